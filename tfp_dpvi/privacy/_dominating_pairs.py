@@ -1,0 +1,184 @@
+"""Dominating pairs of the subsampled Gaussian mechanism and their discretised privacy losses.
+
+A release is priced by two distributions on the line. With u = sensitivity / standard deviation and
+f the standard normal density:
+
+* add-or-remove-one: P = (1-q) f(x) + q f(x-u) against Q = f(x), in both directions
+  (Zhu, Dong and Wang 2022, "Optimal accounting of differential privacy via characteristic function",
+  arXiv:2106.08567, theorem 11);
+* replace-one: P = (1-q) f(x) + q f(x-u) against Q = (1-q) f(x) + q f(x+u), symmetric
+  (the same paper; Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769).
+
+The loss L(x) = log P(x)/Q(x) grows with x, so a cell of losses is a cell of x. Each cell keeps its
+P-mass and its Q-mass exactly while they move to the cell's two ends ("connect the dots", Doroshenko,
+Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv:2207.04380): the hockey-stick divergence at the grid
+points is exact and elsewhere an upper bound, so every result errs on the private side. Masses are
+integrals of positive functions (Gauss-Legendre), which costs no digits where differences would.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
+# Mass beyond this many standard deviations (3e-25) goes to infinite loss.
+_X_MAX = 10.3
+_MAX_CELLS = 1 << 21
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPair:
+    """A dominating pair of one release.
+
+    Attributes:
+      probability: the sampling probability q in (0, 1].
+      shift: u, the sensitivity over the noise's standard deviation.
+      symmetric: True for replace-one (the mixture on both sides).
+    """
+
+    probability: float
+    shift: float
+    symmetric: bool
+
+    def loss(self, x: np.ndarray) -> np.ndarray:
+        """Returns L(x), elementwise."""
+        up = self._log_mixture_ratio(x)
+        return up - self._log_mixture_ratio(-x) if self.symmetric else up
+
+    def _log_mixture_ratio(self, x: np.ndarray) -> np.ndarray:
+        # log(1 - q + q exp(u x - u^2/2)), without losing digits where it is near zero.
+        t = self.shift * x - 0.5 * self.shift**2
+        small = t < 30.0
+        near = np.log1p(self.probability * np.expm1(np.where(small, t, 0.0)))
+        rest = (1.0 - self.probability) * np.exp(-np.where(small, 30.0, t))
+        return np.where(small, near, t + np.log(self.probability + rest))
+
+    def log_lower_density(self, x: np.ndarray) -> np.ndarray:
+        """Returns log Q(x) of the lower distribution."""
+        base = -0.5 * x * x - 0.5 * math.log(2.0 * math.pi)
+        return base + self._log_mixture_ratio(-x) if self.symmetric else base
+
+    def inverse_loss(self, loss: np.ndarray) -> np.ndarray:
+        """Returns the x with L(x) = loss; minus infinity where no x has so small a loss."""
+        q, u = self.probability, self.shift
+        if self.symmetric:
+            # q c y^2 + (1-q)(1-e^l) y - q c e^l = 0 for y = e^{ux}, c = e^{-u^2/2}, l = |loss|.
+            size = np.abs(loss)
+            with np.errstate(divide="ignore"):
+                log_s = _log_expm1(size) + 0.5 * u * u - math.log(2.0 * q)
+                log_s = log_s + (math.log1p(-q) if q < 1.0 else -math.inf)
+            log_y = np.logaddexp(log_s, 0.5 * np.logaddexp(2.0 * log_s, size))
+            return np.sign(loss) * log_y / u
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = np.expm1(np.minimum(loss, 30.0)) / q + 1.0  # (e^l - 1 + q) / q
+            near = np.log(np.where(inside > 0.0, inside, 0.0))
+            far = loss + np.log1p(-(1.0 - q) * np.exp(-np.maximum(loss, 1.0))) - math.log(q)
+        return (np.where(loss < 30.0, near, far) + 0.5 * u * u) / u
+
+    @property
+    def x_range(self) -> tuple[float, float]:
+        """The x outside which both distributions together hold less than 1e-24."""
+        low = -_X_MAX - (self.shift if self.symmetric else 0.0)
+        return low, _X_MAX + self.shift
+
+    def loss_range(self) -> tuple[float, float]:
+        """Returns the losses at the ends of `x_range`."""
+        low, high = self.loss(np.array(self.x_range))
+        return float(low), float(high)
+
+    def loss_moments(self) -> tuple[float, float]:
+        """Returns mean and variance of the loss under the upper distribution (rough quadrature)."""
+        low, high = self.x_range
+        x = np.linspace(low, high, 20001)
+        loss = self.loss(x)
+        weight = np.exp(self.log_lower_density(x) + loss) * (x[1] - x[0])
+        total = weight.sum()
+        mean = float((weight * loss).sum() / total)
+        return mean, float((weight * (loss - mean) ** 2).sum() / total)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteLoss:
+    """A privacy loss on the grid `step * (offset + k)`, rounded so that nothing is understated.
+
+    Attributes:
+      step: grid spacing.
+      offset: index of the first grid point.
+      masses: probability of each grid point, shape [n], float64.
+      infinity_mass: probability of an infinite loss.
+    """
+
+    step: float
+    offset: int
+    masses: np.ndarray
+    infinity_mass: float
+
+
+def _log_expm1(x: np.ndarray) -> np.ndarray:
+    safe = np.maximum(x, 1e-300)
+    value = np.where(safe < 30.0, np.log(np.expm1(np.minimum(safe, 30.0))), safe)
+    return np.where(x > 0.0, value, -np.inf)
+
+
+def discretise(pair: GaussianPair, step: float) -> tuple[DiscreteLoss, ...]:
+    """Discretises the privacy loss of a pair: one entry if symmetric, else (remove, add).
+
+    Formal guarantee: for every epsilon the hockey-stick divergence of the returned loss is at least
+    that of the pair, up to relative quadrature error below 1e-9; so is that of any composition.
+
+    Args:
+      pair: the dominating pair.
+      step: grid spacing of the losses.
+
+    Returns:
+      The loss of P against Q and, unless the pair is symmetric, that of Q against P.
+    """
+    low, high = pair.loss_range()
+    first, last = math.floor(low / step), math.ceil(high / step)
+    if last - first > _MAX_CELLS:
+        raise ValueError(f"step={step} is too fine for a loss range of {high - low:.3g}.")
+    grid = np.arange(first, last + 1)
+    x_low, x_high = pair.x_range
+    edges = np.clip(pair.inverse_loss(grid * step), x_low, x_high)
+    edges[0], edges[-1] = x_low, x_high
+    edges = np.maximum.accumulate(edges)
+
+    # Cells that are wide in x (where the loss is flat) are cut into pieces for the quadrature.
+    widest = 0.25 / max(1.0, pair.shift)
+    pieces = np.maximum(1, np.ceil(np.diff(edges) / widest)).astype(np.int64)
+    owner = np.repeat(np.arange(pieces.size), pieces)
+    starts = np.concatenate(([0], np.cumsum(pieces)[:-1]))
+    inside = np.arange(owner.size) - starts[owner]
+    width = (np.diff(edges) / pieces)[owner]
+    left = edges[:-1][owner] + inside * width
+
+    # above = integral of w (e^{L - e_lo} - 1), below = integral of w (1 - e^{L - e_hi}) over each
+    # cell [e_lo, e_hi], with w = Q e^{e_lo} for P against Q and w = Q for Q against P.
+    sums = np.zeros((4, owner.size))
+    base = grid[:-1][owner] * step
+    for node, node_weight in zip(_NODES, _WEIGHTS, strict=True):
+        x = left + 0.5 * (node + 1.0) * width
+        rise = np.clip(pair.loss(x) - base, 0.0, step)
+        log_density = pair.log_lower_density(x)
+        parts = np.stack([np.expm1(rise), -np.expm1(rise - step)]) * (0.5 * node_weight) * width
+        sums[:2] += parts * np.exp(log_density + base)
+        if not pair.symmetric:
+            sums[2:] += parts * np.exp(log_density)
+    above, below, above_lower, below_lower = np.add.reduceat(sums, starts, axis=1)
+
+    shrink = -math.expm1(-step)
+    tail = float(2.0 * special.ndtr(-_X_MAX))
+    # P against Q: masses at the two ends of a cell that keep both its P-mass and its Q-mass.
+    upper = np.zeros(grid.size)
+    upper[1:] += above / shrink
+    upper[:-1] += below / shrink
+    forward = DiscreteLoss(step, first, upper, tail)
+    if pair.symmetric:
+        return (forward,)
+    # Q against P: the loss is -L, so the ends swap and the masses are those of Q.
+    lower = np.zeros(grid.size)
+    lower[1:] += above_lower / math.expm1(step)
+    lower[:-1] += below_lower / shrink
+    return forward, DiscreteLoss(step, -last, lower[::-1].copy(), tail)

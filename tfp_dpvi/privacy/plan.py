@@ -1,0 +1,217 @@
+"""`PrivacyPlan`: the frozen value behind every private fit."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting
+
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.privacy import accountants, calibration, supported_pairs
+from tfp_dpvi.privacy.errors import BudgetExhaustedError
+from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
+from tfp_dpvi.privacy.sensitivity import Sensitivity
+
+DpEvent = dp_accounting.DpEvent
+NeighboringRelation = dp_accounting.NeighboringRelation
+
+PLAN_SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """Sampler x mechanism x number of releases x adjacency.
+
+    Formal guarantee: if `num_releases` sums are released, each of per-record contributions clipped
+    so that `sensitivity` holds, drawn by `sampling`, plus Gaussian noise of standard deviation
+    `noise_multiplier * l2_norm_clip` on every coordinate, fresh in every release, then the whole
+    sequence of releases and everything computed from it is (`epsilon(delta)`, delta)-differentially
+    private under `neighboring_relation`. Releases may depend on earlier ones.
+
+    Attributes:
+      sampling: how the records of a release are drawn.
+      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every adjacency;
+        0 means no noise and no privacy.
+      num_releases: number of noisy sums released.
+      neighboring_relation: what "one record" means: add-or-remove-one or replace-one.
+      sensitivity: how far one record moves the sum, in units of `l2_norm_clip` (contract C3).
+      accountant: "pld" (tight) or "rdp".
+      l2_norm_clip: the clip, for the report only; no figure depends on it.
+      num_records: the declared number of records, for the report only.
+    """
+
+    sampling: SamplingScheme
+    noise_multiplier: float
+    num_releases: int
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    sensitivity: Sensitivity = Sensitivity()
+    accountant: str = "pld"
+    l2_norm_clip: float | None = None
+    num_records: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingScheme):
+            raise TypeError(
+                f"sampling={self.sampling!r} is not a sampling scheme; pass for example "
+                "PoissonSampling(probability=batch_size / num_records) or FullBatch()."
+            )
+        if not isinstance(self.sensitivity, Sensitivity):
+            raise TypeError(
+                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass "
+                "Sensitivity(add_or_remove=..., replace=...)."
+            )
+        put = object.__setattr__
+        put(self, "noise_multiplier", check.non_negative("noise_multiplier", self.noise_multiplier))
+        put(self, "num_releases", check.count("num_releases", self.num_releases))
+        put(self, "neighboring_relation", check.relation(self.neighboring_relation))
+        if self.l2_norm_clip is not None:
+            put(self, "l2_norm_clip", check.positive("l2_norm_clip", self.l2_norm_clip))
+        if self.num_records is not None:
+            put(self, "num_records", check.count("num_records", self.num_records, 1))
+        accountants.get_accountant(self.accountant)
+        supported_pairs.check_supported(
+            self.sampling.name, self.neighboring_relation, self.accountant
+        )
+
+    @property
+    def mechanism(self) -> DpEvent:
+        """The event of the noise alone, before sampling."""
+        if self.noise_multiplier == 0.0:
+            return dp_accounting.NonPrivateDpEvent()
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier / unit)
+
+    @property
+    def release_event(self) -> DpEvent:
+        """The event of a single release."""
+        return self.event_of(1)
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The event of all releases (convention: see `tfp_dpvi.privacy.accountants`)."""
+        return self.event_of(self.num_releases)
+
+    def event_of(self, num_releases: int) -> DpEvent:
+        """Returns the event of the first `num_releases` releases."""
+        num_releases = check.count("num_releases", num_releases)
+        mechanism = self.mechanism
+        if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):
+            return mechanism if num_releases else dp_accounting.NoOpDpEvent()
+        return self.sampling.composed_dp_event(mechanism, num_releases)
+
+    def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
+        """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
+        event = compose(prior_events, self.dp_event)
+        accountant = accountants.get_accountant(self.accountant)
+        return accountant.epsilon(event, delta, self.neighboring_relation)
+
+    def delta(self, epsilon: float, prior_events: Sequence[DpEvent] = ()) -> float:
+        """Returns delta at `epsilon` of all releases, after `prior_events`; 1 without noise."""
+        event = compose(prior_events, self.dp_event)
+        accountant = accountants.get_accountant(self.accountant)
+        return accountant.delta(event, epsilon, self.neighboring_relation)
+
+    def replace(self, **changes: Any) -> "PrivacyPlan":
+        """Returns a copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        sampling: SamplingScheme,
+        num_releases: int,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sensitivity: Sensitivity = Sensitivity(),
+        accountant: str = "pld",
+        l2_norm_clip: float | None = None,
+        num_records: int | None = None,
+        prior_events: Sequence[DpEvent] = (),
+    ) -> "PrivacyPlan":
+        """Returns the plan with the smallest noise multiplier that keeps within a budget.
+
+        The total of `prior_events` and this plan is at most `epsilon` at `delta`, as `epsilon()`
+        itself reports it, and uses at least 99.8 % of what the prior events leave.
+
+        Args:
+          epsilon: total budget, prior events included.
+          delta: probability at which epsilon may fail.
+          sampling: how the records of a release are drawn.
+          num_releases: number of releases, at least 1.
+          neighboring_relation: adjacency.
+          sensitivity: how far one record moves a released sum.
+          accountant: "pld" or "rdp".
+          l2_norm_clip: for the report only.
+          num_records: for the report only.
+          prior_events: what was released before on the same data under the same adjacency.
+
+        Raises:
+          BudgetExhaustedError: if the prior events already use the budget up.
+          UnsupportedPairError: if sampling and adjacency have no price.
+        """
+        target = check.epsilon(epsilon)
+        delta = check.delta(delta)
+        plan = cls(
+            sampling=sampling,
+            noise_multiplier=1.0,
+            num_releases=check.count("num_releases", num_releases, 1),
+            neighboring_relation=neighboring_relation,
+            sensitivity=sensitivity,
+            accountant=accountant,
+            l2_norm_clip=l2_norm_clip,
+            num_records=num_records,
+        )
+        spent = plan.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
+        if spent >= target:
+            raise BudgetExhaustedError(
+                f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent before. "
+                "Nothing was spent by this call; allow a larger epsilon or stop here."
+            )
+        noise = calibration.smallest_noise_multiplier(
+            lambda z: plan.replace(noise_multiplier=z).epsilon(delta, prior_events),
+            target,
+            guess=calibration.guess_noise_multiplier(plan, target * (1.0 - spent / target), delta),
+            floor=spent,
+        )
+        return plan.replace(noise_multiplier=noise)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
+        return {
+            "schema_version": PLAN_SCHEMA_VERSION,
+            "sampling": self.sampling.to_json(),
+            "noise_multiplier": self.noise_multiplier,
+            "num_releases": self.num_releases,
+            "neighboring_relation": self.neighboring_relation.name.lower(),
+            "sensitivity": self.sensitivity.to_json(),
+            "accountant": self.accountant,
+            "l2_norm_clip": self.l2_norm_clip,
+            "num_records": self.num_records,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "PrivacyPlan":
+        """Rebuilds a plan from `to_json`.
+
+        Raises:
+          ValueError: for a schema version that this code does not know.
+        """
+        fields = dict(data)
+        version = fields.pop("schema_version", None)
+        if version != PLAN_SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version={version!r} of a privacy plan is not {PLAN_SCHEMA_VERSION}; "
+                "read it with the version of tfp_dpvi that wrote it."
+            )
+        fields["sampling"] = scheme_from_json(fields["sampling"])
+        fields["sensitivity"] = Sensitivity.from_json(fields["sensitivity"])
+        return cls(**fields)
+
+
+def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:
+    """Returns the composition of earlier events and one more."""
+    if not prior_events:
+        return event
+    return dp_accounting.ComposedDpEvent([*prior_events, event])

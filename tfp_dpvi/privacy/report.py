@@ -1,0 +1,315 @@
+"""`PrivacyReport`: the guarantee in words that a data protection officer can sign."""
+
+import dataclasses
+import math
+import textwrap
+from typing import Any
+
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.privacy.ledger import PrivacyLedger
+
+REPORT_SCHEMA_VERSION = 1
+
+_COVERED = (
+    "every intermediate state of the model, not only the last one: all parameters after every "
+    "step, every checkpoint, the optimizer's state, the posterior, predictions and samples from it",
+    "everything that anybody computes from these later, without limit, as long as the records are "
+    "not used again",
+)
+
+_NOT_COVERED = (
+    "statistics computed on the records outside this ledger, for example means and standard "
+    "deviations used to standardise the columns, or the choice of columns",
+    "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these "
+    "records: every trial spends budget, and trials not in this ledger are not counted",
+    "the choice of prior and model: they are taken as public",
+    "the number of records that was declared, {num_records}: it is taken as public{declared}",
+    "the check of record values before training (missing or malformed values), which the holder of "
+    "the data runs and whose outcome should stay there",
+    "running time, memory and power: they can reveal how many records took part in a step",
+    "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
+    "is slightly irregular",
+    "the pseudo-random generator: the proof assumes true randomness",
+)
+
+_UNITS = {
+    "add_or_remove_one": (
+        "one record. The guarantee compares the result on the data with the result on the same data "
+        "with any one record added or removed"
+    ),
+    "replace_one": (
+        "one record. The guarantee compares the result on the data with the result on the same data "
+        "with any one record replaced by any other"
+    ),
+}
+
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions, composed numerically and rounded upwards",
+    "rdp": "Renyi differential privacy (the moments accountant)",
+}
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """Returns `value` rounded up to some significant digits; epsilon must not be understated."""
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = math.ceil(value * scale * (1.0 - 1e-12)) / scale
+    return rounded if rounded >= value * (1.0 - 1e-12) else math.nextafter(value, math.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyReport:
+    """What was spent on one data set, what it covers and what it does not.
+
+    `str(report)` is for people, `to_json()` for machines (with `schema_version`).
+
+    Attributes:
+      epsilon: total of everything reserved in the ledger, infinity without noise.
+      delta: the delta that goes with it.
+      neighboring_relation: "add_or_remove_one" or "replace_one".
+      accountant: "pld" or "rdp".
+      releases: one dictionary per run of equal plans: sampling, sampling_description,
+        noise_multiplier, l2_norm_clip, sensitivity, num_releases.
+      num_releases: how many noisy sums were released (or reserved).
+      unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
+      budget_epsilon: the lifetime budget, None if none was set.
+      num_records: the declared number of records, None if unknown.
+      num_records_declared: True if the number was declared by hand, False if it was counted.
+      seeded: True if the noise was drawn from a fixed seed.
+      caveats: further sentences.
+      dataset_id: the name of the data set in the ledger.
+    """
+
+    epsilon: float
+    delta: float
+    neighboring_relation: str
+    accountant: str
+    releases: tuple[dict[str, Any], ...]
+    num_releases: int
+    unconfirmed_steps: int = 0
+    budget_epsilon: float | None = None
+    num_records: int | None = None
+    num_records_declared: bool = False
+    seeded: bool = False
+    caveats: tuple[str, ...] = ()
+    dataset_id: str | None = None
+
+    @classmethod
+    def from_ledger(
+        cls,
+        ledger: PrivacyLedger,
+        *,
+        delta: float,
+        accountant: str = "pld",
+        budget_epsilon: float | None = None,
+        num_records: int | None = None,
+        num_records_declared: bool = False,
+        seeded: bool = False,
+        caveats: tuple[str, ...] = (),
+        neighboring_relation: Any = "add_or_remove_one",
+    ) -> "PrivacyReport":
+        """Returns the report of everything in a ledger.
+
+        Args:
+          ledger: the ledger of the data set.
+          delta: the delta to report at.
+          accountant: "pld" or "rdp".
+          budget_epsilon: the lifetime budget, if one was set.
+          num_records: the declared number of records.
+          num_records_declared: whether it was declared by hand (False: counted from the data).
+          seeded: whether noise came from a fixed seed.
+          caveats: further sentences, for example "unsafe training metrics were shown".
+          neighboring_relation: what to say while the ledger is empty.
+        """
+        relation = ledger.neighboring_relation or check.relation(neighboring_relation)
+        if isinstance(caveats, str):
+            raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")
+        return cls(
+            epsilon=ledger.epsilon(delta, accountant),
+            delta=check.delta(delta),
+            neighboring_relation=relation.name.lower(),
+            accountant=accountant,
+            releases=tuple(
+                {
+                    "sampling": e.plan.sampling.to_json(),
+                    "sampling_description": e.plan.sampling.describe(),
+                    "noise_multiplier": e.plan.noise_multiplier,
+                    "l2_norm_clip": e.plan.l2_norm_clip,
+                    "sensitivity": e.plan.sensitivity.to_json(),
+                    "num_releases": e.steps,
+                }
+                for e in ledger.entries
+            ),
+            num_releases=ledger.num_releases,
+            unconfirmed_steps=ledger.unconfirmed_steps,
+            budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon),
+            num_records=None if num_records is None else check.count("num_records", num_records, 1),
+            num_records_declared=bool(num_records_declared),
+            seeded=bool(seeded),
+            caveats=tuple(caveats),
+            dataset_id=ledger.dataset_id,
+        )
+
+    @property
+    def private(self) -> bool:
+        """False where noise was missing or came from a fixed seed."""
+        return math.isfinite(self.epsilon) and not self.seeded
+
+    @property
+    def budget_left(self) -> float | None:
+        """Budget minus epsilon spent, at least 0. Later releases compose better than this."""
+        if self.budget_epsilon is None:
+            return None
+        return max(0.0, self.budget_epsilon - self.epsilon)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences that a reader must not miss."""
+        found = []
+        if math.isinf(self.epsilon):
+            found.append("NOT PRIVATE: sums were released without noise. No guarantee holds.")
+        if self.seeded:
+            found.append(
+                "seeded: not private. The noise came from a fixed seed; whoever knows the seed can "
+                "remove it. The figures say what an unseeded run with these settings would cost."
+            )
+        if self.num_records is not None and self.delta > 0.1 / self.num_records:
+            found.append(
+                f"delta {self.delta:g} is large for {self.num_records} records: it should stay "
+                f"below {0.1 / self.num_records:.1e}, a tenth of one over their number, since a "
+                "mechanism may publish a random record outright with probability delta times their "
+                "number."
+            )
+        if math.isfinite(self.epsilon) and self.epsilon > 10.0:
+            found.append(
+                "epsilon above 10 promises an individual very little; read it as an absence of "
+                "accidents, not as protection."
+            )
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-ready dictionary; an infinite epsilon is written as the string "inf"."""
+        data = dataclasses.asdict(self)
+        data["releases"] = [dict(r) for r in self.releases]
+        data["caveats"] = list(self.caveats)
+        left = self.budget_left
+        data["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
+        return {
+            "schema_version": REPORT_SCHEMA_VERSION,
+            **data,
+            "unit": "record",
+            "budget_left": left,
+            "private": self.private,
+            "warnings": list(self.warnings),
+            "covered": list(_COVERED),
+            "not_covered": list(self._not_covered()),
+        }
+
+    def _not_covered(self) -> tuple[str, ...]:
+        known = "unknown here" if self.num_records is None else f"{self.num_records:,}"
+        declared = (
+            " and was declared by hand"
+            if self.num_records_declared
+            else ", although it was counted from the data"
+        )
+        return tuple(s.format(num_records=known, declared=declared) for s in _NOT_COVERED)
+
+    def __str__(self) -> str:
+        lines = ["Privacy report", "=============="]
+        for warning in self.warnings:
+            lines += _wrapped(f"WARNING: {warning}", "", "  ")
+        if self.warnings:
+            lines.append("")
+        lines += _wrapped(self._headline(), "", "")
+        lines.append("")
+        lines += self._facts()
+        lines += ["", "Covered by this guarantee:"]
+        for item in _COVERED:
+            lines += _wrapped(item + ".", "  * ", "    ")
+        lines.append("Not covered:")
+        for item in self._not_covered():
+            lines += _wrapped(item + ".", "  * ", "    ")
+        if self.caveats:
+            lines.append("To be read with it:")
+            for item in self.caveats:
+                lines += _wrapped(item.rstrip(".") + ".", "  * ", "    ")
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if math.isinf(self.epsilon):
+            return "NOT PRIVATE. Sums of the records were released without noise."
+        if self.num_releases == 0:
+            return "Nothing has been released: these records have spent no privacy budget."
+        change = {
+            "add_or_remove_one": "present or absent",
+            "replace_one": "as it is or replaced by another",
+        }[self.neighboring_relation]
+        return (
+            f"The results are ({_shown(self.epsilon)}, {self.delta:g})-differentially private: "
+            f"whether any one record is {change} changes the probability of any outcome by a factor "
+            f"of at most {_shown(_exp(self.epsilon))}, up to {self.delta:g} in absolute terms."
+        )
+
+    def _facts(self) -> list[str]:
+        facts = [
+            ("Data set", self.dataset_id or "not named"),
+            ("Unit of privacy", _UNITS[self.neighboring_relation]),
+            ("Adjacency", self.neighboring_relation.replace("_", " ")),
+            ("Epsilon spent", f"{_shown(self.epsilon)} at delta {self.delta:g}"),
+        ]
+        if self.budget_epsilon is not None:
+            left = self.budget_left or 0.0
+            facts.append(
+                ("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(left)} left")
+            )
+        facts.append(("Accounting", _ACCOUNTANTS.get(self.accountant, self.accountant)))
+        released = f"{self.num_releases:,} noisy sums"
+        if self.unconfirmed_steps:
+            released += (
+                f" (of which {self.unconfirmed_steps:,} were reserved and not confirmed; "
+                "they are counted as if released)"
+            )
+        facts.append(("Releases so far", released))
+        for i, run in enumerate(self.releases, 1):
+            label = "How" if len(self.releases) == 1 else f"How, part {i}"
+            clip = run["l2_norm_clip"]
+            clip_text = "a fixed bound" if clip is None else f"length {clip:g}"
+            facts.append(
+                (
+                    label,
+                    f"{run['num_releases']:,} steps; {run['sampling_description']}; each record's "
+                    f"contribution clipped to {clip_text}; Gaussian noise of "
+                    f"{_digits_down(run['noise_multiplier'])} times that bound",
+                )
+            )
+        width = max(len(name) for name, _ in facts) + 2
+        lines = []
+        for name, text in facts:
+            lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
+        return lines
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700.0 else math.inf
+
+
+def _shown(value: float) -> str:
+    return "infinity" if math.isinf(value) else f"{round_up(value):.3g}"
+
+
+def _shown_down(value: float) -> str:
+    if value == 0.0:
+        return "nothing"
+    return _digits_down(value)
+
+
+def _digits_down(value: float, digits: int = 3) -> str:
+    if value == 0.0:
+        return "0"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.floor(value * scale * (1 + 1e-12)) / scale:.{digits}g}"
