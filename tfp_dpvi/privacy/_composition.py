@@ -11,46 +11,54 @@ from tfp_dpvi.privacy._dominating_pairs import DiscreteLoss
 
 # Mass that a composed loss may leave outside its window; it is added to the infinite loss.
 _TAIL_MASS = 1e-15
-# Orders of the Chernoff bound, relative to the best one for a normal law.
-_RELATIVE_ORDERS = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.3, 1.8, 3.0, 6.0)
+# Orders tried by the Chernoff bounds, per unit of loss. Any set of orders gives a valid bound.
+_ORDERS = np.geomspace(1e-3, 1e5, 97)
+_BLOCKS = 4096
 
 
-def _log_mgf(loss: DiscreteLoss, order: float) -> float:
-    # log sum_k p_k e^{order * step * k}, k counted from the first grid point.
-    exponent = order * loss.step * np.arange(loss.masses.size)
-    top = exponent[-1] if order > 0.0 else 0.0
-    return top + math.log(float(np.dot(loss.masses, np.exp(exponent - top))))
+class _Tails:
+    """Logs of the moment generating function of one loss at `_ORDERS` and at their negatives."""
+
+    def __init__(self, loss: DiscreteLoss) -> None:
+        size = loss.masses.size
+        points, masses = np.arange(size, dtype=np.float64), loss.masses
+        if size > 2 * _BLOCKS:
+            # Move each block's mass to its two ends, keeping its mean: by convexity this can only
+            # raise the moment generating function, so the bounds stay valid.
+            width = -(-size // _BLOCKS)
+            starts = np.arange(0, size, width)
+            mass = np.add.reduceat(masses, starts)
+            first = np.add.reduceat(masses * (points % width), starts) / width
+            points = np.append(starts, starts[-1] + width).astype(np.float64)
+            masses = np.append(mass - first, 0.0)
+            masses[1:] += first
+        keep = masses > 0.0
+        self._x = points[keep] * loss.step
+        self._log_masses = np.log(masses[keep])
+        # Losses are counted from the first grid point, so that offsets cancel nothing.
+        self.up = np.array([self._log_mgf(order) for order in _ORDERS])
+        self.down = np.array([self._log_mgf(-order) for order in _ORDERS])
+
+    def _log_mgf(self, order: float) -> float:
+        exponent = order * self._x + self._log_masses
+        top = float(exponent.max())
+        return top + math.log(float(np.exp(exponent - top).sum()))
 
 
-def window(losses: Sequence[DiscreteLoss], counts: Sequence[int]) -> tuple[int, int]:
-    """Returns grid indices [low, high] that hold all but `_TAIL_MASS` of the composed loss.
-
-    A Chernoff bound on each side, so the statement holds whatever the orders tried.
-    """
-    low = sum(n * loss.offset for loss, n in zip(losses, counts, strict=True))
-    high = low + sum(n * (x.masses.size - 1) for x, n in zip(losses, counts, strict=True))
-    start = low
-    mean = variance = 0.0
-    for loss, n in zip(losses, counts, strict=True):
-        k = np.arange(loss.masses.size)
-        total = float(loss.masses.sum())
-        m = float(np.dot(loss.masses, k)) / total
-        mean += n * m
-        variance += n * float(np.dot(loss.masses, (k - m) ** 2)) / total
-    step = losses[0].step
+def window(
+    losses: Sequence[DiscreteLoss], counts: Sequence[int], tails: Sequence[_Tails] | None = None
+) -> tuple[int, int]:
+    """Returns grid indices [low, high] that hold all but `_TAIL_MASS` of the composed loss."""
+    tails = [_Tails(x) for x in losses] if tails is None else tails
+    start = sum(n * x.offset for x, n in zip(losses, counts, strict=True))
+    end = start + sum(n * (x.masses.size - 1) for x, n in zip(losses, counts, strict=True))
     log_tail = math.log(2.0 / _TAIL_MASS)
-    best = math.sqrt(2.0 * log_tail / max(variance, 1.0)) / step
-    for relative in _RELATIVE_ORDERS:
-        for order in (relative * best, -relative * best):
-            log_mgf = sum(n * _log_mgf(x, order) for x, n in zip(losses, counts, strict=True))
-            bound = (log_mgf + log_tail) / (order * step)
-            if not math.isfinite(bound):
-                continue
-            if order > 0.0:
-                high = min(high, start + math.ceil(bound))
-            else:
-                low = max(low, start + math.floor(bound))
-    return low, max(high, low + 1)
+    up = sum(n * t.up for t, n in zip(tails, counts, strict=True)) + log_tail
+    down = sum(n * t.down for t, n in zip(tails, counts, strict=True)) + log_tail
+    step = losses[0].step
+    high = start + math.ceil(float(np.min(up / _ORDERS)) / step)
+    low = start + math.floor(float(np.max(-down / _ORDERS)) / step)
+    return max(low, start), max(min(high, end), max(low, start) + 1)
 
 
 def _spectrum(loss: DiscreteLoss, size: int) -> np.ndarray:
@@ -72,15 +80,21 @@ class Composer:
 
     def __init__(self, losses: Sequence[DiscreteLoss], max_counts: Sequence[int]) -> None:
         self._losses = tuple(losses)
-        self._max_low, self._max_high = window(losses, max_counts)
-        self._size = fft.next_fast_len(self._max_high - self._max_low + 1, real=True)
-        self._spectra = [_spectrum(loss, self._size) for loss in losses]
+        self._tails = [_Tails(loss) for loss in losses]
+        low, high = window(self._losses, max_counts, self._tails)
+        self.window_size = high - low + 1
+        self._spectra: list[np.ndarray] = []
+        self._size = 0
+
+    def _transform(self, size: int) -> None:
+        if size > self._size:
+            self._size = int(fft.next_fast_len(max(size, self.window_size), real=True))
+            self._spectra = [_spectrum(loss, self._size) for loss in self._losses]
 
     def __call__(self, counts: Sequence[int]) -> DiscreteLoss:
         """Returns the loss of `counts[i]` releases of each kind i (all at most `max_counts`)."""
-        low, high = window(self._losses, counts)
-        if high - low + 1 > self._size:
-            raise ValueError("counts exceed max_counts of this composer.")
+        low, high = window(self._losses, counts, self._tails)
+        self._transform(high - low + 1)
         product = None
         infinity = _TAIL_MASS
         origin = 0

@@ -4,16 +4,16 @@ A release is priced by two distributions on the line. With u = sensitivity / sta
 f the standard normal density:
 
 * add-or-remove-one: P = (1-q) f(x) + q f(x-u) against Q = f(x), in both directions
-  (Zhu, Dong and Wang 2022, "Optimal accounting of differential privacy via characteristic function",
-  arXiv:2106.08567, theorem 11);
+  (Zhu, Dong and Wang 2022, "Optimal accounting of differential privacy via characteristic
+  function", arXiv:2106.08567, theorem 11);
 * replace-one: P = (1-q) f(x) + q f(x-u) against Q = (1-q) f(x) + q f(x+u), symmetric
   (the same paper; Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769).
 
 The loss L(x) = log P(x)/Q(x) grows with x, so a cell of losses is a cell of x. Each cell keeps its
-P-mass and its Q-mass exactly while they move to the cell's two ends ("connect the dots", Doroshenko,
-Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv:2207.04380): the hockey-stick divergence at the grid
-points is exact and elsewhere an upper bound, so every result errs on the private side. Masses are
-integrals of positive functions (Gauss-Legendre), which costs no digits where differences would.
+P-mass and its Q-mass exactly while they move to the cell's two ends ("connect the dots",
+Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022, arXiv:2207.04380): the hockey-stick divergence
+at the grid points is exact and elsewhere an upper bound, so every result errs on the private side.
+Masses are integrals of positive functions (Gauss-Legendre): no digits are lost to differences.
 """
 
 import dataclasses

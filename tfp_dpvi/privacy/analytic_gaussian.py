@@ -23,7 +23,7 @@ def gaussian_delta(epsilon: float, shift: float) -> float:
 
 
 def gaussian_epsilon(delta: float, shift: float) -> float:
-    """Returns an epsilon >= 0 that goes with `delta`: the smallest, rounded up by 1e-12 relative."""
+    """Returns the smallest epsilon >= 0 that goes with `delta`, rounded up by 1e-12 of it."""
     if math.isinf(shift):
         return math.inf
     if gaussian_delta(0.0, shift) <= delta:

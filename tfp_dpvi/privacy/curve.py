@@ -74,8 +74,8 @@ class EpsilonCurve:
         plan, delta = self.plan, self.delta
         relation = plan.neighboring_relation
         if plan.noise_multiplier == 0.0:
-            values = [math.inf if s else compose_epsilon(plan, prior, delta, 0) for s in self._steps]
-            return np.array(values)
+            before = compose_epsilon(plan, prior, delta, 0)
+            return np.array([math.inf if s else before for s in self._steps])
         counts = count_releases(compose(prior, plan.dp_event))
         if plan.accountant != "pld" or not counts.poisson or counts.non_private:
             return np.array([compose_epsilon(plan, prior, delta, s) for s in self._steps])
@@ -85,9 +85,10 @@ class EpsilonCurve:
         # One transform of each single release; per step count only a power and its inverse.
         ((own_q, own_z),) = own.poisson
         pairs = accountants.pairs_of(counts, relation)
-        step = accountants.grid_step(pairs)
-        for _ in range(2):  # a coarser nested grid bounds the finer one from above
-            step *= 2.0
+        exact = plan.epsilon(delta, prior)
+        releases = sum(n for _, n in pairs)
+        # A coarser nested grid bounds the finer one from above.
+        step = 4.0 * accountants.wanted_step(exact, delta, releases)
         machines = accountants.composers(pairs, step)
         mine = next(
             i
@@ -118,4 +119,4 @@ def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
     spread = np.concatenate(
         [np.geomspace(1, max(1, total), 14), np.linspace(0, total, _MAX_POINTS - room - 16)]
     )
-    return sorted({*wanted, *(int(math.ceil(x)) for x in spread if x <= total), 0, total})
+    return sorted({*wanted, *(math.ceil(x) for x in spread if x <= total), 0, total})

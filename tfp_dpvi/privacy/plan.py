@@ -1,7 +1,8 @@
 """`PrivacyPlan`: the frozen value behind every private fit."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
@@ -10,7 +11,7 @@ from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy import accountants, calibration, supported_pairs
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
-from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
 
 DpEvent = dp_accounting.DpEvent
 NeighboringRelation = dp_accounting.NeighboringRelation
@@ -44,7 +45,7 @@ class PrivacyPlan:
     noise_multiplier: float
     num_releases: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    sensitivity: Sensitivity = Sensitivity()
+    sensitivity: Sensitivity = PER_RECORD_CLIP
     accountant: str = "pld"
     l2_norm_clip: float | None = None
     num_records: int | None = None
@@ -124,7 +125,7 @@ class PrivacyPlan:
         sampling: SamplingScheme,
         num_releases: int,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        sensitivity: Sensitivity = Sensitivity(),
+        sensitivity: Sensitivity = PER_RECORD_CLIP,
         accountant: str = "pld",
         l2_norm_clip: float | None = None,
         num_records: int | None = None,
@@ -166,15 +167,25 @@ class PrivacyPlan:
         spent = plan.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
         if spent >= target:
             raise BudgetExhaustedError(
-                f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent before. "
-                "Nothing was spent by this call; allow a larger epsilon or stop here."
+                f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+                "before. Nothing was spent by this call; allow a larger epsilon or stop here."
             )
-        noise = calibration.smallest_noise_multiplier(
-            lambda z: plan.replace(noise_multiplier=z).epsilon(delta, prior_events),
-            target,
-            guess=calibration.guess_noise_multiplier(plan, target * (1.0 - spent / target), delta),
-            floor=spent,
-        )
+        price = accountants.get_accountant(accountant)
+
+        def event(z: float) -> DpEvent:
+            return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
+
+        relation = plan.neighboring_relation
+        left = target - spent
+        guess = calibration.guess_noise_multiplier(plan, left, delta)
+        for measure in (price.epsilon_bound, price.epsilon):
+            guess = calibration.smallest_noise_multiplier(
+                functools.partial(_measured, measure, event, delta, relation),
+                target,
+                guess=guess,
+                floor=spent,
+            )
+        noise = guess
         return plan.replace(noise_multiplier=noise)
 
     def to_json(self) -> dict[str, Any]:
@@ -215,3 +226,13 @@ def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     if not prior_events:
         return event
     return dp_accounting.ComposedDpEvent([*prior_events, event])
+
+
+def _measured(
+    measure: Callable[[DpEvent, float, NeighboringRelation], float],
+    event: Callable[[float], DpEvent],
+    delta: float,
+    relation: NeighboringRelation,
+    noise_multiplier: float,
+) -> float:
+    return measure(event(noise_multiplier), delta, relation)

@@ -34,12 +34,12 @@ _NOT_COVERED = (
 
 _UNITS = {
     "add_or_remove_one": (
-        "one record. The guarantee compares the result on the data with the result on the same data "
-        "with any one record added or removed"
+        "one record. The guarantee compares the result on the data with the result on the same "
+        "data with any one record added or removed"
     ),
     "replace_one": (
-        "one record. The guarantee compares the result on the data with the result on the same data "
-        "with any one record replaced by any other"
+        "one record. The guarantee compares the result on the data with the result on the same "
+        "data with any one record replaced by any other"
     ),
 }
 
@@ -247,8 +247,9 @@ class PrivacyReport:
         }[self.neighboring_relation]
         return (
             f"The results are ({_shown(self.epsilon)}, {self.delta:g})-differentially private: "
-            f"whether any one record is {change} changes the probability of any outcome by a factor "
-            f"of at most {_shown(_exp(self.epsilon))}, up to {self.delta:g} in absolute terms."
+            f"whether any one record is {change} changes the probability of any outcome by a "
+            f"factor of at most {_shown(_exp(self.epsilon))}, up to {self.delta:g} in absolute "
+            "terms."
         )
 
     def _facts(self) -> list[str]:
@@ -260,9 +261,7 @@ class PrivacyReport:
         ]
         if self.budget_epsilon is not None:
             left = self.budget_left or 0.0
-            facts.append(
-                ("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(left)} left")
-            )
+            facts.append(("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(left)} left"))
         facts.append(("Accounting", _ACCOUNTANTS.get(self.accountant, self.accountant)))
         released = f"{self.num_releases:,} noisy sums"
         if self.unconfirmed_steps:

@@ -42,7 +42,9 @@ class SamplingScheme(abc.ABC):
         if num_releases == 0:
             return dp_accounting.NoOpDpEvent()
         event = self.dp_event(mechanism)
-        return event if num_releases == 1 else dp_accounting.SelfComposedDpEvent(event, num_releases)
+        if num_releases == 1:
+            return event
+        return dp_accounting.SelfComposedDpEvent(event, num_releases)
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
         """Returns what the noise multiplier of the event is measured against.
@@ -85,9 +87,7 @@ class PoissonSampling(SamplingScheme):
     name: ClassVar[str] = "poisson"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "probability", check.probability("probability", self.probability)
-        )
+        object.__setattr__(self, "probability", check.probability("probability", self.probability))
 
     def dp_event(self, mechanism: DpEvent) -> DpEvent:
         """Returns `PoissonSampledDpEvent(q, mechanism)`."""

@@ -44,3 +44,7 @@ class Sensitivity:
     def from_json(cls, data: dict[str, float]) -> "Sensitivity":
         """Rebuilds the value from `to_json`."""
         return cls(add_or_remove=data["add_or_remove"], replace=data["replace"])
+
+
+#: What a plain clip of each record's contribution has: A = 1, D = 2.
+PER_RECORD_CLIP = Sensitivity()
