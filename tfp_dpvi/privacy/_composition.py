@@ -83,23 +83,28 @@ class Composer:
         self._tails = [_Tails(loss) for loss in losses]
         low, high = window(self._losses, max_counts, self._tails)
         self.window_size = high - low + 1
-        self._spectra: list[np.ndarray] = []
-        self._size = 0
+        self._spectra: dict[int, list[np.ndarray]] = {}
 
-    def _transform(self, size: int) -> None:
-        if size > self._size:
-            self._size = int(fft.next_fast_len(max(size, self.window_size), real=True))
-            self._spectra = [_spectrum(loss, self._size) for loss in self._losses]
+    def _transform(self, window_size: int) -> tuple[int, list[np.ndarray]]:
+        # A few sizes only, so that a curve over many step counts transforms little.
+        size = int(
+            fft.next_fast_len(
+                math.ceil(2.0 ** (math.ceil(2.0 * math.log2(window_size)) / 2.0)), real=True
+            )
+        )
+        if size not in self._spectra:
+            self._spectra[size] = [_spectrum(loss, size) for loss in self._losses]
+        return size, self._spectra[size]
 
     def __call__(self, counts: Sequence[int]) -> DiscreteLoss:
         """Returns the loss of `counts[i]` releases of each kind i (all at most `max_counts`)."""
         low, high = window(self._losses, counts, self._tails)
-        self._transform(high - low + 1)
+        size, spectra = self._transform(high - low + 1)
         product = None
         infinity = _TAIL_MASS
         origin = 0
         log_finite = 0.0
-        for loss, n, spectrum in zip(self._losses, counts, self._spectra, strict=True):
+        for loss, n, spectrum in zip(self._losses, counts, spectra, strict=True):
             if n == 0:
                 continue
             power = spectrum**n
@@ -109,9 +114,9 @@ class Composer:
         infinity -= math.expm1(log_finite)
         if product is None:
             return DiscreteLoss(self._losses[0].step, 0, np.ones(1), 0.0)
-        masses = fft.irfft(product, self._size)
+        masses = fft.irfft(product, size)
         # irfft is circular: index k stands for origin + k modulo the size.
-        masses = np.roll(masses, -((low - origin) % self._size))[: high - low + 1]
+        masses = np.roll(masses, -((low - origin) % size))[: high - low + 1]
         # Rounding leaves values of about -1e-17; lifting them to zero only adds mass.
         return DiscreteLoss(self._losses[0].step, low, np.maximum(masses, 0.0), infinity)
 

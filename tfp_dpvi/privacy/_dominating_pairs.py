@@ -22,9 +22,8 @@ import math
 import numpy as np
 from scipy import special
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)
-# Mass beyond this many standard deviations (3e-25) goes to infinite loss.
-_X_MAX = 10.3
+# Above this many cells two nodes per cell are exact enough, as cells are then cut narrower.
+_MANY_CELLS = 20_000
 _MAX_CELLS = 1 << 21
 
 
@@ -77,20 +76,21 @@ class GaussianPair:
             far = loss + np.log1p(-(1.0 - q) * np.exp(-np.maximum(loss, 1.0))) - math.log(q)
         return (np.where(loss < 30.0, near, far) + 0.5 * u * u) / u
 
-    @property
-    def x_range(self) -> tuple[float, float]:
-        """The x outside which both distributions together hold less than 1e-24."""
-        low = -_X_MAX - (self.shift if self.symmetric else 0.0)
-        return low, _X_MAX + self.shift
+    def x_range(self, tail_mass: float) -> tuple[float, float]:
+        """Returns the x outside which P, and on the left Q, holds at most `tail_mass`."""
+        plain = -float(special.ndtri(0.25 * tail_mass))
+        shifted = -float(special.ndtri(min(0.5, 0.25 * tail_mass / self.probability)))
+        high = max(plain, self.shift + shifted)
+        return (-high if self.symmetric else -plain), high
 
-    def loss_range(self) -> tuple[float, float]:
+    def loss_range(self, tail_mass: float) -> tuple[float, float]:
         """Returns the losses at the ends of `x_range`."""
-        low, high = self.loss(np.array(self.x_range))
+        low, high = self.loss(np.array(self.x_range(tail_mass)))
         return float(low), float(high)
 
     def loss_moments(self) -> tuple[float, float]:
         """Returns mean and variance of the loss under the upper distribution (rough quadrature)."""
-        low, high = self.x_range
+        low, high = self.x_range(1e-16)
         x = np.linspace(low, high, 20001)
         loss = self.loss(x)
         weight = np.exp(self.log_lower_density(x) + loss) * (x[1] - x[0])
@@ -122,7 +122,9 @@ def _log_expm1(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0.0, value, -np.inf)
 
 
-def discretise(pair: GaussianPair, step: float) -> tuple[DiscreteLoss, ...]:
+def discretise(
+    pair: GaussianPair, step: float, tail_mass: float = 1e-21
+) -> tuple[DiscreteLoss, ...]:
     """Discretises the privacy loss of a pair: one entry if symmetric, else (remove, add).
 
     Formal guarantee: for every epsilon the hockey-stick divergence of the returned loss is at least
@@ -131,22 +133,25 @@ def discretise(pair: GaussianPair, step: float) -> tuple[DiscreteLoss, ...]:
     Args:
       pair: the dominating pair.
       step: grid spacing of the losses.
+      tail_mass: probability that may be counted as infinite loss.
 
     Returns:
       The loss of P against Q and, unless the pair is symmetric, that of Q against P.
     """
-    low, high = pair.loss_range()
+    low, high = pair.loss_range(tail_mass)
     first, last = math.floor(low / step), math.ceil(high / step)
     if last - first > _MAX_CELLS:
         raise ValueError(f"step={step} is too fine for a loss range of {high - low:.3g}.")
     grid = np.arange(first, last + 1)
-    x_low, x_high = pair.x_range
+    x_low, x_high = pair.x_range(tail_mass)
     edges = np.clip(pair.inverse_loss(grid * step), x_low, x_high)
     edges[0], edges[-1] = x_low, x_high
     edges = np.maximum.accumulate(edges)
 
     # Cells that are wide in x (where the loss is flat) are cut into pieces for the quadrature.
-    widest = 0.25 / max(1.0, pair.shift)
+    many = grid.size > _MANY_CELLS
+    nodes, weights = np.polynomial.legendre.leggauss(2 if many else 4)
+    widest = (0.02 if many else 0.25) / max(1.0, pair.shift)
     pieces = np.maximum(1, np.ceil(np.diff(edges) / widest)).astype(np.int64)
     owner = np.repeat(np.arange(pieces.size), pieces)
     starts = np.concatenate(([0], np.cumsum(pieces)[:-1]))
@@ -158,7 +163,7 @@ def discretise(pair: GaussianPair, step: float) -> tuple[DiscreteLoss, ...]:
     # cell [e_lo, e_hi], with w = Q e^{e_lo} for P against Q and w = Q for Q against P.
     sums = np.zeros((4, owner.size))
     base = grid[:-1][owner] * step
-    for node, node_weight in zip(_NODES, _WEIGHTS, strict=True):
+    for node, node_weight in zip(nodes, weights, strict=True):
         x = left + 0.5 * (node + 1.0) * width
         rise = np.clip(pair.loss(x) - base, 0.0, step)
         log_density = pair.log_lower_density(x)
@@ -169,7 +174,7 @@ def discretise(pair: GaussianPair, step: float) -> tuple[DiscreteLoss, ...]:
     above, below, above_lower, below_lower = np.add.reduceat(sums, starts, axis=1)
 
     shrink = -math.expm1(-step)
-    tail = float(2.0 * special.ndtr(-_X_MAX))
+    tail = tail_mass
     # P against Q: masses at the two ends of a cell that keep both its P-mass and its Q-mass.
     upper = np.zeros(grid.size)
     upper[1:] += above / shrink

@@ -23,7 +23,6 @@ DpEvent = dp_accounting.DpEvent
 NeighboringRelation = dp_accounting.NeighboringRelation
 
 BASE_STEP = 1e-4
-COARSER = 8.0
 _MAX_SIZE = 1 << 20
 # Deltas below this drown in the rounding of the Fourier transform.
 SMALLEST_DELTA = 1e-12
@@ -45,8 +44,11 @@ class Accountant(abc.ABC):
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns a delta that, with `epsilon`, holds for `event`."""
 
-    def epsilon_bound(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
-        """Returns a quick upper bound of `epsilon`, close enough to start a search from."""
+    def epsilon_near(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, near: float
+    ) -> float:
+        """Returns a quick upper bound of `epsilon`, close to it where it is about `near`."""
+        del near
         return self.epsilon(event, delta, relation)
 
 
@@ -71,7 +73,7 @@ def pairs_of(counts: ReleaseCounts, relation: NeighboringRelation) -> WeightedPa
 
 
 def wanted_step(epsilon: float, delta: float, releases: int) -> float:
-    """Returns the grid spacing at which rounding raises `epsilon` by less than about 0.1 %.
+    """Returns the grid spacing at which rounding raises `epsilon` by less than about 0.03 %.
 
     A release rounded to a grid of spacing h has a loss whose variance is larger by at most h^2/4
     (h^2/6 on average); n of them move epsilon by about log(1/delta) n h^2 / (12 epsilon). Spacings
@@ -79,17 +81,19 @@ def wanted_step(epsilon: float, delta: float, releases: int) -> float:
     """
     if epsilon <= 0.0 or math.isinf(epsilon):
         return BASE_STEP
-    limit = epsilon * math.sqrt(12e-3 / (releases * math.log(2.0 / delta)))
+    limit = epsilon * math.sqrt(3e-3 / (releases * math.log(2.0 / delta)))
     return BASE_STEP * 2.0 ** min(0, math.floor(math.log2(limit / BASE_STEP)))
 
 
 def composers(pairs: WeightedPairs, step: float) -> list[_composition.Composer]:
     """Returns one composer per direction (one where both are equal), coarsened until it fits."""
-    widest = max(high - low for low, high in (p.loss_range() for p, _ in pairs))
+    # The mass that each release may count as infinite loss: 1e-16 of the whole composition.
+    tail = 1e-16 / max(1, sum(n for _, n in pairs))
+    widest = max(high - low for low, high in (p.loss_range(tail) for p, _ in pairs))
     while widest / step > _MAX_SIZE:
         step *= 2.0
     while True:
-        singles = [_dominating_pairs.discretise(p, step) for p, _ in pairs]
+        singles = [_dominating_pairs.discretise(p, step, tail) for p, _ in pairs]
         counts = [n for _, n in pairs]
         directions = max(len(s) for s in singles)
         columns = [[s[min(d, len(s) - 1)] for s in singles] for d in range(directions)]
@@ -111,15 +115,6 @@ class PldAccountant(Accountant):
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
         """Returns the smallest epsilon, rounded to the private side."""
-        return self._epsilon(event, delta, relation, quick=False)
-
-    def epsilon_bound(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
-        """Returns epsilon on a coarser grid, never below `epsilon`."""
-        return self._epsilon(event, delta, relation, quick=True)
-
-    def _epsilon(
-        self, event: DpEvent, delta: float, relation: NeighboringRelation, quick: bool
-    ) -> float:
         delta = _resolvable(check.delta(delta))
         counts = self._counts(event, relation)
         if counts.non_private:
@@ -127,19 +122,27 @@ class PldAccountant(Accountant):
         pairs = pairs_of(counts, relation)
         if not pairs:
             return analytic_gaussian.gaussian_epsilon(delta, gaussian_shift(counts, relation))
-        return self._on_fine_grid(pairs, delta, COARSER if quick else 1.0)
-
-    @staticmethod
-    def _on_fine_grid(pairs: WeightedPairs, delta: float, coarser: float) -> float:
-        # A coarse grid overstates epsilon, so it may allow too coarse a step: look twice.
+        # A coarse grid overstates epsilon, so it may allow too coarse a step: look again.
         releases = sum(n for _, n in pairs)
-        step = COARSER * BASE_STEP
+        step = 8.0 * BASE_STEP
         while True:
             epsilon = max(curve.epsilon(delta) for curve in _curves(pairs, step))
-            wanted = coarser * wanted_step(epsilon, delta, releases)
+            wanted = wanted_step(epsilon, delta, releases)
             if step <= wanted or epsilon == 0.0 or math.isinf(epsilon):
                 return epsilon
             step = wanted
+
+    def epsilon_near(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, near: float
+    ) -> float:
+        """Returns epsilon on one coarser grid for all events, so that a search meets no jumps."""
+        delta = _resolvable(check.delta(delta))
+        counts = self._counts(event, relation)
+        pairs = pairs_of(counts, relation)
+        if counts.non_private or not pairs:
+            return self.epsilon(event, delta, relation)
+        step = 4.0 * wanted_step(near, delta, sum(n for _, n in pairs))
+        return max(curve.epsilon(delta) for curve in _curves(pairs, step))
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta, rounded to the private side."""

@@ -52,7 +52,7 @@ def smallest_noise_multiplier(
             low, low_gap = x, value
             if x >= math.log(_MAX_NOISE):
                 break
-        if high - low < 1e-7:
+        if high - low < 1e-4:
             break
         aim = -0.4 * tolerance
         if low_gap is not None and high_gap is not None:

@@ -13,6 +13,8 @@ from tfp_dpvi.privacy._events import count_releases
 from tfp_dpvi.privacy.plan import PrivacyPlan, compose
 
 _MAX_POINTS = 64
+# Grid points transformed over the whole curve: about half a second.
+_MAX_WORK = 8e6
 
 
 class EpsilonCurve:
@@ -87,9 +89,14 @@ class EpsilonCurve:
         pairs = accountants.pairs_of(counts, relation)
         exact = plan.epsilon(delta, prior)
         releases = sum(n for _, n in pairs)
-        # A coarser nested grid bounds the finer one from above.
-        step = 4.0 * accountants.wanted_step(exact, delta, releases)
-        machines = accountants.composers(pairs, step)
+        # A coarser nested grid bounds the finer one from above; take the one that time allows.
+        step = 2.0 * accountants.wanted_step(exact, delta, releases)
+        while True:
+            machines = accountants.composers(pairs, step)
+            work = sum(m.window_size for m in machines) * len(self._steps) / _MAX_WORK
+            if work <= 1.0:
+                break
+            step *= 2.0 ** math.ceil(math.log2(work))
         mine = next(
             i
             for i, (p, _) in enumerate(pairs)

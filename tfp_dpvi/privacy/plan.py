@@ -1,8 +1,7 @@
 """`PrivacyPlan`: the frozen value behind every private fit."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -176,16 +175,16 @@ class PrivacyPlan:
             return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
 
         relation = plan.neighboring_relation
-        left = target - spent
-        guess = calibration.guess_noise_multiplier(plan, left, delta)
-        for measure in (price.epsilon_bound, price.epsilon):
-            guess = calibration.smallest_noise_multiplier(
-                functools.partial(_measured, measure, event, delta, relation),
-                target,
-                guess=guess,
-                floor=spent,
-            )
-        noise = guess
+
+        def quick(z: float) -> float:
+            return price.epsilon_near(event(z), delta, relation, target)
+
+        def exact(z: float) -> float:
+            return price.epsilon(event(z), delta, relation)
+
+        noise = calibration.guess_noise_multiplier(plan, target - spent, delta)
+        for measure in (quick, exact):
+            noise = calibration.smallest_noise_multiplier(measure, target, guess=noise, floor=spent)
         return plan.replace(noise_multiplier=noise)
 
     def to_json(self) -> dict[str, Any]:
@@ -226,13 +225,3 @@ def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:
     if not prior_events:
         return event
     return dp_accounting.ComposedDpEvent([*prior_events, event])
-
-
-def _measured(
-    measure: Callable[[DpEvent, float, NeighboringRelation], float],
-    event: Callable[[float], DpEvent],
-    delta: float,
-    relation: NeighboringRelation,
-    noise_multiplier: float,
-) -> float:
-    return measure(event(noise_multiplier), delta, relation)
