@@ -1,0 +1,74 @@
+"""Differentially private variational inference for TensorFlow Probability models, in Keras.
+
+Names load on first use, so that `import tfp_dpvi.privacy` needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfp_dpvi import (
+        callbacks,
+        datasets,
+        gradients,
+        models,
+        optimizers,
+        privacy,
+        sampling,
+        surrogates,
+    )
+    from tfp_dpvi.models import DPVI, DPModel
+    from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
+
+__version__ = "0.1.0"
+
+_MODULES = (
+    "callbacks",
+    "datasets",
+    "gradients",
+    "models",
+    "optimizers",
+    "privacy",
+    "sampling",
+    "surrogates",
+)
+_NAMES = {
+    "DPModel": "models",
+    "DPVI": "models",
+    "PrivacyLedger": "privacy",
+    "PrivacyPlan": "privacy",
+    "PrivacyReport": "privacy",
+}
+
+__all__ = [
+    "DPVI",
+    "DPModel",
+    "PrivacyLedger",
+    "PrivacyPlan",
+    "PrivacyReport",
+    "__version__",
+    "callbacks",
+    "datasets",
+    "gradients",
+    "models",
+    "optimizers",
+    "privacy",
+    "sampling",
+    "surrogates",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,53 @@
+"""Keys for sampling, Monte Carlo draws and noise (contract C10).
+
+A key is an int64 tensor of shape [2]: the 128 bits that seed TensorFlow's counter-based generators
+(`tf.random.stateless_*`, Philox). Keys come from the operating system, travel as *arguments* into compiled functions,
+and are never held in a variable (a checkpoint would save them) nor read while tracing (they would become constants).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf
+
+
+def new_key(seed: int | None = None) -> np.ndarray:
+    """A root key.
+
+    Args:
+      seed: None for 128 fresh bits from the operating system (independent of `tf.random.set_seed`), or an integer for
+        a repeatable, hence *not private*, run.
+
+    Returns:
+      int64 array of shape [2].
+    """
+    if seed is None:
+        bits = os.urandom(16)
+    else:
+        bits = hashlib.sha256(f"tfp_dpvi seed {int(seed)}".encode()).digest()[:16]
+    return np.frombuffer(bits, dtype=np.int64).copy()
+
+
+def fold_in(key: Any, index: Any) -> Any:
+    """The key number `index` of a family; distinct indices give distinct keys.
+
+    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys are as unrelated as any.
+    """
+    index = tf.cast(index, tf.int64)
+    return key + tf.stack([index, tf.zeros([], tf.int64)])
+
+
+def split(key: Any, num: int) -> list[Any]:
+    """`num` new keys with full 128 bits each."""
+    keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64)
+    return tf.unstack(keys)
+
+
+def tfp_seed(key: Any) -> Any:
+    """The int32 pair that TFP's stateless samplers take."""
+    return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)

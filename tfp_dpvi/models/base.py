@@ -1,0 +1,647 @@
+"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and keeps the books."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import Metric, Model, keras, tf
+from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.models import settings as settings_lib
+from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
+from tfp_dpvi.models.records import Records, make_records
+from tfp_dpvi.optimizers import as_dp_optimizer
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    EpsilonCurve,
+    PrivacyLedger,
+    PrivacyPlan,
+    PrivacyReport,
+    Sensitivity,
+)
+from tfp_dpvi.sampling import FullBatchSampler, PoissonSampler, Sampler
+
+LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
+"""What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
+
+_LOG = logging.getLogger("tfp_dpvi")
+_DEFAULT_BATCH_SIZE = 256
+_STEPS_PER_CALL = 50
+_CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
+_MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
+
+
+class _EpsilonSpent(Metric):
+    """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
+
+    def __init__(self) -> None:
+        super().__init__(name="epsilon", dtype="float64")
+        self.value = 0.0
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the value is set by the training loop."""
+
+    def result(self) -> Any:
+        return tf.constant(self.value, tf.float64)
+
+    def reset_state(self) -> None:
+        """Nothing: what is spent stays spent."""
+
+
+class _State:
+    """What a model remembers about privacy. A plain object, so that no checkpoint holds a key or a ledger."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.ledger = PrivacyLedger()
+        self.settings: settings_lib.PrivacySettings | None = None
+        self.plan: PrivacyPlan | None = None
+        self.steps_run = 0
+        self.epochs_run = 0.0
+        self.num_records: int | None = None
+        self.num_records_declared = False
+        self.caveats: list[str] = []
+        self.validation_metrics: list[Any] = []
+        self.unsafe_validation = False
+        self.epsilon_metric = _EpsilonSpent()
+        self.loss_metric = keras.metrics.Mean(name="loss")
+        self.auto_steps_per_execution = True
+        self.loops: dict[Any, Callable[..., Any]] = {}
+        self.train_function: Callable[..., Any] | None = None
+
+
+def _add_caveat(state: _State, text: str) -> None:
+    if text not in state.caveats:
+        state.caveats.append(text)
+
+
+class DPModel(Model):
+    """Base of the private models, and the point to subclass for any other: override `record_loss`.
+
+    ```python
+    class Regression(dpvi.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def record_loss(self, x, y):  # x and y of one record, without a batch dimension
+            return tf.square(self(x[None])[0, 0] - y)
+    ```
+
+    Args:
+      seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable,
+        and the report says "seeded: not private".
+      name: name of the model.
+
+    #### Formal guarantee
+
+    Everything that leaves `fit` by default (weights after every step, `History`, the progress bar) is a function of
+    Gaussian releases of clipped sums over samples drawn as the plan says, and of public values: it is
+    (epsilon, delta)-differentially private with the figures that `privacy_report()` prints, under the adjacency that
+    it names. What the report lists as not covered is not covered.
+    """
+
+    def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        settings_seed = None if seed is None else int(seed)
+        self._dp = _NotTracked(_State(settings_seed))
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    def record_loss(self, x: Any, y: Any = None) -> Any:
+        """The loss of one record: a scalar. Override this.
+
+        Args:
+          x: one record of what `fit` was given as `x`, without a batch dimension.
+          y: likewise, if `fit` was given a `y`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what it learns: override record_loss(self, x, y), which returns the "
+            "scalar loss of one record."
+        )
+
+    def data_independent_loss(self, num_records: int) -> Any:
+        """Terms that touch no record, as a scalar or None: added exactly, outside clip and noise (contract C2).
+
+        Losses are means over records: a prior's `-log_prob` is to be divided by `num_records` here. Anything that
+        depends on a record, on preprocessing statistics or on layers' `add_loss` belongs into `record_loss`.
+        """
+        return None
+
+    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
+        """One step's per-record gradient function and exact gradient; for models with draws of their own.
+
+        Args:
+          key: int64 tensor of shape [2] for Monte Carlo draws.
+          num_records: the public N.
+        """
+        variables = self.trainable_variables
+
+        def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+            del keep
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                self._clear_losses()
+                loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
+                loss = tf.convert_to_tensor(loss)
+                if loss.shape.rank != 0:
+                    raise ValueError(
+                        f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
+                        "take entry [0] of a batch of one."
+                    )
+                # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
+                loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
+                if "sample_weight" in record:
+                    loss *= record["sample_weight"]
+            self._clear_losses()
+            return loss, tape.gradient(loss, variables, unconnected_gradients="zero")
+
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            exact_loss = self.data_independent_loss(num_records)
+        exact = None
+        if exact_loss is not None:
+            exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
+        return StepGradients(record_gradient, exact)
+
+    def _check_data(self, records: Records) -> None:
+        """For subclasses: raises if these records do not fit the model, before anything is spent."""
+
+    def _prepare(self, records: Records) -> None:
+        """Makes the variables, if layers have not been called yet."""
+        if not self.trainable_variables:
+            first = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[:1]), records.x)
+            self(first)
+        if not self.trainable_variables:
+            raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
+
+    # ------------------------------------------------------------------ compile
+
+    def compile(
+        self,
+        optimizer: Any = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        l2_norm_clip: float | None = None,
+        noise_multiplier: float | None = None,
+        planned_epochs: int | None = None,
+        neighboring_relation: dp_accounting.NeighboringRelation = (dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        accountant: str = "pld",
+        validation_metrics: Sequence[Any] | None = None,
+        physical_batch_size: int | None = None,
+        steps_per_execution: int | None = None,
+        jit_compile: bool | None = None,
+        unsafe_training_metrics: bool = False,
+        run_eagerly: bool | None = None,
+        metrics: Any = None,
+        loss: Any = None,
+    ) -> None:
+        """Chooses the optimizer and the privacy target. Compiling again never resets the ledger.
+
+        Args:
+          optimizer: a DP-Keras optimizer; one of TensorFlow Privacy's; or, with `l2_norm_clip`, any Keras optimizer or
+            its name.
+          epsilon: the model's lifetime total for these data: `fit` calibrates the noise to it.
+          delta: the delta that goes with every epsilon shown; needed with `epsilon`.
+          l2_norm_clip: bound on one record's gradient, for a plain Keras optimizer.
+          noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
+          planned_epochs: with `epsilon`, how many epochs in all the budget is to last for; by default the first `fit`
+            spends it all.
+          neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
+          accountant: "pld" (tight) or "rdp".
+          validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and for validation data.
+          physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
+          steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
+          jit_compile: compile the step with XLA; None tries it and goes without where an operation does not allow it.
+          unsafe_training_metrics: show exact training losses, which are *not private*. The report says so.
+          run_eagerly: run the step without compiling it, to debug.
+          metrics: refused: Keras metrics on training data would release it. Use `validation_metrics`.
+          loss: refused: the model brings its own.
+
+        Raises:
+          ValueError: both or neither of epsilon and noise, no clip, or a value out of range.
+        """
+        if metrics is not None:
+            raise ValueError(
+                f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
+                "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate()."
+            )
+        if loss is not None:
+            raise ValueError(f"loss={loss!r}: leave it out, the model brings its own loss, record by record.")
+        if optimizer is None:
+            raise ValueError(
+                "optimizer is missing: give for instance dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+            )
+        dp_optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+        settings_lib.check_target(epsilon, delta, dp_optimizer.noise_multiplier)
+        settings_lib.check_count("planned_epochs", planned_epochs)
+        settings_lib.check_count("physical_batch_size", physical_batch_size)
+        settings_lib.check_count("steps_per_execution", steps_per_execution)
+        settings_lib.check_adjacency(neighboring_relation, accountant)
+        if planned_epochs is not None and epsilon is None:
+            raise ValueError(
+                f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
+            )
+        super().compile(optimizer=dp_optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
+        state = self._dp
+        state.settings = settings_lib.PrivacySettings(
+            epsilon=None if epsilon is None else float(epsilon),
+            delta=None if delta is None else float(delta),
+            noise_multiplier=dp_optimizer.noise_multiplier,
+            planned_epochs=planned_epochs,
+            accountant=accountant,
+            neighboring_relation=neighboring_relation,
+            physical_batch_size=physical_batch_size,
+            jit_compile=jit_compile,
+            unsafe_training_metrics=bool(unsafe_training_metrics),
+        )
+        state.auto_steps_per_execution = steps_per_execution is None
+        state.validation_metrics = [keras.metrics.get(metric) for metric in validation_metrics or ()]
+        state.loops = {}
+        state.plan = None
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Epsilon spent, and the validation metrics."""
+        if not hasattr(self, "_dp"):
+            return []
+        return [self._dp.epsilon_metric, self._dp.loss_metric, *self._dp.validation_metrics]
+
+    # ------------------------------------------------------------------ fit
+
+    def fit(  # noqa: D417
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        sample_weight: Any = None,
+        num_records: int | None = None,
+        steps_per_epoch: int | None = None,
+        initial_epoch: int = 0,
+        validation_data: Any = None,
+        validation_is_public: bool = False,
+        unsafe_validation: bool = False,
+        validation_freq: Any = 1,
+        validation_batch_size: int | None = None,
+        validate: bool = True,
+        **refused: Any,
+    ) -> Any:
+        """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
+
+        Args:
+          x: array of shape [N, ...], or dict or tuple of such arrays.
+          y: likewise, or None for models of whole records.
+          batch_size: *expected* batch size B, default 256: each step includes each record with probability
+            B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
+          epochs: passes of ceil(num_records / batch_size) steps each.
+          verbose: as in Keras.
+          callbacks: Keras callbacks; they see public and privatised values only.
+          sample_weight: array of shape [N] of weights >= 0. They multiply a record's loss before the clip, so they
+            cannot raise anyone's influence above it.
+          num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
+            count) to keep the exact one hidden.
+          steps_per_epoch: default ceil(num_records / batch_size).
+          initial_epoch: as in Keras.
+          validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
+          validation_is_public: you state that the validation records are public.
+          unsafe_validation: show exact losses of private validation records; the report says so.
+          validation_freq: as in Keras.
+          validation_batch_size: default 1024.
+          validate: look for NaN and infinite values first. This check is the curator's, outside the guarantee; without
+            it such records contribute exactly zero.
+
+        Returns:
+          A Keras `History`: epsilon, public and privatised values only.
+
+        Raises:
+          RuntimeError: not compiled.
+          BudgetExhaustedError: nothing is left of the budget; nothing was run.
+          ValueError, TypeError: bad arguments; nothing was spent.
+        """
+        state = self._dp
+        if state.settings is None or self.optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
+            )
+        _refuse_arguments(refused)
+        if x is None:
+            raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
+        settings_lib.check_count("epochs", epochs)
+        settings_lib.check_count("batch_size", batch_size, default_hint=" It is the expected batch size.")
+        settings_lib.check_count("num_records", num_records)
+        settings_lib.check_count("steps_per_epoch", steps_per_epoch)
+        if not 0 <= initial_epoch < epochs:
+            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+        validation = self._check_validation(validation_data, validation_is_public, unsafe_validation)
+        records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
+        self._prepare(records)
+        self._check_data(records)
+
+        public_num = records.num if num_records is None else int(num_records)
+        batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
+        sampler = self._make_sampler(records.num, public_num, batch_size)
+        steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
+        steps = (epochs - initial_epoch) * steps_per_epoch
+        plan = self._make_plan(sampler, public_num, steps, steps_per_epoch)
+
+        tensors = records.tensors()
+        loop = self._get_loop(sampler, min(batch_size, public_num), public_num, plan, tensors)
+        # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
+        curve = self._make_curve(plan, steps, steps_per_epoch)
+        state.plan = plan
+        state.num_records, state.num_records_declared = public_num, num_records is not None
+        state.train_function = self._make_train_function(loop, plan, curve, tensors, steps_per_epoch)
+        if state.auto_steps_per_execution:
+            self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
+        try:
+            return super().fit(
+                tf.data.Dataset.range(1).repeat(),  # Keras counts steps on it; records are sampled inside the step.
+                epochs=epochs,
+                steps_per_epoch=steps_per_epoch,
+                initial_epoch=initial_epoch,
+                verbose=verbose,
+                callbacks=callbacks,
+                validation_data=validation,
+                validation_freq=validation_freq,
+                validation_batch_size=validation_batch_size or 1024,
+            )
+        finally:
+            state.train_function = None
+
+    @property
+    def _record_dtype(self) -> Any:
+        return np.dtype(keras.backend.floatx())
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, Any]]:
+        """The function that `Model.fit` calls for each execution; made by `fit`."""
+        if self._dp.train_function is None:
+            raise RuntimeError(
+                "make_train_function and train_on_batch work outside fit in Keras, but a private step needs the plan and "
+                "the sampler that fit makes. Call fit."
+            )
+        return self._dp.train_function
+
+    def train_step(self, data: Any) -> Any:
+        """Refused: a batch that was not sampled here cannot be accounted for."""
+        raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: a batch chosen by the caller is no random sample."""
+        raise RuntimeError(
+            "train_on_batch: a batch chosen by the caller is no random sample and cannot be accounted for. Call fit, "
+            "which samples by itself."
+        )
+
+    def _check_validation(self, data: Any, public: bool, unsafe: bool) -> Any:
+        if data is None:
+            return None
+        if not (public or unsafe):
+            raise ValueError(
+                "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those "
+                "records. Say validation_is_public=True if the records are public, or unsafe_validation=True to accept "
+                "that they are not protected."
+            )
+        if not isinstance(data, tuple) or len(data) not in (2, 3):
+            raise ValueError(
+                f"validation_data must be (x, y) or (x, y, sample_weight), got {type(data).__name__}; for a model "
+                "without y give (x, None)."
+            )
+        x, y, weight = (*data, None) if len(data) == 2 else data
+        checked = make_records(x, y, weight, dtype=self._record_dtype, validate=True)
+        self._dp.unsafe_validation = unsafe and not public
+        if self._dp.unsafe_validation:
+            _add_caveat(
+                self._dp, "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
+            )
+        return tuple(
+            part for part in (checked.x, checked.y, checked.sample_weight) if part is not None or weight is not None
+        )
+
+    def _make_sampler(self, num_available: int, public_num: int, batch_size: int) -> Sampler:
+        assert self._dp.settings is not None
+        physical = self._dp.settings.physical_batch_size
+        if physical is None:
+            bytes_each = sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
+            most = max(1, _MAX_GRADIENT_BYTES // max(1, bytes_each))
+        else:
+            most = physical
+        if batch_size >= public_num:
+            return FullBatchSampler(num_available, min(most, num_available))
+        default = PoissonSampler(num_available, batch_size / public_num)
+        if physical is None and default.physical_batch_size <= most:
+            return default
+        return PoissonSampler(num_available, batch_size / public_num, most)
+
+    def _make_plan(self, sampler: Sampler, public_num: int, steps: int, steps_per_epoch: int) -> PrivacyPlan:
+        """The plan for this fit: exactly `steps` releases, at a noise that keeps the lifetime budget."""
+        state, target = self._dp, self._dp.settings
+        assert target is not None
+        clip = self.optimizer.l2_norm_clip
+        common = {
+            "sampling": sampler.scheme,
+            "neighboring_relation": target.neighboring_relation,
+            "sensitivity": Sensitivity(),
+            "accountant": target.accountant,
+            "l2_norm_clip": None if math.isinf(clip) else clip,
+            "num_records": public_num,
+        }
+        if target.epsilon is None:
+            return PrivacyPlan(noise_multiplier=target.noise_multiplier, num_releases=steps, **common)
+        planned = steps
+        if target.planned_epochs is not None:
+            left = math.ceil((target.planned_epochs - state.epochs_run) * steps_per_epoch)
+            if steps > left > 0 or (state.epochs_run == 0 and steps > left):
+                raise ValueError(
+                    f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
+                    f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
+                )
+            planned = max(steps, left)
+        spent = state.ledger.epsilon(target.delta, accountant=target.accountant)
+        if spent >= _CALIBRATION_SLACK * target.epsilon:
+            raise BudgetExhaustedError(
+                f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and "
+                f"{spent:.4g} of it is spent: nothing is left for another fit. To keep some for later fits, say "
+                "compile(planned_epochs=...) before the first; to spend more, compile with a larger epsilon."
+            )
+        plan = PrivacyPlan.calibrate(
+            epsilon=target.epsilon,
+            delta=target.delta,
+            num_releases=planned,
+            prior_events=state.ledger.events(),
+            **common,
+        )
+        return plan.replace(num_releases=steps)
+
+    def _make_curve(self, plan: PrivacyPlan, steps: int, steps_per_epoch: int) -> Callable[[int], float] | None:
+        assert self._dp.settings is not None
+        delta = self._dp.settings.delta
+        if delta is None:
+            return None
+        if plan.noise_multiplier == 0:
+            return lambda step: math.inf
+        checkpoints = range(steps_per_epoch, steps + 1, steps_per_epoch)
+        return EpsilonCurve(plan, self._dp.ledger.events(), delta, checkpoints=checkpoints)
+
+    def _get_loop(
+        self, sampler: Sampler, expected_batch_size: float, public_num: int, plan: PrivacyPlan, tensors: Any
+    ) -> Callable[..., Any]:
+        """The compiled loop, traced and tried with no step, so that what cannot run fails before anything is spent."""
+        state = self._dp
+        assert state.settings is not None
+        variables = self.trainable_variables
+        self.optimizer.build(variables)
+        spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
+        wanted = state.settings.jit_compile
+        for jit in (True, False) if wanted is None else (wanted,):
+            settings = LoopSettings(
+                sampler=sampler,
+                expected_batch_size=float(expected_batch_size),
+                num_records=public_num,
+                sensitivity=plan.sensitivity,
+                jit_compile=jit,
+                run_eagerly=bool(self.run_eagerly),
+            )
+            identity = (sampler.identity, settings.expected_batch_size, public_num, jit, settings.run_eagerly, spec)
+            if identity in state.loops:
+                return state.loops[identity]
+            loop = make_loop(self.step_gradients, variables, self.optimizer, settings)
+            try:
+                with quiet_native_compile():
+                    loop(
+                        tf.constant(_random.new_key(0)),
+                        tf.constant(0, tf.int64),
+                        tf.constant(0, tf.int64),
+                        tf.constant(plan.noise_multiplier, tf.float64),
+                        tensors,
+                    )
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+                if not jit or wanted is not None:
+                    raise
+                _LOG.info("The step does not compile under XLA and runs without it: %s", error)
+                continue
+            state.loops[identity] = loop
+            return loop
+        raise AssertionError("unreachable")
+
+    def _make_train_function(
+        self,
+        loop: Callable[..., Any],
+        plan: PrivacyPlan,
+        curve: Callable[[int], float] | None,
+        tensors: Any,
+        steps_per_epoch: int,
+    ) -> Callable[[Any], dict[str, Any]]:
+        state = self._dp
+        assert state.settings is not None
+        unsafe = state.settings.unsafe_training_metrics
+        if unsafe:
+            _add_caveat(state, "NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
+        # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
+        key = tf.constant(_random.new_key(state.seed))
+        noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
+        first = state.steps_run
+
+        def train_function(iterator: Any) -> dict[str, Any]:
+            del iterator
+            steps = int(self._steps_per_execution.numpy())
+            # Ahead of the release (contract C6): an interruption from here on has been paid for.
+            reservation = state.ledger.reserve(plan, steps)
+            number = state.steps_run
+            state.steps_run += steps
+            state.epochs_run += steps / steps_per_epoch
+            loss = loop(key, tf.constant(number, tf.int64), tf.constant(steps, tf.int64), noise_multiplier, tensors)
+            state.ledger.confirm(reservation)
+            logs = {}
+            if curve is not None:
+                state.epsilon_metric.value = float(curve(number + steps - first))
+                logs["epsilon"] = state.epsilon_metric.value
+            if unsafe:
+                logs["unsafe_loss"] = loss
+            if not logs:
+                logs["steps"] = state.steps_run
+            return logs
+
+        return train_function
+
+    # ------------------------------------------------------------------ books
+
+    @property
+    def privacy_ledger(self) -> PrivacyLedger:
+        """What has been released from these data, in every fit so far."""
+        return self._dp.ledger
+
+    @property
+    def privacy_plan(self) -> PrivacyPlan | None:
+        """The plan of the last `fit`, or None before the first."""
+        return self._dp.plan
+
+    def privacy_report(self, delta: float | None = None) -> PrivacyReport:
+        """What has been spent on these data so far, over every `fit`, and what that covers.
+
+        Args:
+          delta: the delta to report epsilon at; by default that of `compile`.
+
+        Returns:
+          A `PrivacyReport`: `print` it, or take `.to_json()`.
+
+        Raises:
+          ValueError: no delta here nor in `compile`.
+        """
+        state = self._dp
+        target = state.settings
+        if delta is None:
+            delta = None if target is None else target.delta
+        if delta is None:
+            raise ValueError("delta is not known: say privacy_report(delta=1e-5), or give it to compile.")
+        return PrivacyReport.from_ledger(
+            state.ledger,
+            delta=delta,
+            budget_epsilon=None if target is None or delta != target.delta else target.epsilon,
+            accountant="pld" if target is None else target.accountant,
+            num_records=state.num_records,
+            num_records_declared=state.num_records_declared,
+            seeded=state.seed is not None,
+            caveats=tuple(state.caveats),
+        )
+
+
+class _NotTracked:
+    """Attribute proxy that Keras and TensorFlow do not look into when they track what to save."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: _State) -> None:
+        object.__setattr__(self, "_inner", inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_inner"), name, value)
+
+
+def _refuse_arguments(refused: dict[str, Any]) -> None:
+    ways_out = {
+        "shuffle": "records are sampled at random in every step; leave it out.",
+        "validation_split": "it would show exact losses of private records; split yourself and give validation_data=.",
+        "class_weight": "give sample_weight=, which acts inside the clip.",
+        "validation_steps": "all of validation_data is used; leave it out.",
+    }
+    for name, value in refused.items():
+        if name in ways_out:
+            raise ValueError(f"{name}={value!r} is not supported: {ways_out[name]}")
+        raise TypeError(f"fit got an unexpected keyword argument {name!r}.")

@@ -1,0 +1,328 @@
+"""`DPVI`: a private posterior for any TFP prior and likelihood."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfp_dpvi import _random, surrogates
+from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.models import base
+from tfp_dpvi.models.loop import StepGradients
+from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
+from tfp_dpvi.models.records import Records
+
+tfd = tfp.distributions
+
+
+class DPVI(base.DPModel):
+    """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
+
+    Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The records'
+    terms are clipped one by one, summed and released with noise; the KL term touches no record and is added exactly.
+
+    ```python
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0., 4.), sample_shape=d)})
+    def likelihood(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
+    model = dpvi.DPVI(prior, likelihood)
+    ```
+
+    Args:
+      prior: TFP distribution over the parameters, joint or single, with constrained and unconstrained parts of one
+        float dtype, which runs through the model. It must be public, hyperparameters included.
+      likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
+        whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
+        distribution's `log_prob` of a batch of n records has shape [n].
+      surrogate_posterior: "mean_field", "full_rank", "asvi", or a trainable TFP distribution over the parameters.
+      num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
+        is averaged over them before the clip.
+      num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
+      seed: see `DPModel`.
+      name: name of the model.
+
+    Raises:
+      ValueError, TypeError: an argument that does not fit; the message says what to do.
+
+    #### Formal guarantee
+
+    See `DPModel`. A record's term reaches the released values only through the clipped sum: its gradient with respect
+    to the parameters is formed from one draw (one set of draws for norms and gradients, contract C5) and pulled back to
+    the surrogate's variables record by record, before the clip.
+    """
+
+    def __init__(
+        self,
+        prior: Any,
+        likelihood: Callable[..., Any],
+        surrogate_posterior: Any = "mean_field",
+        *,
+        num_draws: int = 1,
+        num_predictive_draws: int = 200,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(prior, tfd.Distribution):
+            raise TypeError(
+                f"prior must be a TFP distribution, got {prior!r}; for instance "
+                'tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0., 1.), 3)}).'
+            )
+        if not callable(likelihood):
+            raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
+        for argument, value in (("num_draws", num_draws), ("num_predictive_draws", num_predictive_draws)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{argument} must be an integer >= 1, got {value!r}.")
+        dtype = surrogates.float_dtype(prior)
+        super().__init__(seed=seed, name=name)
+        self._model = _ModelParts(prior, likelihood, dtype)
+        self.num_draws = num_draws
+        self.num_predictive_draws = num_predictive_draws
+        self.surrogate_posterior = surrogates.build(surrogate_posterior, prior, seed=seed)
+        self.built = True
+
+    @property
+    def prior(self) -> Any:
+        """The TFP prior."""
+        return self._model.prior
+
+    @property
+    def likelihood(self) -> Callable[..., Any]:
+        """The likelihood callable."""
+        return self._model.likelihood
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The surrogate posterior's variables; nothing else is learned."""
+        return list(self.surrogate_posterior.trainable_variables)
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """The same, under Keras's other name."""
+        return self.trainable_variables
+
+    # ------------------------------------------------------------------ the step
+
+    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
+        """Draws parameters once and says how one record's gradient and the exact KL gradient follow from them.
+
+        Args:
+          key: int64 tensor of shape [2] for the draws.
+          num_records: the public N that divides the KL term.
+        """
+        variables = self.trainable_variables
+        surrogate, prior = self.surrogate_posterior, self.prior
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
+            outer.watch(variables)
+            pairs = [
+                surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(draw_key))
+                for draw_key in _random.split(key, self.num_draws)
+            ]
+            divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
+            divergence = tf.add_n(divergences) / (self.num_draws * num_records)
+        exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
+        draws = [params for params, _ in pairs]
+
+        def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+            with tf.GradientTape(watch_accessed_variables=False) as inner:
+                flat = tf.nest.flatten(draws)
+                inner.watch(flat)
+                losses = [-self._record_log_prob(params, record) for params in draws]
+                loss = tf.add_n(losses) / self.num_draws
+                if "sample_weight" in record:
+                    loss *= record["sample_weight"]
+            by_params = inner.gradient(loss, flat, unconnected_gradients="zero")
+            # Select before the pull-back: zero times NaN in it would be NaN for this record's variables (contract C8).
+            keep = keep & tf.math.is_finite(loss)
+            for part in by_params:
+                keep = keep & tf.reduce_all(tf.math.is_finite(part))
+            by_params = [tf.where(keep, part, tf.zeros_like(part)) for part in by_params]
+            return loss, outer.gradient(flat, variables, output_gradients=by_params, unconnected_gradients="zero")
+
+        return StepGradients(record_gradient, exact)
+
+    def _record_log_prob(self, params: Any, record: Any) -> Any:
+        """Log-likelihood of one record: the likelihood sees a batch of one."""
+        batch = tf.nest.map_structure(lambda part: part[None], record)
+        return self._log_prob(params, batch["x"], batch.get("y"))[0]
+
+    def _log_prob(self, params: Any, x: Any, y: Any) -> Any:
+        """Log-likelihoods of a batch, of shape [n]."""
+        distribution = self._model.at(params, None if y is None else x)
+        value = x if y is None else y
+        return distribution.log_prob(_as_event(value, distribution))
+
+    @property
+    def _record_dtype(self) -> Any:
+        return self._model.dtype.as_numpy_dtype
+
+    def _check_data(self, records: Records) -> None:
+        """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
+        if self._model.generative and records.y is not None:
+            raise ValueError(
+                "y was given, but the likelihood takes (params) alone, for whole records: call fit(x), or write "
+                "likelihood(params, x)."
+            )
+        if not self._model.generative and records.y is None:
+            raise ValueError(
+                "y is missing: the likelihood takes (params, x) and gives a distribution of y. Call fit(x, y), or write "
+                "likelihood(params), a distribution of whole records, for fit(x)."
+            )
+        num = 3  # Not 1, which would hide a shape that broadcasts.
+        specs = tf.nest.map_structure(
+            lambda part: tf.TensorSpec([num, *part.shape[1:]], part.dtype), (records.x, records.y)
+        )
+
+        def probe(x: Any, y: Any) -> Any:
+            params = self.prior.sample(seed=tf.constant([0, 0]))
+            return self._log_prob(params, x, y)
+
+        try:
+            log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
+        except base.LIKELIHOOD_ERRORS as error:
+            shapes = tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs)
+            raise ValueError(
+                f"likelihood failed on a batch of {num} records with x, y = {shapes}: {type(error).__name__}: {error}"
+            ) from error
+        if log_prob.shape.rank is None or log_prob.shape.as_list() != [num]:
+            raise ValueError(
+                f"likelihood returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for a batch of "
+                f"{num} records; it must be [{num}]. Wrap several outputs in tfd.Independent(..., "
+                "reinterpreted_batch_ndims=1), and see that y has no extra dimension that broadcasts."
+            )
+
+    # ------------------------------------------------------------------ what is learned
+
+    def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Any:
+        """Draws from the surrogate posterior: post-processing of released values, at no cost.
+
+        Args:
+          num: number of draws, default `num_predictive_draws`.
+          seed: makes the draws repeatable.
+
+        Returns:
+          The prior's structure with the draws in the first dimension.
+        """
+        return posterior_draws(self.surrogate_posterior, num or self.num_predictive_draws, seed)
+
+    def predictive(self, x: Any = None, *, num_draws: int | None = None, seed: int | None = 0) -> PosteriorPredictive:
+        """Posterior predictive distribution of `y` for new records `x`, or of a whole record for generative models.
+
+        Args:
+          x: array of shape [n, ...] or structure of arrays; None for `likelihood(params)`.
+          num_draws: posterior draws in the mixture, default `num_predictive_draws`.
+          seed: of these draws; fixed by default, so that predictions repeat. They depend on released values alone.
+
+        Returns:
+          A TFP distribution with batch shape [n] (or that of one record).
+        """
+        if x is None and not self._model.generative:
+            raise ValueError("x is missing: this model predicts y from x, predictive(x).")
+        if x is not None and self._model.generative:
+            raise ValueError("x was given, but this model generates whole records: predictive() takes none.")
+        inputs = None if x is None else self._inputs(x)
+        num = num_draws or self.num_predictive_draws
+        draws = posterior_draws(self.surrogate_posterior, num, seed)
+        return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
+        del training
+        if self._model.generative:
+            raise ValueError(
+                "predict: this model generates whole records and predicts nothing from x. Use predictive() for its "
+                "distribution, or predictive().log_prob(x) for scores."
+            )
+        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, 0)
+        means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
+        return tf.reduce_mean(means, axis=0)
+
+    def predict_step(self, data: Any) -> Any:
+        """One batch of `predict`."""
+        x = data[0] if isinstance(data, tuple) and len(data) == 1 else data
+        return self(x, training=False)
+
+    def predict(self, x: Any, batch_size: int | None = None, verbose: Any = 0, **kwargs: Any) -> Any:
+        """Posterior predictive mean for new records: array of shape [n, ...].
+
+        Class probabilities for categorical likelihoods. Costs no privacy: a function of the released posterior and `x`.
+
+        Args:
+          x: array of shape [n, ...], or dict or tuple of arrays.
+          batch_size: records at a time, default 1024.
+          verbose: as in Keras.
+          **kwargs: as in Keras.
+        """
+        return super().predict(
+            self._inputs(x, as_tensor=False), batch_size=batch_size or 1024, verbose=verbose, **kwargs
+        )
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
+        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, 0)
+        logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
+        density = tf.reduce_logsumexp(logs, axis=0) - tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype))
+        self._dp.loss_metric.update_state(-density, sample_weight=weight)
+        if y is not None and self._dp.validation_metrics:
+            prediction = self(x)
+            for metric in self._dp.validation_metrics:
+                metric.update_state(y, prediction, sample_weight=weight)
+        results = {"unsafe_loss" if self._dp.unsafe_validation else "loss": self._dp.loss_metric.result()}
+        for metric in self._dp.validation_metrics:
+            results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
+        return results
+
+    def _inputs(self, x: Any, *, as_tensor: bool = True) -> Any:
+        """New records in the model's dtype."""
+        from tfp_dpvi.models.records import make_records
+
+        checked = make_records(x, None, None, dtype=self._record_dtype, validate=False).x
+        return tf.nest.map_structure(tf.convert_to_tensor, checked) if as_tensor else checked
+
+
+class _ModelParts:
+    """Prior and likelihood, out of sight of Keras: they are public and fixed, and no checkpoint need hold them."""
+
+    def __init__(self, prior: Any, likelihood: Callable[..., Any], dtype: Any) -> None:
+        self.prior = prior
+        self.likelihood = likelihood
+        self.dtype = dtype
+        self.generative = _takes_params_alone(likelihood)
+
+    def at(self, params: Any, x: Any) -> Any:
+        """The likelihood's distribution, checked to be one."""
+        distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
+        if not isinstance(distribution, tfd.Distribution):
+            raise TypeError(
+                f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution, for instance "
+                "tfd.Bernoulli(logits=...)."
+            )
+        return distribution
+
+
+def _takes_params_alone(likelihood: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(likelihood).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [
+        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    if len(positional) not in (1, 2):
+        raise ValueError(
+            f"likelihood takes {len(positional)} arguments; write likelihood(params, x) for a distribution of y, or "
+            "likelihood(params) for one of whole records."
+        )
+    return len(positional) == 1
+
+
+def _as_event(value: Any, distribution: Any) -> Any:
+    """Integer observations of a continuous distribution as its floats, as Keras users expect."""
+    if tf.is_tensor(value) and value.dtype.is_integer and not tf.nest.is_nested(distribution.dtype):
+        kind = tf.as_dtype(distribution.dtype)
+        if kind.is_floating:
+            return tf.cast(value, kind)
+    return value

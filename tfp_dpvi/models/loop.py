@@ -1,0 +1,97 @@
+"""The compiled training loop: sample, clip, sum, noise, update, many steps in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients import ClippedSum, RecordGradient, clipped_sum
+from tfp_dpvi.privacy import Sensitivity
+from tfp_dpvi.sampling import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGradients:
+    """What a model says about one step, after its Monte Carlo draws.
+
+    Attributes:
+      record_gradient: one record's loss and its gradient, before the clip.
+      data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
+    """
+
+    record_gradient: RecordGradient
+    data_independent: Sequence[Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """What is fixed while tracing; everything else is an argument of the compiled function."""
+
+    sampler: Sampler
+    expected_batch_size: float
+    num_records: int
+    sensitivity: Sensitivity
+    jit_compile: bool
+    run_eagerly: bool
+
+
+def make_loop(
+    step_gradients: Callable[[Any, int], StepGradients],
+    variables: Sequence[Any],
+    optimizer: Any,
+    settings: LoopSettings,
+) -> Callable[..., Any]:
+    """The function `run(key, first_step, num_steps, noise_multiplier, records) -> mean loss per expected batch`.
+
+    Step t (counted from the model's first) takes its keys from `(key, t)` alone, so that the number of steps in one
+    call changes nothing. The returned loss is exact, hence not private: callers drop it unless told otherwise.
+
+    Args:
+      step_gradients: `(draw_key, num_records) -> StepGradients`, traced once inside the loop.
+      variables: what is updated.
+      optimizer: a `DPOptimizer`, already built.
+      settings: see `LoopSettings`.
+    """
+    clip = optimizer.l2_norm_clip
+
+    def one_step(step: Any, key: Any, noise_multiplier: Any, records: Any) -> Any:
+        sampling_key, draw_key, noise_key = _random.split(_random.fold_in(key, step), 3)
+        gradients = step_gradients(draw_key, settings.num_records)
+
+        def visit(carry: Any, indices: Any, mask: Any) -> Any:
+            sums, loss = carry
+            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), records)
+            clipped, batch_loss = clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip)
+            if clipped.sensitivity != settings.sensitivity:
+                raise AssertionError(
+                    f"The clipper states {clipped.sensitivity}, the plan was priced for {settings.sensitivity}."
+                )
+            sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
+            return sums, loss + batch_loss
+
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        sums, loss = settings.sampler.walk(sampling_key, visit, (zeros, tf.zeros([], variables[0].dtype)))
+        private = optimizer.privatize(
+            ClippedSum(sums, clip, settings.sensitivity),
+            key=noise_key,
+            expected_batch_size=settings.expected_batch_size,
+            data_independent=gradients.data_independent,
+            noise_multiplier=noise_multiplier,
+        )
+        optimizer.apply_gradients(zip(private.tensors, variables, strict=True))
+        return loss / tf.cast(settings.expected_batch_size, loss.dtype)
+
+    def run(key: Any, first_step: Any, num_steps: Any, noise_multiplier: Any, records: Any) -> Any:
+        def body(done: Any, total: Any) -> tuple[Any, Any]:
+            return done + 1, total + one_step(first_step + done, key, noise_multiplier, records)
+
+        start = (tf.constant(0, tf.int64), tf.zeros([], variables[0].dtype))
+        _, total = tf.while_loop(lambda done, _: done < num_steps, body, start, parallel_iterations=1)
+        return total / tf.cast(tf.maximum(num_steps, 1), total.dtype)
+
+    if settings.run_eagerly:
+        return run
+    return tf.function(run, jit_compile=settings.jit_compile, autograph=False)  # type: ignore[no-any-return]

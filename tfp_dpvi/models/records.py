@@ -1,0 +1,126 @@
+"""What `fit` is given, checked and turned into structures of arrays with one record a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Arrays with a common first dimension.
+
+    Attributes:
+      x: array, or dict or tuple of arrays; float arrays have the model's dtype.
+      y: likewise, or None.
+      sample_weight: array of shape [num], or None.
+      num: number of records.
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    num: int
+
+    def tensors(self) -> dict[str, Any]:
+        """Tensors under the keys "x", "y" and "sample_weight", as far as they were given."""
+        parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
+        given = {key: part for key, part in parts.items() if part is not None}
+        return tf.nest.map_structure(tf.convert_to_tensor, given)  # type: ignore[no-any-return]
+
+
+def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bool) -> Records:
+    """Checks and converts the arguments of `fit`.
+
+    Args:
+      x: array, or dict or tuple of arrays, with one record a row.
+      y: likewise, or None.
+      sample_weight: array of shape [N] of weights >= 0, or None.
+      dtype: NumPy float type of the model; float arrays are cast to it, integer arrays stay.
+      validate: look at the values too: NaN and Inf are refused. This is the curator's check, outside the guarantee.
+
+    Raises:
+      TypeError: a type that has no rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is no number.
+      ValueError: lengths differ, no records, values that are not finite, a negative weight.
+    """
+    x = _arrays("x", x, dtype, validate)
+    y = None if y is None else _arrays("y", y, dtype, validate)
+    num = _common_length({"x": x} if y is None else {"x": x, "y": y})
+    if sample_weight is not None:
+        sample_weight = _arrays("sample_weight", sample_weight, dtype, validate)
+        if not isinstance(sample_weight, np.ndarray) or sample_weight.shape != (num,):
+            raise ValueError(
+                f"sample_weight must be one array of shape [{num}], one weight for each record, got "
+                f"{_describe(sample_weight)}."
+            )
+        sample_weight = sample_weight.astype(dtype)
+        if validate and (sample_weight < 0).any():
+            raise ValueError("sample_weight has negative entries: weights must be >= 0.")
+    return Records(x, y, sample_weight, num)
+
+
+def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
+    if isinstance(value, dict):
+        if not value:
+            raise ValueError(f"{name} is an empty dict: give at least one array.")
+        return {key: _arrays(f"{name}[{key!r}]", part, dtype, validate) for key, part in value.items()}
+    if isinstance(value, tuple):
+        if not value:
+            raise ValueError(f"{name} is an empty tuple: give at least one array.")
+        return tuple(_arrays(f"{name}[{i}]", part, dtype, validate) for i, part in enumerate(value))
+    if isinstance(value, tf.data.Dataset) or hasattr(value, "__next__"):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}: records must be sampled at random to be accounted for, which a stream "
+            "does not allow. Pass arrays; fit draws exact Poisson batches from them by itself."
+        )
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} has dtype {array.dtype}, which holds no plain numbers. Convert it first, for instance with "
+            f"{name}.astype('float32') or by coding categories as integers."
+        )
+    if array.ndim == 0:
+        raise ValueError(f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record.")
+    if array.dtype.kind == "f":
+        if validate and not np.isfinite(array).all():
+            raise ValueError(
+                f"{name} holds NaN or infinite values. Remove or impute those records, or code missing values as a mask; "
+                "with fit(validate=False) they contribute nothing. (This check looks at the data and is outside the "
+                "privacy guarantee.)"
+            )
+        array = array.astype(dtype, copy=False)
+        if validate and not np.isfinite(array).all():
+            raise ValueError(f"{name} holds values that overflow {np.dtype(dtype).name}: rescale it.")
+    elif array.dtype.kind == "b":
+        array = array.astype(dtype)
+    return array
+
+
+def _common_length(parts: dict[str, Any]) -> int:
+    lengths: dict[str, int] = {}
+    for name, structure in parts.items():
+        for path, array in _named(name, structure):
+            lengths[path] = len(array)
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{path} has {length}" for path, length in lengths.items())
+        raise ValueError(f"Lengths differ: {listed}. Every array needs one row for each record.")
+    num = next(iter(lengths.values()))
+    if num == 0:
+        raise ValueError("x holds no records: there is nothing to learn from.")
+    return num
+
+
+def _named(name: str, structure: Any) -> list[tuple[str, Any]]:
+    if isinstance(structure, dict):
+        return [item for key, part in structure.items() for item in _named(f"{name}[{key!r}]", part)]
+    if isinstance(structure, tuple):
+        return [item for i, part in enumerate(structure) for item in _named(f"{name}[{i}]", part)]
+    return [(name, structure)]
+
+
+def _describe(structure: Any) -> str:
+    return ", ".join(f"{path} of shape {list(array.shape)}" for path, array in _named("an array", structure))

@@ -1,0 +1,24 @@
+"""DP-Keras optimizers: any Keras optimizer, carrying clip and noise, that applies privatised gradients only."""
+
+from tfp_dpvi.optimizers.adapter import as_dp_optimizer
+from tfp_dpvi.optimizers.dp_keras import (
+    DPKerasAdagradOptimizer,
+    DPKerasAdamOptimizer,
+    DPKerasSGDOptimizer,
+    DPOptimizer,
+    UnprivatizedGradientError,
+    make_dp_optimizer_class,
+)
+from tfp_dpvi.optimizers.noise import PrivatizedGradients, privatize
+
+__all__ = [
+    "DPKerasAdagradOptimizer",
+    "DPKerasAdamOptimizer",
+    "DPKerasSGDOptimizer",
+    "DPOptimizer",
+    "PrivatizedGradients",
+    "UnprivatizedGradientError",
+    "as_dp_optimizer",
+    "make_dp_optimizer_class",
+    "privatize",
+]

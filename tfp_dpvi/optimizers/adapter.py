@@ -1,0 +1,160 @@
+"""Whatever `compile(optimizer=)` is given, as a DP-Keras optimizer.
+
+TensorFlow Privacy's optimizers wrap legacy Keras optimizers and `DPKerasAdamOptimizer` there is a function, so they
+are recognised by their attributes. Clip, noise and hyperparameters are read and the update rebuilt as this library's
+class; their own `apply_gradients` is never called, since it lets gradients through without noise after one `minimize`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from tfp_dpvi._keras import LegacyOptimizer, Optimizer, keras
+from tfp_dpvi.optimizers.dp_keras import (
+    DPOptimizer,
+    check_l2_norm_clip,
+    check_noise_multiplier,
+    make_dp_optimizer_class,
+)
+
+_KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSprop", "Ftrl")
+
+
+def as_dp_optimizer(optimizer: Any, *, l2_norm_clip: float | None = None, noise_multiplier: float | None = None) -> Any:
+    """A DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
+
+    Args:
+      optimizer: a `DPKeras*Optimizer` of this library (returned as it is); a `DPKeras*Optimizer` or
+        `VectorizedDPKeras*Optimizer` object of TensorFlow Privacy; a Keras optimizer object, its name, or its
+        serialised configuration.
+      l2_norm_clip: the clip; needed for a plain Keras optimizer, refused where the optimizer carries one.
+      noise_multiplier: likewise, optional (None: to be calibrated).
+
+    Returns:
+      A `DPOptimizer`.
+
+    Raises:
+      TypeError: not an optimizer.
+      ValueError: no clip, two clips, or a TensorFlow Privacy option that has no sound counterpart.
+    """
+    if isinstance(optimizer, DPOptimizer):
+        _refuse_second(optimizer.l2_norm_clip, l2_norm_clip, optimizer.noise_multiplier, noise_multiplier)
+        return optimizer
+    if hasattr(optimizer, "_dp_sum_query"):
+        return _from_tensorflow_privacy(optimizer, l2_norm_clip, noise_multiplier)
+    if isinstance(optimizer, (str, dict)):
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except ValueError as error:
+            raise ValueError(f"optimizer={optimizer!r} is no Keras optimizer: {error}") from error
+        if isinstance(optimizer, DPOptimizer):
+            return as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+    if not isinstance(optimizer, (Optimizer, LegacyOptimizer)):
+        raise TypeError(
+            f"optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got {optimizer!r}. For instance "
+            "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+        )
+    if l2_norm_clip is None:
+        raise ValueError(
+            f"optimizer={_describe(optimizer)} carries no clip: give compile(l2_norm_clip=...) as well, or use "
+            "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
+        )
+    return _rebuild(optimizer, check_l2_norm_clip(l2_norm_clip), check_noise_multiplier(noise_multiplier))
+
+
+def _describe(optimizer: Any) -> str:
+    return f"{type(optimizer).__name__}(...)"
+
+
+def _refuse_second(own_clip: Any, clip: Any, own_noise: Any, noise: Any) -> None:
+    if clip is not None:
+        raise ValueError(
+            f"l2_norm_clip={clip!r} was given to compile, but the optimizer carries its own ({own_clip!r}): leave out "
+            "one of the two."
+        )
+    if noise is not None and own_noise is not None:
+        raise ValueError(
+            f"noise_multiplier={noise!r} was given to compile, but the optimizer carries its own ({own_noise!r}): leave "
+            "out one of the two."
+        )
+    if noise is not None:
+        raise ValueError(
+            f"noise_multiplier={noise!r}: give it to the optimizer, which carries the clip, and not to compile."
+        )
+
+
+def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | None) -> Any:
+    name = _describe(optimizer)
+    query = optimizer._dp_sum_query
+    own_clip = getattr(query, "_l2_norm_clip", None)
+    deviation = getattr(query, "_stddev", None)
+    if own_clip is None or deviation is None:
+        raise ValueError(
+            f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query can be accounted for here. "
+            "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
+        )
+    own_clip, deviation = float(own_clip), float(deviation)
+    if getattr(optimizer, "_num_microbatches", None) is not None:
+        raise ValueError(
+            f"optimizer={name} has num_microbatches={optimizer._num_microbatches}: clipping the mean gradient of several "
+            "records changes what the noise protects. Records are clipped one by one here; leave num_microbatches out."
+        )
+    steps = getattr(optimizer, "gradient_accumulation_steps", 1)
+    if steps != 1:
+        raise ValueError(
+            f"optimizer={name} has gradient_accumulation_steps={steps}, which adds noise in each partial step. Leave it "
+            "out and use compile(physical_batch_size=...): one noise draw for each whole batch."
+        )
+    own_noise = deviation / own_clip
+    _refuse_second(own_clip, clip, own_noise, noise)
+    return _rebuild(optimizer, check_l2_norm_clip(own_clip), check_noise_multiplier(own_noise))
+
+
+def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
+    """The same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
+    keras_class = _keras_class(optimizer)
+    if len(optimizer.variables() if callable(optimizer.variables) else optimizer.variables) > (
+        0 if isinstance(optimizer, LegacyOptimizer) else 2
+    ):
+        raise ValueError(
+            f"optimizer={_describe(optimizer)} has been used or restored and holds slot variables, which cannot be taken "
+            "over. Pass a fresh one with the same settings."
+        )
+    config = optimizer.get_config()
+    if config.get("decay"):
+        raise ValueError(
+            f"optimizer={_describe(optimizer)} has decay={config['decay']}, which Keras no longer supports. Pass a "
+            "tf.keras.optimizers.schedules.LearningRateSchedule as learning_rate."
+        )
+    known = inspect.signature(keras_class.__init__).parameters
+    base = {
+        "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
+        "ema_overwrite_frequency",
+    }  # fmt: skip
+    settings = {
+        key: value
+        for key, value in config.items()
+        if (key in known or key in base) and key not in {"name", "jit_compile"}
+    }
+    rate = settings.get("learning_rate")
+    if isinstance(rate, dict):
+        settings["learning_rate"] = keras.optimizers.schedules.deserialize(rate)
+    return make_dp_optimizer_class(keras_class)(**settings, l2_norm_clip=clip, noise_multiplier=noise)
+
+
+def _keras_class(optimizer: Any) -> Any:
+    if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LegacyOptimizer):
+        if type(optimizer).__name__ == "LossScaleOptimizer":
+            raise ValueError(
+                "optimizer=LossScaleOptimizer(...) rescales losses, which changes what the clip means. Pass the "
+                "optimizer that it wraps."
+            )
+        return type(optimizer)
+    for parent in type(optimizer).__mro__:
+        if parent.__module__.startswith(("keras", "tf_keras")) and parent.__name__ in _KERAS_NAMES:
+            return getattr(keras.optimizers, parent.__name__)
+    raise ValueError(
+        f"optimizer={_describe(optimizer)} is a legacy optimizer without a counterpart in tf.keras.optimizers. Use one "
+        f"of {', '.join(_KERAS_NAMES)}."
+    )

@@ -1,0 +1,216 @@
+"""Keras optimizers that carry a clip and a noise multiplier and refuse gradients that were not privatised."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from tfp_dpvi._keras import Optimizer, keras, register_keras_serializable
+from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi.optimizers import noise as noise_lib
+
+
+class UnprivatizedGradientError(RuntimeError):
+    """A gradient reached the optimizer without clip and noise, or a second time."""
+
+
+class _Minted:
+    """The gradients made by the last `privatize`, until they are applied. A plain object: Keras must not track it."""
+
+    def __init__(self) -> None:
+        self.tensors: Sequence[Any] | None = None
+
+
+def check_l2_norm_clip(l2_norm_clip: Any) -> float:
+    """The clip as a float, or a `ValueError` that says what to do."""
+    if isinstance(l2_norm_clip, bool) or not isinstance(l2_norm_clip, (int, float)) or not l2_norm_clip > 0:
+        raise ValueError(
+            f"l2_norm_clip must be a positive number, got {l2_norm_clip!r}. It bounds the l2 norm of one record's "
+            "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
+        )
+    return float(l2_norm_clip)
+
+
+def check_noise_multiplier(noise_multiplier: Any) -> float | None:
+    """The noise multiplier as a float or None, or a `ValueError` that says what to do."""
+    if noise_multiplier is None:
+        return None
+    if (
+        isinstance(noise_multiplier, bool)
+        or not isinstance(noise_multiplier, (int, float))
+        or not 0 <= noise_multiplier < math.inf
+    ):
+        raise ValueError(
+            f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}. It is the noise's standard "
+            "deviation over l2_norm_clip; leave it None to have compile(epsilon=, delta=) calibrate it."
+        )
+    return float(noise_multiplier)
+
+
+class DPOptimizer:
+    """What `make_dp_optimizer_class` adds to a Keras optimizer.
+
+    Attributes:
+      l2_norm_clip: bound C on the l2 norm of one record's gradient.
+      noise_multiplier: noise standard deviation over C, or None if `compile(epsilon=, delta=)` is to calibrate it.
+    """
+
+    l2_norm_clip: float
+    noise_multiplier: float | None
+
+    def _set_privacy(self, l2_norm_clip: Any, noise_multiplier: Any) -> None:
+        self.l2_norm_clip = check_l2_norm_clip(l2_norm_clip)
+        self.noise_multiplier = check_noise_multiplier(noise_multiplier)
+        if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
+            raise ValueError(
+                f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}): without a clip no "
+                "amount of noise makes the release private. Give a finite l2_norm_clip."
+            )
+        self._minted = _Minted()
+
+    def privatize(
+        self,
+        clipped: ClippedSum,
+        *,
+        key: Any,
+        expected_batch_size: float,
+        data_independent: Sequence[Any] | None = None,
+        noise_multiplier: Any = None,
+    ) -> noise_lib.PrivatizedGradients:
+        """Adds noise to a clipped sum; what it returns may be applied once, by this optimizer.
+
+        Args:
+          clipped: a `ClippedSum` made with this optimizer's `l2_norm_clip`.
+          key: int64 tensor of shape [2], fresh for each step.
+          expected_batch_size: the public denominator qN.
+          data_independent: exact gradient of data-independent terms, added after the noise.
+          noise_multiplier: overrides the optimizer's own (a calibrated value, possibly a scalar tensor).
+
+        Returns:
+          `PrivatizedGradients`.
+
+        Raises:
+          ValueError: the sum was clipped to another bound, or there is no noise multiplier.
+
+        #### Formal guarantee
+
+        See `tfp_dpvi.optimizers.privatize`.
+        """
+        if clipped.l2_norm_clip != self.l2_norm_clip:
+            raise ValueError(
+                f"clipped.l2_norm_clip is {clipped.l2_norm_clip}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: "
+                "the noise would not fit the sum. Clip to optimizer.l2_norm_clip."
+            )
+        if noise_multiplier is None:
+            noise_multiplier = self.noise_multiplier
+        if noise_multiplier is None:
+            raise ValueError(
+                "noise_multiplier is None: give one to the optimizer, or have compile(epsilon=, delta=) calibrate it."
+            )
+        private = noise_lib.privatize(
+            clipped,
+            noise_multiplier=noise_multiplier,
+            key=key,
+            expected_batch_size=expected_batch_size,
+            data_independent=data_independent,
+        )
+        self._minted.tensors = tuple(private.tensors)
+        return private
+
+    def _check_minted(self, gradients: Sequence[Any]) -> None:
+        minted, self._minted.tensors = self._minted.tensors, None
+        if minted is None:
+            raise UnprivatizedGradientError(
+                "apply_gradients: these gradients were not privatised in this step. Take them from "
+                "optimizer.privatize(clipped_sum, ...), once for each step; minimize() and gradients from a tape are "
+                "not private."
+            )
+        if len(minted) != len(gradients) or any(g is not m for g, m in zip(gradients, minted, strict=True)):
+            raise UnprivatizedGradientError(
+                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply them "
+                "unchanged, all of them and in their order; transformations belong before the clip or in the optimizer."
+            )
+
+
+@functools.cache
+def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
+    """A DP optimizer class over any Keras optimizer class.
+
+    Args:
+      keras_optimizer_class: a subclass of `tf.keras.optimizers.Optimizer` (not of `...optimizers.legacy.Optimizer`).
+
+    Returns:
+      A subclass of it named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip` and `noise_multiplier`
+      (None: to be calibrated) as keyword arguments beside all of the Keras class's own. The same class for the same
+      argument.
+
+    Raises:
+      TypeError: not such a class.
+    """
+    if not (isinstance(keras_optimizer_class, type) and issubclass(keras_optimizer_class, Optimizer)):
+        raise TypeError(
+            f"keras_optimizer_class must be a subclass of tf.keras.optimizers.Optimizer, got {keras_optimizer_class!r}. "
+            "Legacy optimizers have a counterpart of the same name in tf.keras.optimizers."
+        )
+    if issubclass(keras_optimizer_class, DPOptimizer):
+        return keras_optimizer_class
+    name = f"DPKeras{keras_optimizer_class.__name__}Optimizer"
+
+    class _DPKerasOptimizer(DPOptimizer, keras_optimizer_class):  # type: ignore[misc, valid-type]
+        def __init__(
+            self, *args: Any, l2_norm_clip: float, noise_multiplier: float | None = None, **kwargs: Any
+        ) -> None:
+            super().__init__(*args, **kwargs)
+            self._set_privacy(l2_norm_clip, noise_multiplier)
+
+        def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+            """One Keras update with gradients that `privatize` returned last; anything else raises.
+
+            Raises:
+              UnprivatizedGradientError: the gradients were not privatised in this step.
+            """
+            pairs = list(grads_and_vars)
+            self._check_minted([gradient for gradient, _ in pairs])
+            return super().apply_gradients(pairs, *args, **kwargs)
+
+        def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
+            """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
+            raise UnprivatizedGradientError(
+                f"{name}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
+                "gradients.clipped_sum, then optimizer.privatize, then optimizer.apply_gradients."
+            )
+
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> NoReturn:
+            """Refused, as `minimize` is."""
+            self.minimize()
+
+        def get_config(self) -> dict[str, Any]:
+            config: dict[str, Any] = super().get_config()
+            config.update(l2_norm_clip=self.l2_norm_clip, noise_multiplier=self.noise_multiplier)
+            return config
+
+    _DPKerasOptimizer.__name__ = _DPKerasOptimizer.__qualname__ = name
+    _DPKerasOptimizer.__doc__ = f"""`tf.keras.optimizers.{keras_optimizer_class.__name__}` on privatised gradients.
+
+    Args:
+      *args: as for the Keras class.
+      l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
+      noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
+      **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
+        privacy.
+
+    Raises:
+      ValueError: a clip that is not positive, or a negative or infinite noise multiplier.
+
+    #### Formal guarantee
+
+    Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then post-processing.
+    """
+    return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)  # type: ignore[no-any-return]
+
+
+DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
+DPKerasAdamOptimizer = make_dp_optimizer_class(keras.optimizers.Adam)
+DPKerasAdagradOptimizer = make_dp_optimizer_class(keras.optimizers.Adagrad)

@@ -1,0 +1,55 @@
+"""The Gaussian mechanism on a clipped sum."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients import ClippedSum
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivatizedGradients:
+    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`."""
+
+    tensors: Sequence[Any]
+
+
+def privatize(
+    clipped: ClippedSum,
+    *,
+    noise_multiplier: Any,
+    key: Any,
+    expected_batch_size: float,
+    data_independent: Sequence[Any] | None = None,
+) -> PrivatizedGradients:
+    """`(sum + z C Z) / (q N) + exact`: design section 5.1, contracts C1 and C2.
+
+    Args:
+      clipped: the clipped sum, with its bound C.
+      noise_multiplier: z >= 0, the noise's standard deviation over C; a number or a scalar tensor.
+      key: int64 tensor of shape [2], used once.
+      expected_batch_size: the public denominator qN; never the realised batch size, which is secret.
+      data_independent: exact gradient of the terms that touch no record, added without clip or noise.
+
+    Returns:
+      Privatised gradients in the order, shapes and dtypes of `clipped.tensors`.
+
+    #### Formal guarantee
+
+    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate, independent across coordinates
+    and keys, followed by post-processing. An empty batch is noise alone, and a release like any other.
+    """
+    released = []
+    for number, part in enumerate(clipped.tensors):
+        noise = tf.random.stateless_normal(tf.shape(part), seed=_random.fold_in(key, number), dtype=part.dtype)
+        deviation = tf.cast(noise_multiplier, part.dtype) * tf.cast(clipped.l2_norm_clip, part.dtype)
+        # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
+        noise = tf.where(tf.cast(noise_multiplier, part.dtype) > 0, deviation * noise, 0.0)
+        released.append((part + noise) / tf.cast(expected_batch_size, part.dtype))
+    if data_independent is not None:
+        released = [part + exact for part, exact in zip(released, data_independent, strict=True)]
+    return PrivatizedGradients(released)

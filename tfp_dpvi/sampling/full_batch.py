@@ -1,0 +1,46 @@
+"""Every record in every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfp_dpvi._keras import tf
+from tfp_dpvi.privacy import FullBatch
+from tfp_dpvi.sampling.base import Sampler, Visit
+
+
+class FullBatchSampler(Sampler):
+    """All records in order, in physical batches; the key is not used and privacy is not amplified.
+
+    Args:
+      num_available: number of records, at least 1.
+      physical_batch_size: records per visit, default all of them.
+    """
+
+    def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
+        if num_available < 1:
+            raise ValueError(f"num_available must be at least 1 record, got {num_available}.")
+        if physical_batch_size is not None and physical_batch_size < 1:
+            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
+        self.num_available = int(num_available)
+        self.physical_batch_size = int(min(physical_batch_size or num_available, num_available))
+
+    @property
+    def scheme(self) -> FullBatch:
+        return FullBatch()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return ("full_batch", self.num_available, self.physical_batch_size)
+
+    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+        del key
+        count, size = self.num_available, self.physical_batch_size
+
+        def body(start: Any, carry: Any) -> tuple[Any, Any]:
+            indices = start + tf.range(size, dtype=tf.int64)
+            mask = indices < count
+            return start + size, visit(carry, tf.minimum(indices, count - 1), mask)
+
+        begin = (tf.constant(0, tf.int64), initial)
+        return tf.while_loop(lambda start, _: start < count, body, begin, parallel_iterations=1)[1]

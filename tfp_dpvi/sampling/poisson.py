@@ -1,0 +1,86 @@
+"""Exact Poisson sampling with static shapes, in time and memory O(qN + P) whatever N is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf
+from tfp_dpvi.privacy import PoissonSampling
+from tfp_dpvi.sampling.base import Sampler, Visit
+
+
+def poisson_gaps(key: Any, shape: list[int], probability: float, limit: int) -> Any:
+    """Distances between consecutive included records: geometric on {1, 2, ...}, cut at `limit + 1`.
+
+    Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
+    is finite; the clamp comes before the cast to int64. The uniform has 52 bits, so an inclusion probability is met to
+    a relative 2^-52 / q.
+
+    Returns:
+      int64 tensor of shape `shape`.
+    """
+    uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64)
+    skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
+    return tf.cast(tf.minimum(skipped, tf.constant(limit, tf.float64)), tf.int64) + 1
+
+
+class PoissonSampler(Sampler):
+    """Includes each record independently with probability q.
+
+    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record: no
+    record is ever dropped, however large the batch turns out (which truncation at a fixed capacity would do, and the
+    event would have to say so).
+
+    Args:
+      num_available: number of records N, at least 1 and at most 2^40.
+      probability: inclusion probability q in (0, 1).
+      physical_batch_size: records per visit; default `q N + 3 sqrt(q N)`, which one visit covers nearly always.
+
+    #### Formal guarantee
+
+    Inclusions are independent Bernoulli(q) across records and across keys, up to the pseudo-random generator and the
+    52 bits of its uniforms; `scheme` is `PoissonSampling(q)`. The running time depends on the realised batch size.
+    """
+
+    def __init__(self, num_available: int, probability: float, physical_batch_size: int | None = None) -> None:
+        if not 1 <= num_available <= 2**40:
+            raise ValueError(f"num_available must be between 1 and 2^40 records, got {num_available}.")
+        if not 0.0 < probability < 1.0:
+            raise ValueError(
+                f"probability must lie strictly between 0 and 1, got {probability!r}; for all records in every step "
+                "use FullBatchSampler."
+            )
+        mean = num_available * probability
+        if physical_batch_size is None:
+            physical_batch_size = math.ceil(mean + 3.0 * math.sqrt(mean)) + 4
+        if physical_batch_size < 1:
+            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
+        self.num_available = int(num_available)
+        self.probability = float(probability)
+        self.physical_batch_size = int(min(physical_batch_size, num_available))
+
+    @property
+    def scheme(self) -> PoissonSampling:
+        return PoissonSampling(self.probability)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return ("poisson", self.num_available, self.probability, self.physical_batch_size)
+
+    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+        count = self.num_available
+
+        def more(last: Any, *_: Any) -> Any:
+            return last < count - 1
+
+        def body(last: Any, number: Any, carry: Any) -> tuple[Any, Any, Any]:
+            gaps = poisson_gaps(_random.fold_in(key, number), [self.physical_batch_size], self.probability, count)
+            indices = last + tf.cumsum(gaps)
+            mask = indices < count
+            carry = visit(carry, tf.minimum(indices, count - 1), mask)
+            return indices[-1], number + 1, carry
+
+        start = (tf.constant(-1, tf.int64), tf.constant(0, tf.int64), initial)
+        return tf.while_loop(more, body, start, parallel_iterations=1)[2]

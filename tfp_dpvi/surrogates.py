@@ -1,0 +1,238 @@
+"""Surrogate posteriors by name, over TensorFlow Probability's builders.
+
+Nothing here sees data: a surrogate's starting point is public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf, tfp
+
+tfd = tfp.distributions
+_vi = tfp.experimental.vi
+
+
+def float_dtype(prior: Any) -> Any:
+    """The one float dtype of a prior; a `ValueError` if there is none (contract: one dtype runs through a model)."""
+    kinds = {tf.as_dtype(kind) for kind in tf.nest.flatten(prior.dtype)}
+    if len(kinds) != 1 or not next(iter(kinds)).is_floating:
+        names = ", ".join(sorted(kind.name for kind in kinds))
+        raise ValueError(
+            f"prior has parts of dtype {names}; it needs parameters of one floating dtype. Discrete parameters have no "
+            "reparameterised surrogate: sum them out, for instance with tfd.MixtureSameFamily."
+        )
+    return kinds.pop()
+
+
+def _event_bijector(prior: Any) -> Any:
+    try:
+        bijector = prior.experimental_default_event_space_bijector()
+    except NotImplementedError as error:
+        raise ValueError(
+            f"prior {prior.name!r} does not say how to map its support to the real line, so no named surrogate matches "
+            "it. Pass surrogate_posterior= a trainable TFP distribution over the same parameters."
+        ) from error
+    return bijector
+
+
+def _unconstrained_start(prior: Any, bijector: Any, initial_loc: Any, seed: int | None) -> Any:
+    """Structure of start values on the real line."""
+    if isinstance(initial_loc, str):
+        draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
+        if initial_loc == "prior":
+            return bijector.inverse(draw)
+        if initial_loc == "zeros":
+            return tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
+        raise ValueError(
+            f'initial_loc must be "zeros", "prior" or a structure of values like the prior\'s, got {initial_loc!r}.'
+        )
+    return bijector.inverse(initial_loc)
+
+
+def mean_field(
+    prior: Any,
+    *,
+    initial_loc: Any = "zeros",
+    initial_scale: float = 1e-2,
+    seed: int | None = None,
+    name: str = "mean_field",
+) -> Any:
+    """Independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
+
+    Args:
+      prior: TFP distribution, joint or single.
+      initial_loc: "zeros" (of the unconstrained space), "prior" (one draw from the prior, which breaks symmetries as
+        between mixture components), or values in the prior's structure and support.
+      initial_scale: standard deviation to start from, in the unconstrained space.
+      seed: of the prior draw; None for a fresh one.
+      name: name of the ops.
+
+    Returns:
+      A trainable TFP distribution with the prior's structure, event shapes and support.
+    """
+    dtype = float_dtype(prior)
+    bijector = _event_bijector(prior)
+    start = _unconstrained_start(prior, bijector, initial_loc, seed)
+    scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
+    initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
+    return _vi.build_factored_surrogate_posterior(
+        event_shape=prior.event_shape_tensor(),
+        bijector=bijector,
+        initial_parameters=initial,
+        dtype=dtype,
+        name=name,
+    )
+
+
+def full_rank(
+    prior: Any,
+    *,
+    initial_loc: Any = "zeros",
+    seed: int | None = None,
+    name: str = "full_rank",
+) -> Any:
+    """A normal with full covariance over all unconstrained parameters (`build_affine_surrogate_posterior`).
+
+    Args:
+      prior: TFP distribution, joint or single.
+      initial_loc: as for `mean_field`.
+      seed: of the prior draw and of the builder's initial values.
+      name: name of the ops.
+
+    Returns:
+      A trainable TFP distribution with the prior's structure, event shapes and support.
+    """
+    dtype = float_dtype(prior)
+    bijector = _event_bijector(prior)
+    start = _unconstrained_start(prior, bijector, initial_loc, seed)
+    base = tf.nest.map_structure(
+        lambda part: tfd.Sample(tfd.Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),
+        start,
+    )
+    surrogate = _vi.build_affine_surrogate_posterior_from_base_distribution(
+        base,
+        operators="tril",
+        bijector=bijector,
+        initial_unconstrained_loc_fn=lambda shape, dtype, seed=None: tf.zeros(shape, dtype),
+        seed=_random.tfp_seed(_random.new_key(seed)),
+        name=name,
+    )
+    _assign_loc(surrogate, start)
+    return surrogate
+
+
+def _assign_loc(surrogate: Any, start: Any) -> None:
+    """Puts a start into the builder's location variables, which it creates one for each part, in order."""
+    parts = [tf.reshape(part, [-1]) for part in tf.nest.flatten(start)]
+    variables = [v for v in surrogate.trainable_variables if v.shape.rank == 1 and "loc" in v.name]
+    if [v.shape[0] for v in variables] != [part.shape[0] for part in parts]:
+        if any(np.any(part.numpy() != 0.0) for part in parts):
+            raise ValueError('initial_loc is not supported for this prior with "full_rank": leave it at "zeros".')
+        return
+    for variable, part in zip(variables, parts, strict=True):
+        variable.assign(part)
+
+
+def asvi(prior: Any, *, seed: int | None = None, name: str = "asvi") -> Any:
+    """Automatic structured variational inference (Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
+
+    Args:
+      prior: a TFP joint distribution, or a single distribution.
+      seed: of the builder's initial values.
+      name: name of the ops.
+
+    Returns:
+      A trainable TFP distribution with the prior's structure, event shapes and support.
+    """
+    float_dtype(prior)
+    try:
+        return _vi.build_asvi_surrogate_posterior(prior, seed=_random.tfp_seed(_random.new_key(seed)), name=name)
+    except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. Use "mean_field" or '
+            '"full_rank", or pass a trainable TFP distribution.'
+        ) from error
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "mean_field": mean_field,
+    "full_rank": full_rank,
+    "asvi": asvi,
+}
+
+
+def check_surrogate(surrogate: Any, prior: Any) -> None:
+    """Raises a `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
+    if not surrogate.trainable_variables:
+        raise ValueError(
+            f"surrogate_posterior {surrogate.name!r} has no trainable variables: there is nothing to learn. Build it "
+            "with tfp.experimental.vi or tf.Variable parameters."
+        )
+    kinds = tf.nest.flatten(surrogate.reparameterization_type)
+    if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
+        raise ValueError(
+            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised, so its gradients do not reach its "
+            "parameters. Use normals, transformed normals or other FULLY_REPARAMETERIZED families."
+        )
+    try:
+        tf.nest.assert_same_structure(surrogate.event_shape, prior.event_shape)
+        shapes = list(
+            zip(
+                tf.nest.flatten(surrogate.event_shape),
+                tf.nest.flatten(prior.event_shape),
+                strict=True,
+            )
+        )
+        matching = all(ours.is_compatible_with(theirs) for ours, theirs in shapes)
+    except (TypeError, ValueError):
+        matching = _flat_shapes(surrogate) == _flat_shapes(prior)
+    if not matching:
+        raise ValueError(
+            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: they must have "
+            "the same structure and shapes."
+        )
+    if float_dtype(surrogate) != float_dtype(prior):
+        raise ValueError(
+            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: one dtype runs through a model. "
+            "Build both in the same."
+        )
+
+
+def _flat_shapes(distribution: Any) -> list[list[int]]:
+    return [shape.as_list() for shape in tf.nest.flatten(distribution.event_shape)]
+
+
+def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> Any:
+    """A surrogate posterior from a name or a distribution.
+
+    Args:
+      surrogate_posterior: "mean_field", "full_rank", "asvi", or a trainable TFP distribution.
+      prior: the TFP prior that it must match.
+      seed: of random starts.
+
+    Returns:
+      A trainable, fully reparameterised TFP distribution.
+
+    Raises:
+      ValueError: an unknown name, or a distribution that does not match the prior.
+      TypeError: neither a name nor a distribution.
+    """
+    if isinstance(surrogate_posterior, str):
+        if surrogate_posterior not in BUILDERS:
+            raise ValueError(
+                f"surrogate_posterior={surrogate_posterior!r} is unknown: choose from {', '.join(map(repr, BUILDERS))} "
+                "or pass a trainable TFP distribution."
+            )
+        surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
+    elif not isinstance(surrogate_posterior, tfd.Distribution):
+        raise TypeError(
+            f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
+            f"{surrogate_posterior!r}."
+        )
+    check_surrogate(surrogate_posterior, prior)
+    return surrogate_posterior
