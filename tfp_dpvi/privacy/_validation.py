@@ -4,9 +4,7 @@ import math
 import numbers
 from typing import Any
 
-import dp_accounting
-
-NeighboringRelation = dp_accounting.NeighboringRelation
+from dp_accounting import NeighboringRelation
 
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE)
 

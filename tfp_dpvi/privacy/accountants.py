@@ -12,15 +12,13 @@ import math
 from typing import ClassVar
 
 import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting import rdp as dp_rdp
 
 from tfp_dpvi.privacy import _composition, _dominating_pairs, analytic_gaussian
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy._events import ReleaseCounts, count_releases
 from tfp_dpvi.privacy.errors import UnsupportedPairError
-
-DpEvent = dp_accounting.DpEvent
-NeighboringRelation = dp_accounting.NeighboringRelation
 
 BASE_STEP = 1e-4
 _MAX_SIZE = 1 << 20

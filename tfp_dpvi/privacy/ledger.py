@@ -4,14 +4,12 @@ import dataclasses
 from typing import Any
 
 import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
-
-DpEvent = dp_accounting.DpEvent
-NeighboringRelation = dp_accounting.NeighboringRelation
 
 
 @dataclasses.dataclass(frozen=True)

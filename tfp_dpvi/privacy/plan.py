@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy import accountants, calibration, supported_pairs
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
-
-DpEvent = dp_accounting.DpEvent
-NeighboringRelation = dp_accounting.NeighboringRelation
 
 PLAN_SCHEMA_VERSION = 1
 

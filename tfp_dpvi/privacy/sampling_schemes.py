@@ -9,12 +9,10 @@ import dataclasses
 from typing import Any, ClassVar
 
 import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy.sensitivity import Sensitivity
-
-DpEvent = dp_accounting.DpEvent
-NeighboringRelation = dp_accounting.NeighboringRelation
 
 _REGISTRY: dict[str, type["SamplingScheme"]] = {}
 

@@ -1,10 +1,8 @@
 """Which sampling scheme can be priced under which adjacency, and by which accountants."""
 
-import dp_accounting
+from dp_accounting import NeighboringRelation
 
 from tfp_dpvi.privacy.errors import UnsupportedPairError
-
-NeighboringRelation = dp_accounting.NeighboringRelation
 
 _ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = NeighboringRelation.REPLACE_ONE
