@@ -87,11 +87,7 @@ class Composer:
 
     def _transform(self, window_size: int) -> tuple[int, list[np.ndarray]]:
         # A few sizes only, so that a curve over many step counts transforms little.
-        size = int(
-            fft.next_fast_len(
-                math.ceil(2.0 ** (math.ceil(2.0 * math.log2(window_size)) / 2.0)), real=True
-            )
-        )
+        size = int(fft.next_fast_len(math.ceil(2.0 ** (math.ceil(2.0 * math.log2(window_size)) / 2.0)), real=True))
         if size not in self._spectra:
             self._spectra[size] = [_spectrum(loss, size) for loss in self._losses]
         return size, self._spectra[size]

@@ -122,9 +122,7 @@ def _log_expm1(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0.0, value, -np.inf)
 
 
-def discretise(
-    pair: GaussianPair, step: float, tail_mass: float = 1e-21
-) -> tuple[DiscreteLoss, ...]:
+def discretise(pair: GaussianPair, step: float, tail_mass: float = 1e-21) -> tuple[DiscreteLoss, ...]:
     """Discretises the privacy loss of a pair: one entry if symmetric, else (remove, add).
 
     Formal guarantee: for every epsilon the hockey-stick divergence of the returned loss is at least

@@ -52,9 +52,7 @@ def effective_multiplier(event: dp_accounting.DpEvent) -> float:
         if min(parts) == 0.0:
             return 0.0
         return 1.0 / math.sqrt(math.fsum(z**-2 for z in parts))
-    raise UnsupportedPairError(
-        f"{type(event).__name__} cannot be priced on a sample; only Gaussian releases can."
-    )
+    raise UnsupportedPairError(f"{type(event).__name__} cannot be priced on a sample; only Gaussian releases can.")
 
 
 def count_releases(event: dp_accounting.DpEvent) -> ReleaseCounts:
@@ -70,9 +68,7 @@ def count_releases(event: dp_accounting.DpEvent) -> ReleaseCounts:
     return counts
 
 
-def _add(
-    event: dp_accounting.DpEvent, times: int, counts: ReleaseCounts, gaussian: dict[float, int]
-) -> None:
+def _add(event: dp_accounting.DpEvent, times: int, counts: ReleaseCounts, gaussian: dict[float, int]) -> None:
     if times == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
         return
     if isinstance(event, dp_accounting.NonPrivateDpEvent):

@@ -12,20 +12,24 @@ import math
 from typing import ClassVar
 
 import dp_accounting
+import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
-from dp_accounting import rdp as dp_rdp
+from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
-from tfp_dpvi.privacy import _composition, _dominating_pairs, analytic_gaussian
+from tfp_dpvi.privacy import _composition, _dominating_pairs, advanced_composition, analytic_gaussian
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy._events import ReleaseCounts, count_releases
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 
-BASE_STEP = 1e-4
+#: Grid spacing of privacy losses, dp_accounting's default. Coarser ones are STEP times a power of two,
+#: so that grids nest and a coarser one bounds a finer one from above.
+STEP = 1e-4
 _MAX_SIZE = 1 << 20
 # Deltas below this drown in the rounding of the Fourier transform.
 SMALLEST_DELTA = 1e-12
 
 
+_ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 WeightedPairs = tuple[tuple[_dominating_pairs.GaussianPair, int], ...]
 
 
@@ -42,11 +46,8 @@ class Accountant(abc.ABC):
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns a delta that, with `epsilon`, holds for `event`."""
 
-    def epsilon_near(
-        self, event: DpEvent, delta: float, relation: NeighboringRelation, near: float
-    ) -> float:
-        """Returns a quick upper bound of `epsilon`, close to it where it is about `near`."""
-        del near
+    def epsilon_quick(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
+        """Returns a quick upper bound of `epsilon` for a search to start from."""
         return self.epsilon(event, delta, relation)
 
 
@@ -60,27 +61,11 @@ def gaussian_shift(counts: ReleaseCounts, relation: NeighboringRelation) -> floa
 def pairs_of(counts: ReleaseCounts, relation: NeighboringRelation) -> WeightedPairs:
     """Returns the dominating pairs behind an event and how often each occurs."""
     symmetric = relation is NeighboringRelation.REPLACE_ONE
-    pairs = [
-        (_dominating_pairs.GaussianPair(q, 1.0 / z, symmetric), n)
-        for (q, z), n in sorted(counts.poisson.items())
-    ]
+    pairs = [(_dominating_pairs.GaussianPair(q, 1.0 / z, symmetric), n) for (q, z), n in sorted(counts.poisson.items())]
     shift = gaussian_shift(counts, relation)
     if shift > 0.0 and pairs:
         pairs.append((_dominating_pairs.GaussianPair(1.0, shift, False), 1))
     return tuple(pairs)
-
-
-def wanted_step(epsilon: float, delta: float, releases: int) -> float:
-    """Returns the grid spacing at which rounding raises `epsilon` by less than about 0.03 %.
-
-    A release rounded to a grid of spacing h has a loss whose variance is larger by at most h^2/4
-    (h^2/6 on average); n of them move epsilon by about log(1/delta) n h^2 / (12 epsilon). Spacings
-    are 1e-4 times a power of two, so that grids nest and a coarser one bounds a finer one.
-    """
-    if epsilon <= 0.0 or math.isinf(epsilon):
-        return BASE_STEP
-    limit = epsilon * math.sqrt(3e-3 / (releases * math.log(2.0 / delta)))
-    return BASE_STEP * 2.0 ** min(0, math.floor(math.log2(limit / BASE_STEP)))
 
 
 def composers(pairs: WeightedPairs, step: float) -> list[_composition.Composer]:
@@ -120,27 +105,16 @@ class PldAccountant(Accountant):
         pairs = pairs_of(counts, relation)
         if not pairs:
             return analytic_gaussian.gaussian_epsilon(delta, gaussian_shift(counts, relation))
-        # A coarse grid overstates epsilon, so it may allow too coarse a step: look again.
-        releases = sum(n for _, n in pairs)
-        step = 8.0 * BASE_STEP
-        while True:
-            epsilon = max(curve.epsilon(delta) for curve in _curves(pairs, step))
-            wanted = wanted_step(epsilon, delta, releases)
-            if step <= wanted or epsilon == 0.0 or math.isinf(epsilon):
-                return epsilon
-            step = wanted
+        return max(curve.epsilon(delta) for curve in _curves(pairs, STEP))
 
-    def epsilon_near(
-        self, event: DpEvent, delta: float, relation: NeighboringRelation, near: float
-    ) -> float:
+    def epsilon_quick(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
         """Returns epsilon on one coarser grid for all events, so that a search meets no jumps."""
         delta = _resolvable(check.delta(delta))
         counts = self._counts(event, relation)
         pairs = pairs_of(counts, relation)
         if counts.non_private or not pairs:
             return self.epsilon(event, delta, relation)
-        step = 4.0 * wanted_step(near, delta, sum(n for _, n in pairs))
-        return max(curve.epsilon(delta) for curve in _curves(pairs, step))
+        return max(curve.epsilon(delta) for curve in _curves(pairs, 4.0 * STEP))
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta, rounded to the private side."""
@@ -151,8 +125,7 @@ class PldAccountant(Accountant):
         pairs = pairs_of(counts, relation)
         if not pairs:
             return analytic_gaussian.gaussian_delta(epsilon, gaussian_shift(counts, relation))
-        step = wanted_step(max(epsilon, _spread(pairs)), 1e-6, sum(n for _, n in pairs))
-        return max(curve.delta(epsilon) for curve in _curves(pairs, step))
+        return max(curve.delta(epsilon) for curve in _curves(pairs, STEP))
 
     @staticmethod
     def _counts(event: DpEvent, relation: NeighboringRelation) -> ReleaseCounts:
@@ -164,11 +137,6 @@ class PldAccountant(Accountant):
                 "here; use accountant='rdp' for the whole composition."
             )
         return counts
-
-
-def _spread(pairs: WeightedPairs) -> float:
-    """Returns the standard deviation of the composed loss."""
-    return math.sqrt(math.fsum(n * p.loss_moments()[1] for p, n in pairs))
 
 
 def _resolvable(delta: float) -> float:
@@ -194,49 +162,80 @@ class RdpAccountant(Accountant):
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
         """Returns epsilon by the best of dp_accounting's default orders."""
         delta = check.delta(delta)
-        return float(self._composed(event, relation).get_epsilon(delta))
+        rdp = self._rdp(event, relation)
+        return float(_rdp.compute_epsilon(_ORDERS, rdp, delta)[0])
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns delta by the best of dp_accounting's default orders."""
         epsilon = check.non_negative("epsilon", epsilon)
-        return float(self._composed(event, relation).get_delta(epsilon))
+        rdp = self._rdp(event, relation)
+        return float(_rdp.compute_delta(_ORDERS, rdp, epsilon)[0])
 
     @staticmethod
-    def _composed(event: DpEvent, relation: NeighboringRelation) -> dp_rdp.RdpAccountant:
+    def _rdp(event: DpEvent, relation: NeighboringRelation) -> np.ndarray:
         check.relation(relation)
         counts = count_releases(event)
-        accountant = dp_rdp.RdpAccountant(neighboring_relation=relation)
+        total = np.zeros(len(_ORDERS))
         if counts.non_private:
-            accountant.compose(dp_accounting.NonPrivateDpEvent())
-            return accountant
+            return total + np.inf
+        if counts.poisson and relation is NeighboringRelation.REPLACE_ONE:
+            raise UnsupportedPairError(
+                "Poisson sampling under replace-one is not priced by accountant='rdp'; use accountant='pld'."
+            )
+        if counts.fixed_size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise UnsupportedPairError("fixed-size sampling is not priced under add-or-remove-one; use replace-one.")
         # dp_accounting's RDP takes the multiplier over the whole distance of the two sums.
         shift = gaussian_shift(counts, relation)
         if shift > 0.0:
-            accountant.compose(dp_accounting.GaussianDpEvent(1.0 / shift))
-        if counts.poisson and relation is NeighboringRelation.REPLACE_ONE:
-            raise UnsupportedPairError(
-                "Poisson sampling under replace-one is not priced by accountant='rdp'; "
-                "use accountant='pld'."
-            )
-        if counts.fixed_size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise UnsupportedPairError(
-                "fixed-size sampling is not priced under add-or-remove-one; use replace-one."
-            )
+            total += _single_rdp(dp_accounting.GaussianDpEvent(1.0 / shift), relation)
         for (q, z), n in counts.poisson.items():
-            accountant.compose(
-                dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), n
-            )
+            event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
+            total += n * _single_rdp(event, relation)
         for (records, batch, z), n in counts.fixed_size.items():
-            accountant.compose(
-                dp_accounting.SampledWithoutReplacementDpEvent(
-                    records, batch, dp_accounting.GaussianDpEvent(z / 2.0)
-                ),
-                n,
-            )
-        return accountant
+            mechanism = dp_accounting.GaussianDpEvent(z / 2.0)
+            event = dp_accounting.SampledWithoutReplacementDpEvent(records, batch, mechanism)
+            total += n * _single_rdp(event, relation)
+        return total
 
 
-ACCOUNTANTS: dict[str, Accountant] = {a.name: a for a in (PldAccountant(), RdpAccountant())}
+@functools.lru_cache(maxsize=64)
+def _single_rdp(event: DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    """Returns the Renyi divergences of one release at `_ORDERS`."""
+    accountant = _rdp.RdpAccountant(_ORDERS, relation)
+    accountant.compose(event)
+    return accountant._rdp
+
+
+class AdvancedCompositionAccountant(Accountant):
+    """Advanced composition with amplification as in the 2017 paper; for comparison only."""
+
+    name = "advanced_composition"
+
+    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
+        """Returns epsilon by equations 7 and 8 of the paper, infinity where their bound fails."""
+        check.relation(relation)
+        return advanced_composition.total_epsilon(event, check.delta(delta), relation)
+
+    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
+        """Returns the smallest delta whose epsilon is at most `epsilon`; 1 if there is none."""
+        epsilon = check.non_negative("epsilon", epsilon)
+        low, high = math.log(1e-300), math.log(0.5)
+        if self.epsilon(event, math.exp(high), relation) > epsilon:
+            return 1.0
+        if self.epsilon(event, math.exp(low), relation) <= epsilon:
+            return math.exp(low)
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            if self.epsilon(event, math.exp(middle), relation) > epsilon:
+                low = middle
+            else:
+                high = middle
+        return math.exp(high)
+
+
+ACCOUNTANTS: dict[str, Accountant] = {
+    a.name: a for a in (PldAccountant(), RdpAccountant(), AdvancedCompositionAccountant())
+}
 
 
 def get_accountant(name: str) -> Accountant:

@@ -31,9 +31,7 @@ def gaussian_epsilon(delta: float, shift: float) -> float:
     high = 0.5 * shift**2 + shift * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
     while gaussian_delta(high, shift) > delta:
         high *= 2.0
-    root = optimize.brentq(
-        lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14
-    )
+    root = optimize.brentq(lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14)
     result = root * (1.0 + 1e-12)
     while gaussian_delta(result, shift) > delta:
         result *= 1.0 + 1e-12

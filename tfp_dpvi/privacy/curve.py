@@ -4,8 +4,8 @@ import bisect
 import math
 from collections.abc import Sequence
 
-import dp_accounting
 import numpy as np
+from dp_accounting import DpEvent
 
 from tfp_dpvi.privacy import _composition, accountants
 from tfp_dpvi.privacy import _validation as check
@@ -35,7 +35,7 @@ class EpsilonCurve:
     def __init__(
         self,
         plan: PrivacyPlan,
-        prior_events: Sequence[dp_accounting.DpEvent] = (),
+        prior_events: Sequence[DpEvent] = (),
         delta: float = 1e-5,
         checkpoints: Sequence[int] = (),
     ) -> None:
@@ -43,6 +43,8 @@ class EpsilonCurve:
         self.delta = check.delta(delta)
         total = plan.num_releases
         self._steps = _grid(total, checkpoints)
+        if self._has_no_shortcut(prior_events):
+            self._steps = _grid(total, checkpoints, points=12)
         values = self._values(list(prior_events))
         exact = plan.epsilon(self.delta, prior_events)
         # Epsilon grows with the steps, so the exact last value bounds every earlier one.
@@ -57,10 +59,15 @@ class EpsilonCurve:
           ValueError: for a step beyond the plan's last.
         """
         if not 0 <= step <= self._steps[-1]:
-            raise ValueError(
-                f"step={step!r} must lie between 0 and the plan's {self._steps[-1]} releases."
-            )
+            raise ValueError(f"step={step!r} must lie between 0 and the plan's {self._steps[-1]} releases.")
         return self._epsilons[bisect.bisect_left(self._steps, step)]
+
+    def _has_no_shortcut(self, prior_events: Sequence[DpEvent]) -> bool:
+        # Full batches after Poisson ones: the Gaussian part changes with every step count.
+        if self.plan.accountant != "pld" or self.plan.noise_multiplier == 0.0:
+            return False
+        prior = count_releases(compose(list(prior_events), self.plan.event_of(0)))
+        return bool(prior.poisson) and not count_releases(self.plan.release_event).poisson
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -72,7 +79,7 @@ class EpsilonCurve:
         """The epsilons at `steps`."""
         return tuple(self._epsilons)
 
-    def _values(self, prior: list[dp_accounting.DpEvent]) -> np.ndarray:
+    def _values(self, prior: list[DpEvent]) -> np.ndarray:
         plan, delta = self.plan, self.delta
         relation = plan.neighboring_relation
         if plan.noise_multiplier == 0.0:
@@ -87,10 +94,8 @@ class EpsilonCurve:
         # One transform of each single release; per step count only a power and its inverse.
         ((own_q, own_z),) = own.poisson
         pairs = accountants.pairs_of(counts, relation)
-        exact = plan.epsilon(delta, prior)
-        releases = sum(n for _, n in pairs)
         # A coarser nested grid bounds the finer one from above; take the one that time allows.
-        step = 2.0 * accountants.wanted_step(exact, delta, releases)
+        step = accountants.STEP
         while True:
             machines = accountants.composers(pairs, step)
             work = sum(m.window_size for m in machines) * len(self._steps) / _MAX_WORK
@@ -111,19 +116,16 @@ class EpsilonCurve:
         return np.array(values)
 
 
-def compose_epsilon(
-    plan: PrivacyPlan, prior: Sequence[dp_accounting.DpEvent], delta: float, steps: int
-) -> float:
+def compose_epsilon(plan: PrivacyPlan, prior: Sequence[DpEvent], delta: float, steps: int) -> float:
     """Returns epsilon after `steps` releases of a plan that follows `prior`."""
     return plan.replace(num_releases=steps).epsilon(delta, prior)
 
 
-def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
+def _grid(total: int, checkpoints: Sequence[int], points: int = _MAX_POINTS) -> list[int]:
     wanted = sorted({check.count("checkpoints", c) for c in checkpoints} & set(range(total + 1)))
-    room = _MAX_POINTS // 2
+    room = points // 2
     if len(wanted) > room:
         wanted = [wanted[round(i * (len(wanted) - 1) / (room - 1))] for i in range(room)]
-    spread = np.concatenate(
-        [np.geomspace(1, max(1, total), 14), np.linspace(0, total, _MAX_POINTS - room - 16)]
-    )
+    rest = points - room
+    spread = np.concatenate([np.geomspace(1, max(1, total), rest // 2), np.linspace(0, total, rest - rest // 2)])
     return sorted({*wanted, *(math.ceil(x) for x in spread if x <= total), 0, total})

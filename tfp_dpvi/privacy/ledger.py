@@ -133,15 +133,11 @@ class PrivacyLedger:
           ValueError: if `steps_run` exceeds what was reserved.
         """
         if reservation not in self._open:
-            raise LedgerError(
-                f"reservation={reservation!r} is unknown or was confirmed before; nothing changed."
-            )
+            raise LedgerError(f"reservation={reservation!r} is unknown or was confirmed before; nothing changed.")
         index, steps = self._open[reservation]
         run = steps if steps_run is None else check.count("steps_run", steps_run)
         if run > steps:
-            raise ValueError(
-                f"steps_run={run} exceeds the {steps} steps reserved: reserve before running."
-            )
+            raise ValueError(f"steps_run={run} exceeds the {steps} steps reserved: reserve before running.")
         del self._open[reservation]
         if run < steps:
             entry = self._entries[index]
@@ -153,9 +149,7 @@ class PrivacyLedger:
         """Steps reserved but not confirmed; they count as spent."""
         return sum(steps for _, steps in self._open.values())
 
-    def check_budget(
-        self, plan: PrivacyPlan, *, epsilon: float, delta: float, accountant: str = "pld"
-    ) -> None:
+    def check_budget(self, plan: PrivacyPlan, *, epsilon: float, delta: float, accountant: str = "pld") -> None:
         """Refuses a plan that would take the total over a budget; charges nothing.
 
         Raises:

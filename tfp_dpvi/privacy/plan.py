@@ -67,9 +67,7 @@ class PrivacyPlan:
         if self.num_records is not None:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
         accountants.get_accountant(self.accountant)
-        supported_pairs.check_supported(
-            self.sampling.name, self.neighboring_relation, self.accountant
-        )
+        supported_pairs.check_supported(self.sampling.name, self.neighboring_relation, self.accountant)
 
     @property
     def mechanism(self) -> DpEvent:
@@ -175,7 +173,7 @@ class PrivacyPlan:
         relation = plan.neighboring_relation
 
         def quick(z: float) -> float:
-            return price.epsilon_near(event(z), delta, relation, target)
+            return price.epsilon_quick(event(z), delta, relation)
 
         def exact(z: float) -> float:
             return price.epsilon(event(z), delta, relation)

@@ -13,8 +13,7 @@ REPORT_SCHEMA_VERSION = 1
 _COVERED = (
     "every intermediate state of the model, not only the last one: all parameters after every "
     "step, every checkpoint, the optimizer's state, the posterior, predictions and samples from it",
-    "everything that anybody computes from these later, without limit, as long as the records are "
-    "not used again",
+    "everything that anybody computes from these later, without limit, as long as the records are not used again",
 )
 
 _NOT_COVERED = (
@@ -46,6 +45,7 @@ _UNITS = {
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions, composed numerically and rounded upwards",
     "rdp": "Renyi differential privacy (the moments accountant)",
+    "advanced_composition": "advanced composition with amplification, a loose bound",
 }
 
 
@@ -209,9 +209,7 @@ class PrivacyReport:
     def _not_covered(self) -> tuple[str, ...]:
         known = "unknown here" if self.num_records is None else f"{self.num_records:,}"
         declared = (
-            " and was declared by hand"
-            if self.num_records_declared
-            else ", although it was counted from the data"
+            " and was declared by hand" if self.num_records_declared else ", although it was counted from the data"
         )
         return tuple(s.format(num_records=known, declared=declared) for s in _NOT_COVERED)
 

@@ -121,3 +121,73 @@ class FullBatch(SamplingScheme):
     def describe(self) -> str:
         """Returns one sentence for a person who is not a programmer."""
         return "full batches: every record takes part in every step"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeSampling(SamplingScheme):
+    """Each batch is a uniformly random subset of fixed size, drawn afresh for every release.
+
+    Attributes:
+      num_records: the number of records N, public.
+      batch_size: the number of records in a batch, at most N.
+    """
+
+    num_records: int
+    batch_size: int
+    name: ClassVar[str] = "fixed_size"
+
+    def __post_init__(self) -> None:
+        records = check.count("num_records", self.num_records, 1)
+        batch = check.count("batch_size", self.batch_size, 1)
+        if batch > records:
+            raise ValueError(f"batch_size={batch} exceeds num_records={records}; use FullBatch() for all records.")
+        object.__setattr__(self, "num_records", records)
+        object.__setattr__(self, "batch_size", batch)
+
+    def dp_event(self, mechanism: DpEvent) -> DpEvent:
+        """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`."""
+        return dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, mechanism)
+
+    def describe(self) -> str:
+        """Returns one sentence for a person who is not a programmer."""
+        return (
+            f"fixed-size sampling: every step draws {self.batch_size:,} of the {self.num_records:,} "
+            "records at random, without replacement"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EachRecordOncePerEpoch(SamplingScheme):
+    """A user's own batches in which each record occurs at most once per epoch: no amplification.
+
+    Declaring it states that the batches of an epoch are disjoint, and that the batch which a record
+    falls into does not depend on which other records are present or on their values.
+
+    Formal guarantee: within an epoch a record touches one release only, so an epoch costs as much as
+    one release on all records (parallel composition), however the batches were shuffled.
+
+    Attributes:
+      steps_per_epoch: the number of releases in one epoch. A begun epoch is charged as a whole.
+    """
+
+    steps_per_epoch: int
+    name: ClassVar[str] = "each_record_once_per_epoch"
+
+    def __post_init__(self) -> None:
+        steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)
+        object.__setattr__(self, "steps_per_epoch", steps)
+
+    def dp_event(self, mechanism: DpEvent) -> DpEvent:
+        """Returns the mechanism itself: one release may hold any record."""
+        return mechanism
+
+    def composed_dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns one mechanism per epoch begun."""
+        return super().composed_dp_event(mechanism, -(-num_releases // self.steps_per_epoch))
+
+    def describe(self) -> str:
+        """Returns one sentence for a person who is not a programmer."""
+        return (
+            "the user's own batches, declared to hold each record at most once per epoch of "
+            f"{self.steps_per_epoch:,} steps; priced without amplification by sampling"
+        )

@@ -14,11 +14,10 @@ class Sensitivity:
 
     Attributes:
       add_or_remove: A, the most that a record's presence can move the sum against its absence.
-      replace: D, the most that replacing one record by another can move the sum. Never below A
-        (a record may be replaced by one that contributes nothing) and never above 2 A.
+      replace: D, the most that replacing one record by another can move the sum; never above 2 A.
 
     Raises:
-      TypeError, ValueError: where a value is not a positive number, or D is outside [A, 2 A].
+      TypeError, ValueError: where a value is not a positive number, or D exceeds 2 A.
     """
 
     add_or_remove: float = 1.0
@@ -27,11 +26,10 @@ class Sensitivity:
     def __post_init__(self) -> None:
         a = check.positive("add_or_remove", self.add_or_remove)
         d = check.positive("replace", self.replace)
-        slack = 1e-9 * a
-        if not a - slack <= d <= 2.0 * a + slack:
+        if d > 2.0 * a * (1.0 + 1e-9):
             raise ValueError(
-                f"replace={self.replace!r} must lie between add_or_remove and twice it "
-                f"([{a}, {2.0 * a}]); a replacement is one removal and one addition."
+                f"replace={self.replace!r} must be at most twice add_or_remove={a}: a replacement is "
+                "one removal and one addition. State the larger add_or_remove."
             )
         object.__setattr__(self, "add_or_remove", a)
         object.__setattr__(self, "replace", d)
