@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-import tfp_dpvi as dpvi
-from tfp_dpvi._keras import tf, tfp
+import tfp_dpvi as dpvi  # isort: skip  (first, so that TensorFlow loads quietly)
+import tensorflow as tf
+import tensorflow_probability as tfp
 
 tfd = tfp.distributions
 

@@ -6,11 +6,12 @@ Names load on first use, so that `import tfp_dpvi.privacy` needs no TensorFlow.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfp_dpvi import (
-        callbacks,
         datasets,
         gradients,
         models,
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+if "tensorflow" not in sys.modules:
+    # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines without a GPU too.
+    # Python exceptions are not affected. To see native messages again, set the variable to 0, 1 or 2.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 _MODULES = (
-    "callbacks",
     "datasets",
     "gradients",
     "models",
@@ -49,7 +54,6 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "__version__",
-    "callbacks",
     "datasets",
     "gradients",
     "models",

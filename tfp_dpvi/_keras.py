@@ -6,20 +6,14 @@ TensorFlow 2.15 ships Keras 2 as `tf.keras`. From 2.16 on `tf.keras` is Keras 3 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from tfp_dpvi._quiet import quiet_native_import
-
-with quiet_native_import():
-    import tensorflow as tf
-    import tensorflow_probability as tfp
+import tensorflow as tf
+import tensorflow_probability as tfp
 
 _version = tuple(int(part) for part in tf.__version__.split(".")[:2])
-keras: Any
-if _version >= (2, 16):
-    import tf_keras as keras
-else:
-    keras = tf.keras
+keras: Any = importlib.import_module("tf_keras") if _version >= (2, 16) else tf.keras
 
 Callback = keras.callbacks.Callback
 Metric = keras.metrics.Metric

@@ -1,8 +1,7 @@
-"""Keep TensorFlow's native code from writing over the user's first line of output and progress bar.
+"""Keep XLA's greetings out of the user's progress bar.
 
-TensorFlow 2.15 writes CUDA registration notices to file descriptor 2 while its shared libraries load, on machines
-without a GPU too, and XLA greets its first compilation there. They come from C++, out of reach of `logging` and
-`warnings`.
+On its first compilation XLA writes a few lines to file descriptor 2. They come from C++, out of reach of `logging`,
+`warnings` and `TF_CPP_MIN_LOG_LEVEL`.
 """
 
 from __future__ import annotations
@@ -49,22 +48,6 @@ def _held_stderr(show: Callable[[bytes], bytes]) -> Iterator[None]:
             if rest:
                 with contextlib.suppress(OSError):
                     os.write(2, rest)
-
-
-@contextlib.contextmanager
-def quiet_native_import() -> Iterator[None]:
-    """Drops what native code writes to stderr while TensorFlow loads; shows it after all if the import fails.
-
-    Does nothing when TensorFlow is imported already or when the user has set `TF_CPP_MIN_LOG_LEVEL`: whoever sets it
-    wants to see what it lets through.
-    """
-    if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        yield
-        return
-    # Information lines only (level 1): warnings and errors of later operations stay visible.
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"
-    with _held_stderr(lambda text: b""):
-        yield
 
 
 @contextlib.contextmanager

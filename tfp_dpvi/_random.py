@@ -27,9 +27,8 @@ def new_key(seed: int | None = None) -> np.ndarray:
       int64 array of shape [2].
     """
     if seed is None:
-        bits = os.urandom(16)
-    else:
-        bits = hashlib.sha256(f"tfp_dpvi seed {int(seed)}".encode()).digest()[:16]
+        return np.frombuffer(os.urandom(16), dtype=np.int64).copy()
+    bits = hashlib.sha256(f"tfp_dpvi seed {int(seed)}".encode()).digest()[:16]
     return np.frombuffer(bits, dtype=np.int64).copy()
 
 

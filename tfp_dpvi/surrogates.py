@@ -58,7 +58,7 @@ def mean_field(
     prior: Any,
     *,
     initial_loc: Any = "zeros",
-    initial_scale: float = 1e-2,
+    initial_scale: float = 0.1,
     seed: int | None = None,
     name: str = "mean_field",
 ) -> Any:
@@ -229,7 +229,8 @@ def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> A
                 "or pass a trainable TFP distribution."
             )
         surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
-    elif not isinstance(surrogate_posterior, tfd.Distribution):
+    elif not all(hasattr(surrogate_posterior, name) for name in ("sample", "log_prob", "event_shape")):
+        # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
             f"{surrogate_posterior!r}."

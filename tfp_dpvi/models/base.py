@@ -11,21 +11,20 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import Metric, Model, keras, tf
+from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.models import planning
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
 from tfp_dpvi.models.records import Records, make_records
+from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import as_dp_optimizer
 from tfp_dpvi.privacy import (
-    BudgetExhaustedError,
-    EpsilonCurve,
     PrivacyLedger,
     PrivacyPlan,
     PrivacyReport,
-    Sensitivity,
 )
-from tfp_dpvi.sampling import FullBatchSampler, PoissonSampler, Sampler
+from tfp_dpvi.sampling import Sampler
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
@@ -33,52 +32,7 @@ LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError
 _LOG = logging.getLogger("tfp_dpvi")
 _DEFAULT_BATCH_SIZE = 256
 _STEPS_PER_CALL = 50
-_CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
-_MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
-
-
-class _EpsilonSpent(Metric):
-    """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
-
-    def __init__(self) -> None:
-        super().__init__(name="epsilon", dtype="float64")
-        self.value = 0.0
-
-    def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the value is set by the training loop."""
-
-    def result(self) -> Any:
-        return tf.constant(self.value, tf.float64)
-
-    def reset_state(self) -> None:
-        """Nothing: what is spent stays spent."""
-
-
-class _State:
-    """What a model remembers about privacy. A plain object, so that no checkpoint holds a key or a ledger."""
-
-    def __init__(self, seed: int | None) -> None:
-        self.seed = seed
-        self.ledger = PrivacyLedger()
-        self.settings: settings_lib.PrivacySettings | None = None
-        self.plan: PrivacyPlan | None = None
-        self.steps_run = 0
-        self.epochs_run = 0.0
-        self.num_records: int | None = None
-        self.num_records_declared = False
-        self.caveats: list[str] = []
-        self.validation_metrics: list[Any] = []
-        self.unsafe_validation = False
-        self.epsilon_metric = _EpsilonSpent()
-        self.loss_metric = keras.metrics.Mean(name="loss")
-        self.auto_steps_per_execution = True
-        self.loops: dict[Any, Callable[..., Any]] = {}
-        self.train_function: Callable[..., Any] | None = None
-
-
-def _add_caveat(state: _State, text: str) -> None:
-    if text not in state.caveats:
-        state.caveats.append(text)
+_STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
 
 
 class DPModel(Model):
@@ -112,8 +66,7 @@ class DPModel(Model):
 
     def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        settings_seed = None if seed is None else int(seed)
-        self._dp = _NotTracked(_State(settings_seed))
+        self._dp = State(None if seed is None else int(seed))
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -171,7 +124,7 @@ class DPModel(Model):
         exact = None
         if exact_loss is not None:
             exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
-        return StepGradients(record_gradient, exact)
+        return StepGradients(record_gradient, variables, exact)
 
     def _check_data(self, records: Records) -> None:
         """For subclasses: raises if these records do not fit the model, before anything is spent."""
@@ -353,15 +306,17 @@ class DPModel(Model):
 
         public_num = records.num if num_records is None else int(num_records)
         batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-        sampler = self._make_sampler(records.num, public_num, batch_size)
+        sampler = planning.make_sampler(
+            records.num, public_num, batch_size, state.settings.physical_batch_size, self.trainable_variables
+        )
         steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
         steps = (epochs - initial_epoch) * steps_per_epoch
-        plan = self._make_plan(sampler, public_num, steps, steps_per_epoch)
+        plan = planning.make_plan(state, sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
 
         tensors = records.tensors()
         loop = self._get_loop(sampler, min(batch_size, public_num), public_num, plan, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-        curve = self._make_curve(plan, steps, steps_per_epoch)
+        curve = planning.make_curve(state, plan, steps_per_epoch)
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
         state.train_function = self._make_train_function(loop, plan, curve, tensors, steps_per_epoch)
@@ -424,77 +379,12 @@ class DPModel(Model):
         checked = make_records(x, y, weight, dtype=self._record_dtype, validate=True)
         self._dp.unsafe_validation = unsafe and not public
         if self._dp.unsafe_validation:
-            _add_caveat(
-                self._dp, "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
+            self._dp.add_caveat(
+                "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
             )
         return tuple(
             part for part in (checked.x, checked.y, checked.sample_weight) if part is not None or weight is not None
         )
-
-    def _make_sampler(self, num_available: int, public_num: int, batch_size: int) -> Sampler:
-        assert self._dp.settings is not None
-        physical = self._dp.settings.physical_batch_size
-        if physical is None:
-            bytes_each = sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
-            most = max(1, _MAX_GRADIENT_BYTES // max(1, bytes_each))
-        else:
-            most = physical
-        if batch_size >= public_num:
-            return FullBatchSampler(num_available, min(most, num_available))
-        default = PoissonSampler(num_available, batch_size / public_num)
-        if physical is None and default.physical_batch_size <= most:
-            return default
-        return PoissonSampler(num_available, batch_size / public_num, most)
-
-    def _make_plan(self, sampler: Sampler, public_num: int, steps: int, steps_per_epoch: int) -> PrivacyPlan:
-        """The plan for this fit: exactly `steps` releases, at a noise that keeps the lifetime budget."""
-        state, target = self._dp, self._dp.settings
-        assert target is not None
-        clip = self.optimizer.l2_norm_clip
-        common = {
-            "sampling": sampler.scheme,
-            "neighboring_relation": target.neighboring_relation,
-            "sensitivity": Sensitivity(),
-            "accountant": target.accountant,
-            "l2_norm_clip": None if math.isinf(clip) else clip,
-            "num_records": public_num,
-        }
-        if target.epsilon is None:
-            return PrivacyPlan(noise_multiplier=target.noise_multiplier, num_releases=steps, **common)
-        planned = steps
-        if target.planned_epochs is not None:
-            left = math.ceil((target.planned_epochs - state.epochs_run) * steps_per_epoch)
-            if steps > left > 0 or (state.epochs_run == 0 and steps > left):
-                raise ValueError(
-                    f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
-                    f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
-                )
-            planned = max(steps, left)
-        spent = state.ledger.epsilon(target.delta, accountant=target.accountant)
-        if spent >= _CALIBRATION_SLACK * target.epsilon:
-            raise BudgetExhaustedError(
-                f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and "
-                f"{spent:.4g} of it is spent: nothing is left for another fit. To keep some for later fits, say "
-                "compile(planned_epochs=...) before the first; to spend more, compile with a larger epsilon."
-            )
-        plan = PrivacyPlan.calibrate(
-            epsilon=target.epsilon,
-            delta=target.delta,
-            num_releases=planned,
-            prior_events=state.ledger.events(),
-            **common,
-        )
-        return plan.replace(num_releases=steps)
-
-    def _make_curve(self, plan: PrivacyPlan, steps: int, steps_per_epoch: int) -> Callable[[int], float] | None:
-        assert self._dp.settings is not None
-        delta = self._dp.settings.delta
-        if delta is None:
-            return None
-        if plan.noise_multiplier == 0:
-            return lambda step: math.inf
-        checkpoints = range(steps_per_epoch, steps + 1, steps_per_epoch)
-        return EpsilonCurve(plan, self._dp.ledger.events(), delta, checkpoints=checkpoints)
 
     def _get_loop(
         self, sampler: Sampler, expected_batch_size: float, public_num: int, plan: PrivacyPlan, tensors: Any
@@ -506,7 +396,8 @@ class DPModel(Model):
         self.optimizer.build(variables)
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = state.settings.jit_compile
-        for jit in (True, False) if wanted is None else (wanted,):
+        choices = (wanted,) if wanted is not None else (True, False)[plan.num_releases < _STEPS_WORTH_COMPILING :]
+        for jit in choices:
             settings = LoopSettings(
                 sampler=sampler,
                 expected_batch_size=float(expected_batch_size),
@@ -549,7 +440,7 @@ class DPModel(Model):
         assert state.settings is not None
         unsafe = state.settings.unsafe_training_metrics
         if unsafe:
-            _add_caveat(state, "NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
+            state.add_caveat("NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         key = tf.constant(_random.new_key(state.seed))
         noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
@@ -617,21 +508,6 @@ class DPModel(Model):
             seeded=state.seed is not None,
             caveats=tuple(state.caveats),
         )
-
-
-class _NotTracked:
-    """Attribute proxy that Keras and TensorFlow do not look into when they track what to save."""
-
-    __slots__ = ("_inner",)
-
-    def __init__(self, inner: _State) -> None:
-        object.__setattr__(self, "_inner", inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_inner"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(object.__getattribute__(self, "_inner"), name, value)
 
 
 def _refuse_arguments(refused: dict[str, Any]) -> None:

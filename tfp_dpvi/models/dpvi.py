@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random, surrogates
 from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.gradients import through_draws
 from tfp_dpvi.models import base
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
-from tfp_dpvi.models.records import Records
+from tfp_dpvi.models.records import Records, make_records
 
 tfd = tfp.distributions
 
@@ -36,6 +37,10 @@ class DPVI(base.DPModel):
         whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
         distribution's `log_prob` of a batch of n records has shape [n].
       surrogate_posterior: "mean_field", "full_rank", "asvi", or a trainable TFP distribution over the parameters.
+      gradients: "aligned" (default) clips and releases the records' gradients by the parameters and pulls the noisy sum
+        back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
+        al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
+        paper. The same guarantee at the same clip and noise multiplier.
       num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
         is averaged over them before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
@@ -47,9 +52,8 @@ class DPVI(base.DPModel):
 
     #### Formal guarantee
 
-    See `DPModel`. A record's term reaches the released values only through the clipped sum: its gradient with respect
-    to the parameters is formed from one draw (one set of draws for norms and gradients, contract C5) and pulled back to
-    the surrogate's variables record by record, before the clip.
+    See `DPModel`. A record's term reaches the released values only through the clipped sum. Norms and gradients come
+    from one set of draws (contract C5), which are independent of the records given the released variables.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class DPVI(base.DPModel):
         likelihood: Callable[..., Any],
         surrogate_posterior: Any = "mean_field",
         *,
+        gradients: str = "aligned",
         num_draws: int = 1,
         num_predictive_draws: int = 200,
         seed: int | None = None,
@@ -73,9 +78,12 @@ class DPVI(base.DPModel):
         for argument, value in (("num_draws", num_draws), ("num_predictive_draws", num_predictive_draws)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{argument} must be an integer >= 1, got {value!r}.")
+        if gradients not in ("aligned", "vectorized"):
+            raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name)
         self._model = _ModelParts(prior, likelihood, dtype)
+        self.gradients = gradients
         self.num_draws = num_draws
         self.num_predictive_draws = num_predictive_draws
         self.surrogate_posterior = surrogates.build(surrogate_posterior, prior, seed=seed)
@@ -123,23 +131,15 @@ class DPVI(base.DPModel):
         exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
         draws = [params for params, _ in pairs]
 
-        def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
-            with tf.GradientTape(watch_accessed_variables=False) as inner:
-                flat = tf.nest.flatten(draws)
-                inner.watch(flat)
-                losses = [-self._record_log_prob(params, record) for params in draws]
-                loss = tf.add_n(losses) / self.num_draws
-                if "sample_weight" in record:
-                    loss *= record["sample_weight"]
-            by_params = inner.gradient(loss, flat, unconnected_gradients="zero")
-            # Select before the pull-back: zero times NaN in it would be NaN for this record's variables (contract C8).
-            keep = keep & tf.math.is_finite(loss)
-            for part in by_params:
-                keep = keep & tf.reduce_all(tf.math.is_finite(part))
-            by_params = [tf.where(keep, part, tf.zeros_like(part)) for part in by_params]
-            return loss, outer.gradient(flat, variables, output_gradients=by_params, unconnected_gradients="zero")
+        def record_loss(record: Any) -> Any:
+            losses = [-self._record_log_prob(params, record) for params in draws]
+            loss = tf.add_n(losses) / self.num_draws
+            return loss * record["sample_weight"] if "sample_weight" in record else loss
 
-        return StepGradients(record_gradient, exact)
+        through = through_draws(
+            record_loss, tf.nest.flatten(draws), outer, variables, aligned=self.gradients == "aligned"
+        )
+        return StepGradients(through.record_gradient, through.released, exact, through.pull_back)
 
     def _record_log_prob(self, params: Any, record: Any) -> Any:
         """Log-likelihood of one record: the likelihood sees a batch of one."""
@@ -275,8 +275,6 @@ class DPVI(base.DPModel):
 
     def _inputs(self, x: Any, *, as_tensor: bool = True) -> Any:
         """New records in the model's dtype."""
-        from tfp_dpvi.models.records import make_records
-
         checked = make_records(x, None, None, dtype=self._record_dtype, validate=False).x
         return tf.nest.map_structure(tf.convert_to_tensor, checked) if as_tensor else checked
 

@@ -19,11 +19,15 @@ class StepGradients:
 
     Attributes:
       record_gradient: one record's loss and its gradient, before the clip.
+      released: tensors with the shapes and dtypes of that gradient's parts, which are what is summed and released.
       data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
+      pull_back: from the noisy sum to one tensor for each variable; None where the gradient is by the variables.
     """
 
     record_gradient: RecordGradient
+    released: Sequence[Any]
     data_independent: Sequence[Any] | None
+    pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +76,13 @@ def make_loop(
             sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
             return sums, loss + batch_loss
 
-        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
         sums, loss = settings.sampler.walk(sampling_key, visit, (zeros, tf.zeros([], variables[0].dtype)))
         private = optimizer.privatize(
             ClippedSum(sums, clip, settings.sensitivity),
             key=noise_key,
             expected_batch_size=settings.expected_batch_size,
+            pull_back=gradients.pull_back,
             data_independent=gradients.data_independent,
             noise_multiplier=noise_multiplier,
         )
@@ -94,4 +99,4 @@ def make_loop(
 
     if settings.run_eagerly:
         return run
-    return tf.function(run, jit_compile=settings.jit_compile, autograph=False)  # type: ignore[no-any-return]
+    return tf.function(run, jit_compile=settings.jit_compile, autograph=False)

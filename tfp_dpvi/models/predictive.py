@@ -27,7 +27,10 @@ def mean_of(distribution: Any) -> Any:
         raise
 
 
-class PosteriorPredictive(tfd.Distribution):
+_Distribution: Any = tfd.Distribution
+
+
+class PosteriorPredictive(_Distribution):
     """`p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the surrogate posterior.
 
     The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work where the likelihood

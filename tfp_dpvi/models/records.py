@@ -30,7 +30,7 @@ class Records:
         """Tensors under the keys "x", "y" and "sample_weight", as far as they were given."""
         parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
         given = {key: part for key, part in parts.items() if part is not None}
-        return tf.nest.map_structure(tf.convert_to_tensor, given)  # type: ignore[no-any-return]
+        return tf.nest.map_structure(tf.convert_to_tensor, given)
 
 
 def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bool) -> Records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from tfp_dpvi._keras import Optimizer, keras, register_keras_serializable
@@ -76,6 +76,7 @@ class DPOptimizer:
         *,
         key: Any,
         expected_batch_size: float,
+        pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
         data_independent: Sequence[Any] | None = None,
         noise_multiplier: Any = None,
     ) -> noise_lib.PrivatizedGradients:
@@ -85,6 +86,7 @@ class DPOptimizer:
           clipped: a `ClippedSum` made with this optimizer's `l2_norm_clip`.
           key: int64 tensor of shape [2], fresh for each step.
           expected_batch_size: the public denominator qN.
+          pull_back: from the noisy mean to one tensor for each variable, without looking at records.
           data_independent: exact gradient of data-independent terms, added after the noise.
           noise_multiplier: overrides the optimizer's own (a calibrated value, possibly a scalar tensor).
 
@@ -114,6 +116,7 @@ class DPOptimizer:
             noise_multiplier=noise_multiplier,
             key=key,
             expected_batch_size=expected_batch_size,
+            pull_back=pull_back,
             data_independent=data_independent,
         )
         self._minted.tensors = tuple(private.tensors)
@@ -156,9 +159,10 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
         )
     if issubclass(keras_optimizer_class, DPOptimizer):
         return keras_optimizer_class
+    base: Any = keras_optimizer_class
     name = f"DPKeras{keras_optimizer_class.__name__}Optimizer"
 
-    class _DPKerasOptimizer(DPOptimizer, keras_optimizer_class):  # type: ignore[misc, valid-type]
+    class _DPKerasOptimizer(DPOptimizer, base):
         def __init__(
             self, *args: Any, l2_norm_clip: float, noise_multiplier: float | None = None, **kwargs: Any
         ) -> None:
@@ -208,7 +212,7 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
 
     Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then post-processing.
     """
-    return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)  # type: ignore[no-any-return]
+    return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
@@ -24,19 +24,21 @@ def privatize(
     noise_multiplier: Any,
     key: Any,
     expected_batch_size: float,
+    pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
     data_independent: Sequence[Any] | None = None,
 ) -> PrivatizedGradients:
-    """`(sum + z C Z) / (q N) + exact`: design section 5.1, contracts C1 and C2.
+    """`pull_back((sum + z C Z) / (q N)) + exact`: contracts C1 and C2.
 
     Args:
       clipped: the clipped sum, with its bound C.
       noise_multiplier: z >= 0, the noise's standard deviation over C; a number or a scalar tensor.
       key: int64 tensor of shape [2], used once.
       expected_batch_size: the public denominator qN; never the realised batch size, which is secret.
+      pull_back: turns the noisy mean into one tensor for each variable, without looking at records; None: it is that.
       data_independent: exact gradient of the terms that touch no record, added without clip or noise.
 
     Returns:
-      Privatised gradients in the order, shapes and dtypes of `clipped.tensors`.
+      Privatised gradients, one for each variable.
 
     #### Formal guarantee
 
@@ -50,6 +52,8 @@ def privatize(
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         noise = tf.where(tf.cast(noise_multiplier, part.dtype) > 0, deviation * noise, 0.0)
         released.append((part + noise) / tf.cast(expected_batch_size, part.dtype))
+    if pull_back is not None:
+        released = list(pull_back(released))
     if data_independent is not None:
         released = [part + exact for part, exact in zip(released, data_independent, strict=True)]
     return PrivatizedGradients(released)

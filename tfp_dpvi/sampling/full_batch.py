@@ -27,13 +27,16 @@ class FullBatchSampler(Sampler):
 
     @property
     def scheme(self) -> FullBatch:
+        """The scheme to account for."""
         return FullBatch()
 
     @property
     def identity(self) -> tuple[Any, ...]:
+        """See `Sampler`."""
         return ("full_batch", self.num_available, self.physical_batch_size)
 
     def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+        """See `Sampler`."""
         del key
         count, size = self.num_available, self.physical_batch_size
 

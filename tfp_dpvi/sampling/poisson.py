@@ -63,13 +63,16 @@ class PoissonSampler(Sampler):
 
     @property
     def scheme(self) -> PoissonSampling:
+        """The scheme to account for."""
         return PoissonSampling(self.probability)
 
     @property
     def identity(self) -> tuple[Any, ...]:
+        """See `Sampler`."""
         return ("poisson", self.num_available, self.probability, self.physical_batch_size)
 
     def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+        """See `Sampler`."""
         count = self.num_available
 
         def more(last: Any, *_: Any) -> Any:

@@ -1,0 +1,67 @@
+"""Records' gradients through shared reparameterised draws, and the two places where they can be clipped.
+
+With draws `theta = f(xi, eta)` shared by a batch, a record's gradient by the surrogate's variables xi is the
+vector-Jacobian product of f with its gradient by theta. It can be pulled back record by record before the clip, or
+*aligned* (Jälkö, Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the theta-gradients are clipped, summed and released
+once, and the noisy sum is pulled back, which is post-processing. Then the noise has as many coordinates as theta (not
+those of locations and scales, nor of a full covariance), and what it does to location and scale agrees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients.clipping import select_finite
+from tfp_dpvi.gradients.vectorized import RecordGradient
+
+
+@dataclasses.dataclass(frozen=True)
+class ThroughDraws:
+    """Per-record gradients through draws.
+
+    Attributes:
+      record_gradient: one record's loss and gradient, before the clip.
+      released: tensors of the shapes that the clipped sum has.
+      pull_back: from the released sum to one tensor for each variable, or None if it is by the variables already.
+
+    #### Formal guarantee
+
+    `pull_back` reads the draws and the variables, no record: what it returns is post-processing of what it is given.
+    """
+
+    record_gradient: RecordGradient
+    released: Sequence[Any]
+    pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None
+
+
+def through_draws(
+    record_loss: Callable[[Any], Any], draws: Sequence[Any], tape: Any, variables: Sequence[Any], *, aligned: bool
+) -> ThroughDraws:
+    """Per-record gradients of a loss that depends on variables only through draws.
+
+    Args:
+      record_loss: record -> scalar loss, reading `draws`.
+      draws: flat list of float tensors, computed under `tape`.
+      tape: persistent `tf.GradientTape` that watched `variables` while the draws were made.
+      variables: the surrogate's variables.
+      aligned: clip the gradients by `draws` instead of those by `variables`.
+    """
+
+    def pull_back(by_draws: Sequence[Any]) -> Any:
+        return tape.gradient(draws, variables, output_gradients=by_draws, unconnected_gradients="zero")
+
+    def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+        with tf.GradientTape(watch_accessed_variables=False) as inner:
+            inner.watch(draws)
+            loss = record_loss(record)
+        by_draws = inner.gradient(loss, draws, unconnected_gradients="zero")
+        # Selected before the pull-back, whose sums would spread one NaN over the record's whole gradient (C8).
+        by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
+        return loss, by_draws if aligned else pull_back(by_draws)
+
+    if aligned:
+        return ThroughDraws(record_gradient, draws, pull_back)
+    return ThroughDraws(record_gradient, variables, None)

@@ -1,0 +1,101 @@
+"""From the arguments of `fit` to a sampler, a plan within the budget, and the epsilons to show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi.models.state import State
+from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyPlan, Sensitivity
+from tfp_dpvi.sampling import FullBatchSampler, PoissonSampler, Sampler
+
+_CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
+_MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
+
+
+def make_sampler(
+    num_available: int, public_num: int, batch_size: int, physical: int | None, variables: Sequence[Any]
+) -> Sampler:
+    """Poisson batches of expected size `batch_size`, or full batches if that is all records.
+
+    Args:
+      num_available: records at hand.
+      public_num: the declared N; the inclusion probability is batch_size / N.
+      batch_size: expected size of a logical batch.
+      physical: records in memory at a time; None for as many as one visit nearly always covers, within a memory bound.
+      variables: of which a record's gradient may have the size.
+    """
+    if physical is None:
+        bytes_each = sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
+        most = max(1, _MAX_GRADIENT_BYTES // max(1, bytes_each))
+    else:
+        most = physical
+    if batch_size >= public_num:
+        return FullBatchSampler(num_available, min(most, num_available))
+    default = PoissonSampler(num_available, batch_size / public_num)
+    if physical is None and default.physical_batch_size <= most:
+        return default
+    return PoissonSampler(num_available, batch_size / public_num, most)
+
+
+def make_plan(
+    state: State, sampler: Sampler, l2_norm_clip: float, public_num: int, steps: int, steps_per_epoch: int
+) -> PrivacyPlan:
+    """The plan for this fit: exactly `steps` releases, at a noise that keeps the lifetime budget.
+
+    Raises:
+      BudgetExhaustedError: nothing is left.
+      ValueError: the fit is longer than what `planned_epochs` leaves.
+    """
+    target = state.settings
+    assert target is not None
+    common: dict[str, Any] = {
+        "sampling": sampler.scheme,
+        "neighboring_relation": target.neighboring_relation,
+        "sensitivity": Sensitivity(),
+        "accountant": target.accountant,
+        "l2_norm_clip": None if math.isinf(l2_norm_clip) else l2_norm_clip,
+        "num_records": public_num,
+    }
+    if target.epsilon is None or target.delta is None:
+        assert target.noise_multiplier is not None
+        return PrivacyPlan(noise_multiplier=target.noise_multiplier, num_releases=steps, **common)
+    planned = steps
+    if target.planned_epochs is not None:
+        left = math.ceil((target.planned_epochs - state.epochs_run) * steps_per_epoch)
+        if steps > left > 0 or (state.epochs_run == 0 and steps > left):
+            raise ValueError(
+                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
+                f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
+            )
+        planned = max(steps, left)
+    spent = state.ledger.epsilon(target.delta, accountant=target.accountant)
+    if spent >= _CALIBRATION_SLACK * target.epsilon:
+        raise BudgetExhaustedError(
+            f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and "
+            f"{spent:.4g} of it is spent: nothing is left for another fit. To keep some for later fits, say "
+            "compile(planned_epochs=...) before the first; to spend more, compile with a larger epsilon."
+        )
+    plan = PrivacyPlan.calibrate(
+        epsilon=target.epsilon,
+        delta=target.delta,
+        num_releases=planned,
+        prior_events=state.ledger.events(),
+        **common,
+    )
+    return plan.replace(num_releases=steps)
+
+
+def make_curve(state: State, plan: PrivacyPlan, steps_per_epoch: int) -> Callable[[int], float] | None:
+    """Epsilon after each step of this fit, never below the exact one; None without a delta."""
+    assert state.settings is not None
+    delta, steps = state.settings.delta, plan.num_releases
+    if delta is None:
+        return None
+    if plan.noise_multiplier == 0:
+        return lambda step: math.inf
+    checkpoints = range(steps_per_epoch, steps + 1, steps_per_epoch)
+    return EpsilonCurve(plan, state.ledger.events(), delta, checkpoints=checkpoints)

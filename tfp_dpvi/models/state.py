@@ -1,0 +1,55 @@
+"""What a private model remembers: its books, its compile settings, its place in the sequence of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfp_dpvi._keras import Metric, keras, tf
+from tfp_dpvi.models.settings import PrivacySettings
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+
+
+class EpsilonSpent(Metric):
+    """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
+
+    def __init__(self) -> None:
+        super().__init__(name="epsilon", dtype="float64")
+        self.value = 0.0
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the value is set by the training loop."""
+
+    def result(self) -> Any:
+        """The value, as a float64 scalar."""
+        return tf.constant(self.value, tf.float64)
+
+    def reset_state(self) -> None:
+        """Nothing: what is spent stays spent."""
+
+
+class State:
+    """What a model remembers about privacy. A plain object, so that no checkpoint holds a key or a ledger."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+        self.ledger = PrivacyLedger()
+        self.settings: PrivacySettings | None = None
+        self.plan: PrivacyPlan | None = None
+        self.steps_run = 0
+        self.epochs_run = 0.0
+        self.num_records: int | None = None
+        self.num_records_declared = False
+        self.caveats: list[str] = []
+        self.validation_metrics: list[Any] = []
+        self.unsafe_validation = False
+        self.epsilon_metric = EpsilonSpent()
+        self.loss_metric = keras.metrics.Mean(name="loss")
+        self.auto_steps_per_execution = True
+        self.loops: dict[Any, Callable[..., Any]] = {}
+        self.train_function: Callable[..., Any] | None = None
+
+    def add_caveat(self, text: str) -> None:
+        """Remembers a sentence for the report, once."""
+        if text not in self.caveats:
+            self.caveats.append(text)
