@@ -170,7 +170,8 @@ class DPVI(base.DPModel):
             )
         num = 3  # Not 1, which would hide a shape that broadcasts.
         specs = tf.nest.map_structure(
-            lambda part: tf.TensorSpec([num, *part.shape[1:]], part.dtype), (records.x, records.y)
+            lambda part: None if part is None else tf.TensorSpec([num, *part.shape[1:]], part.dtype),
+            (records.x, records.y),
         )
 
         def probe(x: Any, y: Any) -> Any:
@@ -180,7 +181,9 @@ class DPVI(base.DPModel):
         try:
             log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
         except base.LIKELIHOOD_ERRORS as error:
-            shapes = tf.nest.map_structure(lambda spec: f"{spec.dtype.name}{spec.shape.as_list()}", specs)
+            shapes = tf.nest.map_structure(
+                lambda spec: None if spec is None else f"{spec.dtype.name}{spec.shape.as_list()}", specs
+            )
             raise ValueError(
                 f"likelihood failed on a batch of {num} records with x, y = {shapes}: {type(error).__name__}: {error}"
             ) from error
