@@ -173,6 +173,12 @@ def check_surrogate(surrogate: Any, prior: Any) -> None:
             f"surrogate_posterior {surrogate.name!r} has no trainable variables: there is nothing to learn. Build it "
             "with tfp.experimental.vi or tf.Variable parameters."
         )
+    batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
+    if any(shape.rank != 0 for shape in batch_shapes):
+        raise ValueError(
+            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: it must be one distribution. "
+            "Wrap it in tfd.Independent, or give its parameters the prior's event shape."
+        )
     kinds = tf.nest.flatten(surrogate.reparameterization_type)
     if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
         raise ValueError(
@@ -201,6 +207,14 @@ def check_surrogate(surrogate: Any, prior: Any) -> None:
             f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: one dtype runs through a model. "
             "Build both in the same."
         )
+
+
+def _shape_leaves(structure: Any) -> list[Any]:
+    """The TensorShapes in a structure of them (which `tf.nest` would flatten into dimensions)."""
+    if isinstance(structure, tf.TensorShape):
+        return [structure]
+    parts = structure.values() if hasattr(structure, "values") else structure
+    return [leaf for part in parts for leaf in _shape_leaves(part)]
 
 
 def _flat_shapes(distribution: Any) -> list[list[int]]:

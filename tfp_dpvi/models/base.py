@@ -205,6 +205,7 @@ class DPModel(Model):
             raise ValueError(
                 f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
             )
+        metric_objects = settings_lib.check_metrics(validation_metrics)
         super().compile(optimizer=dp_optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
         state = self._dp
         state.settings = settings_lib.PrivacySettings(
@@ -219,7 +220,7 @@ class DPModel(Model):
             unsafe_training_metrics=bool(unsafe_training_metrics),
         )
         state.auto_steps_per_execution = steps_per_execution is None
-        state.validation_metrics = [keras.metrics.get(metric) for metric in validation_metrics or ()]
+        state.validation_metrics = metric_objects
         state.loops = {}
         state.plan = None
 
@@ -382,9 +383,10 @@ class DPModel(Model):
             self._dp.add_caveat(
                 "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
             )
-        return tuple(
-            part for part in (checked.x, checked.y, checked.sample_weight) if part is not None or weight is not None
-        )
+        parts = [checked.x, checked.y, checked.sample_weight]
+        while parts[-1] is None:
+            parts.pop()
+        return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
     def _get_loop(
         self, sampler: Sampler, expected_batch_size: float, public_num: int, plan: PrivacyPlan, tensors: Any

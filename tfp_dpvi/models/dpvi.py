@@ -81,7 +81,7 @@ class DPVI(base.DPModel):
         if gradients not in ("aligned", "vectorized"):
             raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
         dtype = surrogates.float_dtype(prior)
-        super().__init__(seed=seed, name=name)
+        super().__init__(seed=seed, name=name, dtype=dtype.name)
         self._model = _ModelParts(prior, likelihood, dtype)
         self.gradients = gradients
         self.num_draws = num_draws
@@ -256,9 +256,7 @@ class DPVI(base.DPModel):
           verbose: as in Keras.
           **kwargs: as in Keras.
         """
-        return super().predict(
-            self._inputs(x, as_tensor=False), batch_size=batch_size or 1024, verbose=verbose, **kwargs
-        )
+        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
@@ -276,10 +274,10 @@ class DPVI(base.DPModel):
             results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
         return results
 
-    def _inputs(self, x: Any, *, as_tensor: bool = True) -> Any:
-        """New records in the model's dtype."""
+    def _inputs(self, x: Any) -> Any:
+        """New records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
         checked = make_records(x, None, None, dtype=self._record_dtype, validate=False).x
-        return tf.nest.map_structure(tf.convert_to_tensor, checked) if as_tensor else checked
+        return tf.nest.map_structure(tf.convert_to_tensor, checked)
 
 
 class _ModelParts:

@@ -92,7 +92,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
                 "with fit(validate=False) they contribute nothing. (This check looks at the data and is outside the "
                 "privacy guarantee.)"
             )
-        array = array.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype, copy=False)
         if validate and not np.isfinite(array).all():
             raise ValueError(f"{name} holds values that overflow {np.dtype(dtype).name}: rescale it.")
     elif array.dtype.kind == "b":

@@ -7,7 +7,8 @@ from typing import Any
 
 import dp_accounting
 
-from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi._keras import Metric, keras
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,22 @@ def check_target(epsilon: Any, delta: Any, noise_multiplier: Any) -> None:
         raise ValueError(f"epsilon={epsilon!r} needs a delta as well, for instance compile(epsilon=1.0, delta=1e-5).")
 
 
+def check_metrics(metrics: Any) -> list[Any]:
+    """Keras metric objects from objects, functions and names; `ValueError` for a name that is ambiguous."""
+    objects = []
+    for metric in metrics or ():
+        if metric in ("accuracy", "acc"):
+            raise ValueError(
+                f"validation_metrics={metric!r} depends on what predict returns: say binary_accuracy for the mean of 0/1 "
+                "outcomes, or sparse_categorical_accuracy for class probabilities."
+            )
+        found = keras.metrics.get(metric)
+        if not isinstance(found, Metric):
+            found = keras.metrics.MeanMetricWrapper(found, name=getattr(found, "__name__", "metric"))
+        objects.append(found)
+    return objects
+
+
 def check_count(name: str, value: Any, *, default_hint: str = "") -> None:
     """Raises `ValueError` unless the value is None or an integer >= 1."""
     if value is None:
@@ -78,8 +95,6 @@ def _is_number(value: Any) -> bool:
 
 def check_adjacency(relation: Any, accountant: str) -> None:
     """Raises where the relation or the accountant is unknown to the privacy room."""
-    from tfp_dpvi.privacy import FullBatch
-
     PrivacyPlan(
         sampling=FullBatch(),
         noise_multiplier=1.0,

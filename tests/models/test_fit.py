@@ -1,0 +1,423 @@
+"""What `fit` and `compile` promise: the budget, the plan, what is shown, and what may be passed."""
+
+from __future__ import annotations
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyPlan
+
+tfd = tfp.distributions
+
+X = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+TARGET = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def adam(**kwargs):
+    return dpvi.optimizers.DPKerasAdamOptimizer(**{"l2_norm_clip": 1.0, "learning_rate": 0.05, **kwargs})
+
+
+def make_model(**kwargs):
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=3)})
+
+    def likelihood(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
+
+    return dpvi.DPVI(prior, likelihood, **kwargs)
+
+
+def fitted(fit=None, model=None, **compile_arguments):
+    model = model or make_model()
+    model.compile(optimizer=adam(), **{**TARGET, **compile_arguments})
+    history = model.fit(X, Y, **{"batch_size": 50, "epochs": 2, "verbose": 0, **(fit or {})})
+    return model, history
+
+
+def values(model):
+    return [v.numpy().copy() for v in model.trainable_variables]
+
+
+# ---------------------------------------------------------------------- the budget (C6)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_calibrated_fit_spends_its_target_and_not_more(accountant):
+    model, history = fitted(accountant=accountant)
+    spent = model.privacy_report().epsilon
+    assert 0.99 <= spent <= 1.0
+    assert history.history["epsilon"][-1] == pytest.approx(spent, rel=1e-9)
+    assert history.history["epsilon"][0] < history.history["epsilon"][1]
+
+
+def test_the_spent_epsilon_is_that_of_the_event_by_dp_accounting():
+    model, _ = fitted()
+    plan = model.privacy_plan
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(plan.noise_multiplier)), 8
+    )
+    accountant = dp_accounting.pld.PLDAccountant().compose(event)
+    assert model.privacy_report().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert model.privacy_ledger.num_releases == 8
+
+
+def test_nothing_is_left_for_a_second_fit():
+    model, _ = fitted()
+    before, releases = values(model), model.privacy_ledger.num_releases
+    with pytest.raises(BudgetExhaustedError, match="planned_epochs"):
+        model.fit(X, Y, batch_size=50, epochs=1, verbose=0)
+    assert model.privacy_ledger.num_releases == releases
+    for was, now in zip(before, values(model), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
+def test_compiling_again_does_not_reset_the_books():
+    model, _ = fitted()
+    model.compile(optimizer=adam(), **TARGET)
+    with pytest.raises(BudgetExhaustedError):
+        model.fit(X, Y, batch_size=50, verbose=0)
+    model.compile(optimizer=adam(), epsilon=2.0, delta=1e-5)
+    model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
+    assert 1.98 <= model.privacy_report().epsilon <= 2.0
+    assert model.privacy_ledger.num_releases == 16
+
+
+def test_planned_epochs_keep_budget_for_later_fits():
+    model, _ = fitted(planned_epochs=4)
+    first = model.privacy_plan
+    assert 0.5 < model.privacy_report().epsilon < 0.9
+    model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
+    assert 0.99 <= model.privacy_report().epsilon <= 1.0
+    assert model.privacy_plan.noise_multiplier == pytest.approx(first.noise_multiplier, rel=0.01)
+    with pytest.raises(BudgetExhaustedError):
+        model.fit(X, Y, batch_size=50, verbose=0)
+
+
+def test_a_fit_longer_than_planned_is_refused():
+    model = make_model()
+    model.compile(optimizer=adam(), planned_epochs=4, **TARGET)
+    with pytest.raises(ValueError, match="planned_epochs=4"):
+        model.fit(X, Y, batch_size=50, epochs=5, verbose=0)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_an_early_stop_leaves_the_rest():
+    class Stop(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 0
+
+    model, history = fitted({"epochs": 4, "callbacks": [Stop()]})
+    assert len(history.history["epsilon"]) == 1
+    assert model.privacy_ledger.num_releases == 4
+    spent = model.privacy_report().epsilon
+    assert spent == pytest.approx(history.history["epsilon"][0], rel=1e-3)
+    assert spent < 0.8
+    model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
+    assert 0.99 <= model.privacy_report().epsilon <= 1.0
+
+
+def test_with_a_noise_multiplier_fits_add():
+    model = make_model()
+    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    model.fit(X, Y, batch_size=50, epochs=1, verbose=0)
+    once = model.privacy_report().epsilon
+    model.fit(X, Y, batch_size=50, epochs=1, verbose=0)
+    twice = model.privacy_report().epsilon
+    plan = PrivacyPlan(sampling=PoissonSampling(0.25), noise_multiplier=3.0, num_releases=8)
+    assert once < twice < 2 * once
+    assert twice == pytest.approx(plan.epsilon(1e-5), rel=1e-3)
+
+
+def test_an_interrupted_step_has_been_paid_for():
+    class Break(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = make_model()
+    model.compile(optimizer=adam(), **TARGET)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=50, epochs=2, verbose=0, callbacks=[Break()])
+    assert model.privacy_ledger.num_releases == 4
+    assert model.privacy_report().epsilon > 0.4
+
+
+# ---------------------------------------------------------------------- the plan (C1, C4)
+
+
+def test_a_batch_of_all_records_is_accounted_for_as_such():
+    model, _ = fitted({"batch_size": 200})
+    assert isinstance(model.privacy_plan.sampling, FullBatch)
+    assert model.privacy_plan.num_releases == 2
+    sigma = model.privacy_plan.noise_multiplier / np.sqrt(2)
+    accountant = dp_accounting.pld.PLDAccountant().compose(dp_accounting.GaussianDpEvent(sigma))
+    assert model.privacy_report().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+
+
+def test_a_declared_number_of_records_replaces_the_true_one_everywhere():
+    model, _ = fitted({"num_records": 400})
+    assert model.privacy_plan.sampling == PoissonSampling(50 / 400)
+    assert model.privacy_plan.num_releases == 2 * 8
+    assert "400" in str(model.privacy_report())
+    assert "200" not in str(model.privacy_report())
+
+
+def test_steps_per_epoch_counts_releases():
+    model, _ = fitted({"steps_per_epoch": 7, "epochs": 3, "initial_epoch": 1})
+    assert model.privacy_ledger.num_releases == 14
+    assert 0.99 <= model.privacy_report().epsilon <= 1.0
+
+
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_steps_per_execution_changes_no_count(steps):
+    model, history = fitted({"steps_per_epoch": 7}, steps_per_execution=steps)
+    assert model.privacy_ledger.num_releases == 14
+    assert int(model.optimizer.iterations) == 14
+    assert history.history["epsilon"][-1] == pytest.approx(model.privacy_report().epsilon, rel=1e-9)
+
+
+def test_replace_one_costs_more_with_full_batches():
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    model, _ = fitted({"batch_size": 200}, neighboring_relation=relation)
+    other, _ = fitted({"batch_size": 200})
+    assert model.privacy_plan.noise_multiplier == pytest.approx(2 * other.privacy_plan.noise_multiplier, rel=0.02)
+    assert "replace" in str(model.privacy_report())
+
+
+def test_fits_under_two_adjacencies_do_not_compose():
+    model, _ = fitted({"batch_size": 200})
+    model.compile(
+        optimizer=adam(), epsilon=3.0, delta=1e-5, neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    with pytest.raises(ValueError, match="(?i)adjacenc|neighbo"):
+        model.fit(X, Y, batch_size=200, verbose=0)
+    assert model.privacy_ledger.num_releases == 2
+
+
+# ---------------------------------------------------------------------- what is shown (C7)
+
+
+def test_history_shows_epsilon_alone(capsys):
+    _, history = fitted({"verbose": 1})
+    assert set(history.history) == {"epsilon"}
+    shown = capsys.readouterr().out
+    assert "epsilon: " in shown
+    assert "loss" not in shown
+
+
+def test_public_validation_data_give_a_loss_and_metrics():
+    model, history = fitted(
+        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, validation_metrics=["mae"]
+    )
+    assert set(history.history) == {"epsilon", "val_loss", "val_mean_absolute_error"}
+    by_hand = -np.mean(model.predictive(X[:64]).log_prob(Y[:64]))
+    assert history.history["val_loss"][-1] == pytest.approx(by_hand, rel=1e-4)
+    mae = np.mean(np.abs(model.predict(X[:64]) - Y[:64]))
+    assert history.history["val_mean_absolute_error"][-1] == pytest.approx(mae, rel=1e-4)
+    assert "NOT PRIVATE" not in str(model.privacy_report())
+
+
+def test_unsafe_validation_is_named_so_and_reported():
+    model, history = fitted({"validation_data": (X[:64], Y[:64]), "unsafe_validation": True})
+    assert set(history.history) == {"epsilon", "val_unsafe_loss"}
+    assert "unsafe_validation" in str(model.privacy_report())
+
+
+def test_unsafe_training_metrics_are_named_so_and_reported():
+    model, history = fitted({"batch_size": 200, "epochs": 3}, unsafe_training_metrics=True)
+    assert set(history.history) == {"epsilon", "unsafe_loss"}
+    assert 0.1 < history.history["unsafe_loss"][-1] < 2.0
+    assert "unsafe_training_metrics" in str(model.privacy_report())
+
+
+def test_a_run_without_noise_says_that_it_is_not_private():
+    model = make_model()
+    model.compile(optimizer=adam(l2_norm_clip=float("inf"), noise_multiplier=0.0), delta=1e-5)
+    history = model.fit(X, Y, batch_size=50, verbose=0)
+    assert history.history["epsilon"] == [float("inf")]
+    assert "NOT PRIVATE" in str(model.privacy_report())
+
+
+def test_a_seeded_run_says_so():
+    model, _ = fitted(model=make_model(seed=3))
+    assert "seeded: not private" in str(model.privacy_report())
+
+
+def test_without_a_delta_no_epsilon_is_shown():
+    model = make_model()
+    model.compile(optimizer=adam(noise_multiplier=3.0))
+    history = model.fit(X, Y, batch_size=50, verbose=0)
+    assert "epsilon" not in history.history
+    with pytest.raises(ValueError, match="delta"):
+        model.privacy_report()
+    assert model.privacy_report(delta=1e-5).epsilon > 0
+
+
+def test_the_report_is_json_too():
+    import json
+
+    model, _ = fitted()
+    report = model.privacy_report().to_json()
+    report = json.loads(report) if isinstance(report, str) else json.loads(json.dumps(report))
+    assert "schema_version" in report
+
+
+# ---------------------------------------------------------------------- what may be passed
+
+
+def test_dicts_and_tuples_of_arrays():
+    def with_dict(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x["a"], params) + tf.gather(tf.zeros(4), x["group"]))
+
+    def with_tuple(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x[0], params) + x[1])
+
+    prior = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
+    group = np.arange(200) % 4
+    for likelihood, x in ((with_dict, {"a": X, "group": group}), (with_tuple, (X, X[:, 1]))):
+        model = dpvi.DPVI(prior, likelihood)
+        model.compile(optimizer=adam(), **TARGET)
+        model.fit(x, Y, batch_size=50, verbose=0)
+        assert model.predict(x).shape == (200,)
+        assert model.predictive(x).log_prob(Y).shape == (200,)
+
+
+def test_several_outputs():
+    def likelihood(params, x):
+        return tfd.JointDistributionNamed(
+            {"class": tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), "size": tfd.Normal(x[:, 0], 1.0)}
+        )
+
+    model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood)
+    model.compile(optimizer=adam(), **TARGET)
+    model.fit(X, {"class": Y, "size": X[:, 1]}, batch_size=50, verbose=0)
+    assert model.privacy_ledger.num_releases == 4
+
+
+def test_whole_records_without_y():
+    model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda mean: tfd.Normal(mean, 1.0))
+    model.compile(optimizer=adam(l2_norm_clip=10.0, learning_rate=0.3), epsilon=20.0, delta=1e-5)
+    model.fit(X[:, 0] + 3.0, batch_size=200, epochs=30, verbose=0)
+    assert float(model.surrogate_posterior.sample(100, seed=(0, 1)).numpy().mean()) == pytest.approx(3.0, abs=0.5)
+    assert model.predictive().sample(7).shape == (7,)
+    with pytest.raises(ValueError, match="whole records"):
+        model.predict(X)
+
+
+def test_double_precision_runs_through():
+    prior = tfd.Sample(tfd.Normal(tf.zeros([], tf.float64), 1.0), 3)
+    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)))
+    model.compile(optimizer=adam(), **TARGET)
+    model.fit(X.astype("float64"), Y, batch_size=50, verbose=0)
+    assert {v.dtype for v in model.trainable_variables} == {tf.float64}
+    assert model.predict(X).dtype == np.float64
+
+
+def test_records_of_weight_zero_have_no_say():
+    weight = np.where(np.arange(200) < 100, 1.0, 0.0)
+    results = []
+    for x in (X, np.concatenate([X[:100], X[100:] + 50.0])):
+        model = make_model(seed=5)
+        model.compile(optimizer=adam(), **TARGET)
+        model.fit(x, Y, batch_size=50, sample_weight=weight, verbose=0)
+        results.append(values(model))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_bad_records_have_no_say_without_the_check():
+    results = []
+    for bad in (np.nan, np.inf, -np.inf):
+        x = X.copy()
+        x[:5] = bad
+        model = make_model(seed=5)
+        model.compile(optimizer=adam(), **TARGET)
+        model.fit(x, Y, batch_size=50, validate=False, verbose=0)
+        results.append(np.concatenate([np.ravel(v) for v in values(model)]))
+        assert np.isfinite(results[-1]).all()
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_eager_steps_are_the_same():
+    results = []
+    for eager in (False, True):
+        model = make_model(seed=5)
+        model.compile(optimizer=adam(), run_eagerly=eager, **TARGET)
+        model.fit(X, Y, batch_size=50, steps_per_epoch=3, verbose=0)
+        results.append(np.concatenate([np.ravel(v) for v in values(model)]))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_averaged_weights_are_put_in_place_at_the_end():
+    model = make_model(seed=5)
+    model.compile(optimizer=adam(use_ema=True, ema_momentum=0.5), **TARGET)
+    model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
+    other = make_model(seed=5)
+    other.compile(optimizer=adam(), **TARGET)
+    other.fit(X, Y, batch_size=50, epochs=2, verbose=0)
+    assert not np.allclose(values(model)[0], values(other)[0])
+
+
+# ---------------------------------------------------------------------- DPModel
+
+
+class Regression(dpvi.DPModel):
+    """A plain Keras model: one method says what one record's loss is."""
+
+    def __init__(self, penalty=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = tf.keras.layers.Dense(1)
+        self.penalty = penalty
+
+    def call(self, x):
+        out = self.dense(x)
+        self.add_loss(self.penalty * tf.reduce_sum(tf.square(out)))
+        return out
+
+    def record_loss(self, x, y):
+        return tf.square(self(x[None])[0, 0] - tf.cast(y, x.dtype))
+
+
+def test_a_subclass_says_one_records_loss():
+    model = Regression()
+    model.compile(optimizer=adam(learning_rate=0.1), epsilon=10.0, delta=1e-5)
+    model.fit(X, X[:, 0], batch_size=100, epochs=40, verbose=0)
+    kernel = model.dense.kernel.numpy()[:, 0]
+    np.testing.assert_allclose(kernel, [1.0, 0.0, 0.0], atol=0.3)
+    assert model.privacy_report().epsilon <= 10.0
+
+
+def test_add_loss_goes_through_the_clip():
+    model = Regression(penalty=1e6)
+    model(X[:1])
+    gradient = model.step_gradients(tf.constant([1, 2], tf.int64), 200).record_gradient
+    records = {"x": tf.constant(X[:20]), "y": tf.constant(X[:20, 0])}
+    clipped, _ = dpvi.gradients.clipped_sum(gradient, records, tf.ones([20], tf.bool), l2_norm_clip=0.5)
+    assert np.sqrt(sum(np.sum(np.square(t)) for t in clipped.tensors)) <= 20 * 0.5 * (1 + 1e-6)
+    plain, _ = dpvi.gradients.clipped_sum(
+        Regression.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient,
+        records,
+        tf.ones([20], tf.bool),
+        l2_norm_clip=float("inf"),
+    )
+    assert max(np.abs(t).max() for t in plain.tensors) > 1e4  # The penalty is there, before the clip.
+
+
+def test_a_subclass_that_says_nothing_is_told_so():
+    class Silent(dpvi.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Silent()
+    model.compile(optimizer=adam(), **TARGET)
+    with pytest.raises(NotImplementedError, match="record_loss"):
+        model.fit(X, Y, verbose=0)
+    assert model.privacy_ledger.num_releases == 0
