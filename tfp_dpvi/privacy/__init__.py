@@ -5,12 +5,23 @@ Pure Python on dp_accounting, NumPy and SciPy: nothing here imports TensorFlow.
 
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, get_accountant
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
+from tfp_dpvi.privacy.group_privacy import group_guarantee, replace_one_epsilon, replace_one_guarantee
+from tfp_dpvi.privacy.joint import (
+    GaussianPart,
+    JointGaussian,
+    clipped_value_sensitivity,
+    joint_noise_multiplier,
+    remaining_noise_multiplier,
+)
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import PrivacyReport
 from tfp_dpvi.privacy.sampling_schemes import (
+    EachRecordOncePerEpoch,
+    FixedSizeSampling,
     FullBatch,
     PoissonSampling,
     SamplingScheme,
@@ -19,9 +30,15 @@ from tfp_dpvi.privacy.sampling_schemes import (
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 
 __all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
     "BudgetExhaustedError",
+    "EachRecordOncePerEpoch",
     "EpsilonCurve",
+    "FixedSizeSampling",
     "FullBatch",
+    "GaussianPart",
+    "JointGaussian",
     "LedgerEntry",
     "LedgerError",
     "NeighboringRelation",
@@ -32,5 +49,12 @@ __all__ = [
     "SamplingScheme",
     "Sensitivity",
     "UnsupportedPairError",
+    "clipped_value_sensitivity",
+    "get_accountant",
+    "group_guarantee",
+    "joint_noise_multiplier",
+    "remaining_noise_multiplier",
+    "replace_one_epsilon",
+    "replace_one_guarantee",
     "scheme_from_json",
 ]

@@ -87,3 +87,48 @@ def guess_noise_multiplier(plan: "PrivacyPlan", target: float, delta: float) -> 
     if q >= 1.0:
         return unit * factor * math.sqrt(releases) / mu
     return unit / math.sqrt(math.log1p((mu / (factor * q)) ** 2 / releases))
+
+
+def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
+    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, found by evaluation.
+
+    Args:
+      epsilon_of: epsilon as a non-decreasing function of a count; `epsilon_of(0)` may be anything.
+      target: the epsilon not to exceed.
+      limit: the largest count considered.
+
+    Returns:
+      A count that was itself evaluated (or 0), whose successor exceeds the target or the limit.
+    """
+    if limit <= 0 or epsilon_of(1) > target:
+        return 0
+    low, low_gap = 1, math.log(max(epsilon_of(1), 1e-300) / target)
+    high, high_gap = limit, math.inf
+    if epsilon_of(limit) <= target:
+        return limit
+    # Epsilon grows like a power of n: gallop, then regula falsi on logarithms, then halve.
+    trial = low
+    for turn in range(_MAX_EVALUATIONS):
+        if high - low <= 1:
+            break
+        if math.isinf(high_gap):
+            trial = min(high - 1, max(low + 1, 4 * trial))
+        elif turn % 3 == 2:
+            trial = (low + high) // 2
+        else:
+            share = low_gap / (low_gap - high_gap) if high_gap > low_gap else 0.5
+            guess = math.log(low) + share * (math.log(high) - math.log(low))
+            trial = min(high - 1, max(low + 1, round(math.exp(guess))))
+        value = epsilon_of(trial)
+        gap = math.log(min(max(value, 1e-300) / target, 1e9))
+        if value <= target:
+            low, low_gap = trial, gap
+        else:
+            high, high_gap = trial, gap
+    while high - low > 1:
+        trial = (low + high) // 2
+        if epsilon_of(trial) <= target:
+            low = trial
+        else:
+            high = trial
+    return low

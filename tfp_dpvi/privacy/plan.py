@@ -10,7 +10,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy import accountants, calibration, supported_pairs
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
-from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
+from tfp_dpvi.privacy.sampling_schemes import PoissonSampling, SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
@@ -182,6 +182,86 @@ class PrivacyPlan:
         for measure in (quick, exact):
             noise = calibration.smallest_noise_multiplier(measure, target, guess=noise, floor=spent)
         return plan.replace(noise_multiplier=noise)
+
+    def with_most_releases(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        prior_events: Sequence[DpEvent] = (),
+        limit: int = 10_000_000,
+    ) -> "PrivacyPlan":
+        """Returns this plan with the largest number of releases that keeps within a budget.
+
+        Args:
+          epsilon: total budget, prior events included.
+          delta: probability at which epsilon may fail.
+          prior_events: what was released before on the same data under the same adjacency.
+          limit: the largest number considered.
+
+        Returns:
+          The plan; its `num_releases` is 0 where not even one release fits.
+        """
+        target, delta = check.epsilon(epsilon), check.delta(delta)
+        limit = check.count("limit", limit)
+
+        def total(n: int) -> float:
+            return self.replace(num_releases=n).epsilon(delta, prior_events)
+
+        return self.replace(num_releases=calibration.largest_count(total, target, limit))
+
+    @classmethod
+    def calibrate_batch_size(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        num_records: int,
+        noise_multiplier: float,
+        num_releases: int | None = None,
+        epochs: int | None = None,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        sensitivity: Sensitivity = PER_RECORD_CLIP,
+        accountant: str = "pld",
+        l2_norm_clip: float | None = None,
+        prior_events: Sequence[DpEvent] = (),
+    ) -> "PrivacyPlan":
+        """Returns the Poisson plan with the largest expected batch size that keeps within a budget.
+
+        Give either `num_releases`, a fixed number of steps, or `epochs`, for which a batch size B
+        means epochs x ceil(N / B) steps.
+
+        Returns:
+          The plan; its expected batch size is `plan.sampling.probability * num_records`.
+
+        Raises:
+          BudgetExhaustedError: if not even batches of one expected record fit.
+        """
+        target, delta = check.epsilon(epsilon), check.delta(delta)
+        records = check.count("num_records", num_records, 1)
+        if (num_releases is None) == (epochs is None):
+            raise ValueError(f"num_releases={num_releases!r} and epochs={epochs!r}: pass exactly one of them.")
+
+        def plan(batch_size: int) -> PrivacyPlan:
+            steps = num_releases if epochs is None else epochs * -(-records // batch_size)
+            return cls(
+                sampling=PoissonSampling(batch_size / records),
+                noise_multiplier=noise_multiplier,
+                num_releases=check.count("num_releases", steps, 1),
+                neighboring_relation=neighboring_relation,
+                sensitivity=sensitivity,
+                accountant=accountant,
+                l2_norm_clip=l2_norm_clip,
+                num_records=records,
+            )
+
+        best = calibration.largest_count(lambda b: plan(b).epsilon(delta, prior_events), target, records)
+        if best == 0:
+            raise BudgetExhaustedError(
+                f"epsilon={target:.6g} at delta={delta:g} does not allow batches of even one record; "
+                "raise noise_multiplier or epsilon, or take fewer steps."
+            )
+        return plan(best)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""

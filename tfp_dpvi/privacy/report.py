@@ -146,7 +146,7 @@ class PrivacyReport:
             budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon),
             num_records=None if num_records is None else check.count("num_records", num_records, 1),
             num_records_declared=bool(num_records_declared),
-            seeded=bool(seeded),
+            seeded=bool(seeded) or ledger.seeded,
             caveats=tuple(caveats),
             dataset_id=ledger.dataset_id,
         )

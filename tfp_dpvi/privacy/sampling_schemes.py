@@ -22,6 +22,8 @@ class SamplingScheme(abc.ABC):
     """How the records behind one release are drawn. Subclasses are frozen values."""
 
     name: ClassVar[str] = ""
+    #: Whether releases of several fits cost the same as as many releases of one fit.
+    fits_merge: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -172,6 +174,7 @@ class EachRecordOncePerEpoch(SamplingScheme):
 
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
+    fits_merge: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)
