@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfp_dpvi import (
+        callbacks,
         datasets,
         gradients,
         models,
@@ -31,6 +32,7 @@ if "tensorflow" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _MODULES = (
+    "callbacks",
     "datasets",
     "gradients",
     "models",
@@ -54,6 +56,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "__version__",
+    "callbacks",
     "datasets",
     "gradients",
     "models",

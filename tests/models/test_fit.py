@@ -192,7 +192,7 @@ def test_fits_under_two_adjacencies_do_not_compose():
     model.compile(
         optimizer=adam(), epsilon=3.0, delta=1e-5, neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    with pytest.raises(ValueError, match="(?i)adjacenc|neighbo"):
+    with pytest.raises(ValueError, match=r"(?i)adjacenc|neighbo"):
         model.fit(X, Y, batch_size=200, verbose=0)
     assert model.privacy_ledger.num_releases == 2
 
@@ -389,6 +389,26 @@ def test_a_subclass_says_one_records_loss():
     kernel = model.dense.kernel.numpy()[:, 0]
     np.testing.assert_allclose(kernel, [1.0, 0.0, 0.0], atol=0.3)
     assert model.privacy_report().epsilon <= 10.0
+
+
+def test_a_subclass_can_be_evaluated():
+    model = Regression()
+    model.compile(optimizer=adam(), **TARGET)
+    by_hand = np.mean(np.square(model(X).numpy()[:, 0] - X[:, 0]))
+    assert model.evaluate(X, X[:, 0], verbose=0, return_dict=True)["loss"] == pytest.approx(by_hand, rel=1e-5)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_several_replicas_are_refused(monkeypatch):
+    class Two:
+        num_replicas_in_sync = 2
+
+    model = make_model()
+    model.compile(optimizer=adam(), **TARGET)
+    monkeypatch.setattr(tf.distribute, "get_strategy", Two)
+    with pytest.raises(NotImplementedError, match="strategy"):
+        model.fit(X, Y, verbose=0)
+    assert model.privacy_ledger.num_releases == 0
 
 
 def test_add_loss_goes_through_the_clip():

@@ -292,6 +292,11 @@ class DPModel(Model):
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
         _refuse_arguments(refused)
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise NotImplementedError(
+                "fit under a tf.distribute strategy with several replicas is not supported yet: noise would be drawn and "
+                "accounted for wrongly. Build and fit the model outside strategy.scope()."
+            )
         if x is None:
             raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
         settings_lib.check_count("epochs", epochs)
@@ -354,6 +359,21 @@ class DPModel(Model):
     def train_step(self, data: Any) -> Any:
         """Refused: a batch that was not sampled here cannot be accounted for."""
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """One batch of `evaluate`: the mean of `record_loss` over the given records."""
+        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+        if y is None:
+            losses = tf.vectorized_map(self.record_loss, x)
+        else:
+            losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
+        self._clear_losses()
+        self._dp.loss_metric.update_state(losses, sample_weight=weight)
+        return {self._loss_name: self._dp.loss_metric.result()}
+
+    @property
+    def _loss_name(self) -> str:
+        return "unsafe_loss" if self._dp.unsafe_validation else "loss"
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
@@ -481,6 +501,11 @@ class DPModel(Model):
     def privacy_plan(self) -> PrivacyPlan | None:
         """The plan of the last `fit`, or None before the first."""
         return self._dp.plan
+
+    @property
+    def privacy_budget(self) -> float | None:
+        """The lifetime epsilon that `compile` was given, or None."""
+        return None if self._dp.settings is None else self._dp.settings.epsilon
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """What has been spent on these data so far, over every `fit`, and what that covers.

@@ -269,7 +269,7 @@ class DPVI(base.DPModel):
             prediction = self(x)
             for metric in self._dp.validation_metrics:
                 metric.update_state(y, prediction, sample_weight=weight)
-        results = {"unsafe_loss" if self._dp.unsafe_validation else "loss": self._dp.loss_metric.result()}
+        results = {self._loss_name: self._dp.loss_metric.result()}
         for metric in self._dp.validation_metrics:
             results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
         return results

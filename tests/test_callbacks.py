@@ -1,0 +1,69 @@
+"""TensorBoard shows released and public values, and they are the right ones (contract C7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+
+tfd = tfp.distributions
+X = np.random.default_rng(0).normal(size=(100, 2)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+
+
+def fit(log_dir, **kwargs):
+    model = dpvi.DPVI(
+        tfd.Sample(tfd.Normal(0.0, 1.0), 2), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+    )
+    model.compile(
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, learning_rate=0.05), epsilon=1.0, delta=1e-5
+    )
+    history = model.fit(
+        X, Y, batch_size=50, epochs=3, verbose=0, callbacks=[dpvi.callbacks.PrivacyTensorBoard(log_dir, **kwargs)]
+    )
+    return model, history
+
+
+def read(log_dir):
+    found: dict = {}
+    for path in log_dir.glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(tf.make_ndarray(value.tensor))
+    return found
+
+
+def test_the_events_are_the_published_values(tmp_path):
+    model, history = fit(tmp_path)
+    found = read(tmp_path)
+    assert set(found) == {
+        "privacy/epsilon_spent",
+        "privacy/epsilon_left",
+        "privacy/noise_multiplier",
+        "privacy/l2_norm_clip",
+        "privacy/releases",
+        "privacy/learning_rate",
+        "surrogate_posterior/loc",
+        "surrogate_posterior/scale",
+    }
+    np.testing.assert_allclose(found["privacy/epsilon_spent"], history.history["epsilon"], rtol=1e-6)
+    np.testing.assert_allclose(found["privacy/epsilon_left"], 1.0 - np.array(history.history["epsilon"]), atol=1e-6)
+    assert [int(n) for n in found["privacy/releases"]] == [2, 4, 6]
+    assert found["privacy/noise_multiplier"][0] == pytest.approx(model.privacy_plan.noise_multiplier)
+    assert found["privacy/l2_norm_clip"][0] == 0.5
+    assert found["privacy/learning_rate"][0] == pytest.approx(0.05)
+    assert len(found["surrogate_posterior/loc"]) == 3
+
+
+def test_histograms_can_be_left_out(tmp_path):
+    fit(tmp_path, histogram_freq=0)
+    assert not any(tag.startswith("surrogate") for tag in read(tmp_path))
+
+
+def test_a_directory_that_cannot_be_written_spends_nothing(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match="log_dir"):
+        fit(tmp_path / "file")
