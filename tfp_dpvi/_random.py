@@ -15,6 +15,9 @@ import numpy as np
 
 from tfp_dpvi._keras import tf
 
+ALGORITHM = "philox"
+"""For every `tf.random.stateless_*`: the default reads only 64 of a key's 128 bits when XLA compiles it."""
+
 
 def new_key(seed: int | None = None) -> np.ndarray:
     """A root key.
@@ -43,7 +46,7 @@ def fold_in(key: Any, index: Any) -> Any:
 
 def split(key: Any, num: int) -> list[Any]:
     """`num` new keys with full 128 bits each."""
-    keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64)
+    keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM)
     return tf.unstack(keys)
 
 

@@ -58,10 +58,9 @@ def clip_record(gradient: Sequence[Any], l2_norm_clip: float) -> list[Any]:
     """
     largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(part)) for part in gradient]))
     unit = tf.where(largest > 0, largest, tf.ones_like(largest))
-    squares = tf.add_n([tf.reduce_sum(tf.square(part / unit)) for part in gradient])
-    norm = unit * tf.sqrt(squares)
-    clip = tf.cast(l2_norm_clip, norm.dtype)
-    # Where the norm itself overflows, clip / inf = 0: the record contributes nothing, within the bound.
-    safe_norm = tf.where(norm > clip, norm, tf.ones_like(norm))
-    scale = tf.where(norm > clip, clip / safe_norm, tf.ones_like(norm))
-    return [part * scale for part in gradient]
+    parts = [part / unit for part in gradient]
+    root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
+    clip = tf.cast(l2_norm_clip, root.dtype)
+    # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
+    scale = tf.where(unit * root > clip, clip / root, unit)
+    return [part * scale for part in parts]

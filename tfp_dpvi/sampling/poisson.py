@@ -21,7 +21,7 @@ def poisson_gaps(key: Any, shape: list[int], probability: float, limit: int) -> 
     Returns:
       int64 tensor of shape `shape`.
     """
-    uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64)
+    uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
     return tf.cast(tf.minimum(skipped, tf.constant(limit, tf.float64)), tf.int64) + 1
 
