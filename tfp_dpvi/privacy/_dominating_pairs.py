@@ -49,6 +49,8 @@ class GaussianPair:
     def _log_mixture_ratio(self, x: np.ndarray) -> np.ndarray:
         # log(1 - q + q exp(u x - u^2/2)), without losing digits where it is near zero.
         t = self.shift * x - 0.5 * self.shift**2
+        if self.probability == 1.0:
+            return t
         small = t < 30.0
         near = np.log1p(self.probability * np.expm1(np.where(small, t, 0.0)))
         rest = (1.0 - self.probability) * np.exp(-np.where(small, 30.0, t))

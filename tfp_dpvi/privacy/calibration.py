@@ -41,6 +41,7 @@ def smallest_noise_multiplier(
     low, high = math.log(_MIN_NOISE), math.log(_MAX_NOISE)  # exceeds the target / keeps within it
     low_gap: float | None = None
     high_gap: float | None = None
+    stride = 0.0
     x = min(max(math.log(guess), low), high)
     for _ in range(_MAX_EVALUATIONS):
         value = gap(x)
@@ -60,8 +61,9 @@ def smallest_noise_multiplier(
             share = (low_gap - aim) / (low_gap - high_gap)
             x = low + min(max(share, 0.02), 0.98) * (high - low)
         else:
-            # Epsilon falls roughly like 1/z; overshoot so that the root gets bracketed.
-            x = x + (value - aim) * 1.05 + (0.002 if value > 0.0 else -0.002)
+            # Epsilon falls roughly like 1/z. Strides grow, as near the end of a budget it hardly falls.
+            stride = max(1.05 * abs(value - aim) + 0.002, 2.0 * stride)
+            x = x + stride if value > 0.0 else x - stride
             x = min(max(x, math.log(_MIN_NOISE)), math.log(_MAX_NOISE))
     if high_gap is None:
         raise BudgetExhaustedError(

@@ -13,8 +13,8 @@ from tfp_dpvi.privacy._events import count_releases
 from tfp_dpvi.privacy.plan import PrivacyPlan, compose
 
 _MAX_POINTS = 64
-# Grid points transformed over the whole curve: about half a second.
-_MAX_WORK = 8e6
+# Grid points transformed over the whole curve: about a third of a second.
+_MAX_WORK = 4e6
 
 
 class EpsilonCurve:

@@ -1,0 +1,112 @@
+"""The command line: `python -m tfp_dpvi.privacy plan` and `... show LEDGER`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from tfp_dpvi.privacy import planner
+from tfp_dpvi.privacy.accountants import ACCOUNTANTS
+from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError
+from tfp_dpvi.privacy.ledger import PrivacyLedger
+from tfp_dpvi.privacy.report import PrivacyReport
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfp_dpvi.privacy", description="Plans and reports of differential privacy."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="what a fit would cost, before data are touched")
+    plan.add_argument("--records", type=int, required=True, metavar="N", help="number of records, taken as public")
+    plan.add_argument("--batch-size", type=int, required=True, metavar="B", help="expected batch size")
+    length = plan.add_mutually_exclusive_group(required=True)
+    length.add_argument("--epochs", type=int, metavar="E", help="passes over the records, ceil(N / B) steps each")
+    length.add_argument("--steps", type=int, metavar="T", help="number of steps")
+    strength = plan.add_mutually_exclusive_group(required=True)
+    strength.add_argument("--epsilon", type=float, help="calibrate the noise to this epsilon")
+    strength.add_argument("--noise-multiplier", type=float, help="noise over l2_norm_clip; prints its epsilon")
+    plan.add_argument("--delta", type=float, required=True, help="well below 1 / N, for example 1e-5")
+    plan.add_argument(
+        "--neighboring", default="add_or_remove_one", choices=["add_or_remove_one", "replace_one"], help="adjacency"
+    )
+    plan.add_argument("--accountant", default="pld", choices=sorted(ACCOUNTANTS))
+    plan.add_argument("--sampling", default="poisson", choices=planner.SAMPLINGS)
+    plan.add_argument("--json", action="store_true", help="print one JSON object")
+    plan.add_argument("--plot", metavar="FILE", help="draw epsilon over steps (needs matplotlib)")
+    show = commands.add_parser("show", help="the privacy report of a ledger file, also while it is in use")
+    show.add_argument("ledger", metavar="FILE")
+    show.add_argument("--delta", type=float, required=True)
+    show.add_argument("--records", type=int, metavar="N", help="number of records, for the report")
+    show.add_argument("--accountant", default="pld", choices=sorted(ACCOUNTANTS))
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
+    """Draws epsilon over the steps of a plan into a file.
+
+    Raises:
+      ImportError: without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("--plot needs matplotlib; install it, for example with tfp-dpvi[examples].") from None
+    curve = outlook.curve()
+    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.step(curve.steps, curve.epsilons, where="pre")
+    axes.set_xlabel("steps")
+    axes.set_ylabel(f"epsilon at delta {outlook.delta:g}")
+    relation = outlook.plan.neighboring_relation.name.lower()
+    axes.set_title(f"noise multiplier {outlook.plan.noise_multiplier:.4g}, {relation}")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return _show(options) if options.command == "show" else _plan(options)
+    except (BudgetExhaustedError, LedgerError, ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _plan(options: argparse.Namespace) -> int:
+    outlook = planner.plan_privacy(
+        num_records=options.records,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        steps=options.steps,
+        epsilon=options.epsilon,
+        noise_multiplier=options.noise_multiplier,
+        delta=options.delta,
+        neighboring_relation=options.neighboring,
+        accountant=options.accountant,
+        sampling=options.sampling,
+    )
+    if options.plot:
+        draw(outlook, options.plot)
+    print(json.dumps(outlook.to_json()) if options.json else outlook)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    report = PrivacyReport.from_ledger(
+        PrivacyLedger(options.ledger, read_only=True),
+        delta=options.delta,
+        accountant=options.accountant,
+        num_records=options.records,
+    )
+    print(json.dumps(report.to_json()) if options.json else report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""What a fit would cost, before any data are touched: `python -m tfp_dpvi.privacy plan`."""
+
+import dataclasses
+import math
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.privacy import accountants, supported_pairs
+from tfp_dpvi.privacy.curve import EpsilonCurve
+from tfp_dpvi.privacy.errors import BudgetExhaustedError, UnsupportedPairError
+from tfp_dpvi.privacy.plan import PrivacyPlan
+from tfp_dpvi.privacy.report import round_up
+from tfp_dpvi.privacy.sampling_schemes import (
+    EachRecordOncePerEpoch,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    SamplingScheme,
+)
+
+OUTLOOK_SCHEMA_VERSION = 1
+SAMPLINGS = ("poisson", "fixed_size", "full_batch", "each_record_once_per_epoch")
+#: Beyond this epsilon a guarantee says little about an individual.
+LARGE_EPSILON = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """The epsilon of one plan, or why it has none.
+
+    Attributes:
+      what: the variation priced.
+      noise_multiplier: its noise.
+      epsilon: what it costs; None where the pair is not supported.
+      note: one sentence, may be empty.
+    """
+
+    what: str
+    noise_multiplier: float | None
+    epsilon: float | None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyOutlook:
+    """A plan, what it costs by every accountant and adjacency, and what changes would do.
+
+    Attributes:
+      plan: the plan asked for, with its noise multiplier.
+      epsilon: of that plan by its own accountant.
+      delta: the delta of all epsilons.
+      num_records: N.
+      batch_size: the (expected) batch size.
+      epochs: passes over the records, as steps times batch size over N.
+      side_by_side: the same noise by every accountant under every adjacency.
+      changes: what other choices would cost: noise needed for the same epsilon if one was asked for,
+        otherwise epsilon at the same noise.
+      target_epsilon: the epsilon asked for, None if noise was given.
+      warnings: sentences that a reader must not miss.
+    """
+
+    plan: PrivacyPlan
+    epsilon: float
+    delta: float
+    num_records: int
+    batch_size: int
+    epochs: float
+    side_by_side: tuple[Price, ...]
+    changes: tuple[Price, ...]
+    target_epsilon: float | None
+    warnings: tuple[str, ...]
+
+    def curve(self) -> EpsilonCurve:
+        """Returns epsilon over the steps of the plan."""
+        return EpsilonCurve(self.plan, (), self.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
+        plan = self.plan
+        return {
+            "schema_version": OUTLOOK_SCHEMA_VERSION,
+            "epsilon": _number(self.epsilon),
+            "delta": self.delta,
+            "noise_multiplier": plan.noise_multiplier,
+            "accountant": plan.accountant,
+            "neighboring_relation": plan.neighboring_relation.name.lower(),
+            "sampling": plan.sampling.name,
+            "num_records": self.num_records,
+            "batch_size": self.batch_size,
+            "num_releases": plan.num_releases,
+            "epochs": self.epochs,
+            "target_epsilon": self.target_epsilon,
+            "side_by_side": [_price_json(p) for p in self.side_by_side],
+            "changes": [_price_json(p) for p in self.changes],
+            "warnings": list(self.warnings),
+            "plan": plan.to_json(),
+        }
+
+    def __str__(self) -> str:
+        plan = self.plan
+        lines = [
+            f"{self.num_records:,} records, expected batch size {self.batch_size:,}, {plan.num_releases:,} steps "
+            f"({self.epochs:.4g} epochs)",
+            plan.sampling.describe(),
+            "",
+            f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over l2_norm_clip)",
+            f"epsilon {_text(self.epsilon)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
+            f"{plan.neighboring_relation.name.lower()}",
+            "",
+            "With this noise, by accountant and adjacency:",
+            *(_row(p) for p in self.side_by_side),
+            "",
+            "Other choices, "
+            + (f"epsilon {self.target_epsilon:g} kept:" if self.target_epsilon is not None else "noise kept:"),
+            *(_row(p) for p in self.changes),
+        ]
+        for warning in self.warnings:
+            lines += ["", f"WARNING: {warning}"]
+        return "\n".join(lines)
+
+
+def plan_privacy(
+    *,
+    num_records: int,
+    batch_size: int,
+    delta: float,
+    epochs: int | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    neighboring_relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    accountant: str = "pld",
+    sampling: str = "poisson",
+) -> PrivacyOutlook:
+    """Plans a fit without touching data.
+
+    Args:
+      num_records: N, taken as public.
+      batch_size: the expected batch size.
+      delta: probability at which epsilon may fail.
+      epochs: passes over the data; T = epochs x ceil(N / batch_size) steps.
+      steps: the number of steps, in place of `epochs`.
+      epsilon: the target, for which the noise is calibrated.
+      noise_multiplier: the noise, in place of `epsilon`.
+      neighboring_relation: adjacency.
+      accountant: "pld", "rdp" or "advanced_composition".
+      sampling: "poisson", "fixed_size", "full_batch" or "each_record_once_per_epoch".
+
+    Raises:
+      TypeError, ValueError: for bad arguments, named with the fix.
+      UnsupportedPairError: for a pair without a price.
+    """
+    records = check.count("num_records", num_records, 1)
+    batch = check.count("batch_size", batch_size, 1)
+    delta = check.delta(delta)
+    if batch > records:
+        raise ValueError(f"batch_size={batch} exceeds num_records={records}; pass at most the number of records.")
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs!r} and steps={steps!r}: pass exactly one of them.")
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them.")
+    per_epoch = -(-records // batch)
+    total = check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch
+    question = _Question(
+        records=records,
+        batch=batch,
+        total=total,
+        sampling=sampling,
+        delta=delta,
+        epsilon=None if epsilon is None else check.epsilon(epsilon),
+        noise=None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier),
+        relation=check.relation(neighboring_relation),
+        accountant=accountants.get_accountant(accountant).name,
+    )
+    plan = question.plan()
+    found = plan.epsilon(delta)
+    return PrivacyOutlook(
+        plan=plan,
+        epsilon=found,
+        delta=delta,
+        num_records=records,
+        batch_size=batch,
+        epochs=total * batch / records,
+        side_by_side=tuple(_side_by_side(plan, delta)),
+        changes=tuple(_changes(question)),
+        target_epsilon=question.epsilon,
+        warnings=tuple(_warnings(found, delta, records)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    records: int
+    batch: int
+    total: int
+    sampling: str
+    delta: float
+    epsilon: float | None
+    noise: float | None
+    relation: NeighboringRelation
+    accountant: str
+
+    def scheme(self) -> SamplingScheme:
+        if self.sampling not in SAMPLINGS:
+            raise ValueError(f"sampling={self.sampling!r} is unknown; choose one of {', '.join(SAMPLINGS)}.")
+        if self.sampling == "full_batch" or (self.sampling == "poisson" and self.batch == self.records):
+            return FullBatch()
+        if self.sampling == "poisson":
+            return PoissonSampling(self.batch / self.records)
+        if self.sampling == "fixed_size":
+            return FixedSizeSampling(self.records, self.batch)
+        return EachRecordOncePerEpoch(-(-self.records // self.batch))
+
+    def plan(self) -> PrivacyPlan:
+        if self.epsilon is not None:
+            return PrivacyPlan.calibrate(
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sampling=self.scheme(),
+                num_releases=self.total,
+                neighboring_relation=self.relation,
+                accountant=self.accountant,
+                num_records=self.records,
+            )
+        assert self.noise is not None
+        return PrivacyPlan(
+            self.scheme(),
+            self.noise,
+            self.total,
+            self.relation,
+            accountant=self.accountant,
+            num_records=self.records,
+        )
+
+    def price(self, what: str, note: str = "", **changes: Any) -> Price:
+        other = dataclasses.replace(self, **changes)
+        try:
+            plan = other.plan()
+            return Price(what, plan.noise_multiplier, plan.epsilon(self.delta), note)
+        except (UnsupportedPairError, BudgetExhaustedError):
+            return Price(what, None, None, "has no price")
+
+
+def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
+    prices = []
+    for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE):
+        for name in accountants.ACCOUNTANTS:
+            what = f"{name}, {relation.name.lower()}"
+            if name not in supported_pairs.SUPPORTED.get((plan.sampling.name, relation), ()):
+                prices.append(Price(what, plan.noise_multiplier, None, "has no price"))
+                continue
+            other = plan.replace(neighboring_relation=relation, accountant=name)
+            found = other.epsilon(delta)
+            note = "its bound does not hold here" if math.isinf(found) and plan.noise_multiplier else ""
+            prices.append(Price(what, plan.noise_multiplier, found, note))
+    return prices
+
+
+def _changes(question: _Question) -> list[Price]:
+    batch, total, records = question.batch, question.total, question.records
+    prices = []
+    if 2 * batch <= records:
+        prices.append(question.price(f"batch size {2 * batch:,}, same number of steps", batch=2 * batch))
+        if total >= 2:
+            prices.append(
+                question.price(
+                    f"batch size {2 * batch:,}, same number of epochs", batch=2 * batch, total=-(-total // 2)
+                )
+            )
+    if total >= 2:
+        prices.append(question.price("half the steps", total=-(-total // 2)))
+    if question.sampling in ("poisson", "fixed_size"):
+        prices.append(
+            question.price(
+                "no amplification (each record once per epoch)",
+                "batches of your own, each record at most once per epoch",
+                sampling="each_record_once_per_epoch",
+            )
+        )
+    other = NeighboringRelation.REPLACE_ONE
+    if question.relation is other:
+        other = NeighboringRelation.ADD_OR_REMOVE_ONE
+    prices.append(question.price(f"adjacency {other.name.lower()}", relation=other))
+    return prices
+
+
+def _warnings(epsilon: float, delta: float, records: int) -> list[str]:
+    warnings = []
+    if math.isinf(epsilon):
+        warnings.append("NOT PRIVATE: without noise (or where the accountant's bound fails) there is no guarantee.")
+    elif epsilon > LARGE_EPSILON:
+        warnings.append(
+            f"epsilon {_text(epsilon)} is too large to mean much for an individual; aim below {LARGE_EPSILON:g}, better "
+            "below 1."
+        )
+    if delta > 0.1 / records:
+        warnings.append(
+            f"delta {delta:g} is more than a tenth of one over the number of records ({0.1 / records:.1e}): a mechanism "
+            "that publishes a random record outright now and then would pass. Choose a smaller delta."
+        )
+    return warnings
+
+
+def _number(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def _price_json(price: Price) -> dict[str, Any]:
+    return {**dataclasses.asdict(price), "epsilon": _number(price.epsilon)}
+
+
+def _text(value: float) -> str:
+    return "infinite" if math.isinf(value) else f"{round_up(value, 4):.4g}"
+
+
+def _row(price: Price) -> str:
+    if price.epsilon is None:
+        return f"  {price.what:<48} {price.note}"
+    noise = "" if price.noise_multiplier is None else f"noise multiplier {price.noise_multiplier:<9.5g}"
+    note = f"  ({price.note})" if price.note else ""
+    return f"  {price.what:<48} {noise} epsilon {_text(price.epsilon)}{note}"
