@@ -207,10 +207,10 @@ def test_copies_share_what_is_spent(make):
 
 def test_reserving_is_cheap():
     ledger = PrivacyLedger()
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(2000):
         ledger.confirm(ledger.reserve(PLAN, 50))
-    assert (time.perf_counter() - start) / 2000 < 1e-3
+    assert (time.process_time() - start) / 2000 < 1e-3
     assert ledger.num_releases == 100_000
 
 

@@ -189,9 +189,9 @@ def test_a_nearly_spent_budget_still_uses_what_is_left():
 
 def test_calibration_is_fast():
     """Under 1 s on 2 cores for T up to 1e5; the bound here leaves room for a busy machine."""
-    start = time.perf_counter()
+    start = time.process_time()
     PrivacyPlan.calibrate(epsilon=1.0, delta=1e-5, sampling=PoissonSampling(256 / 48842), num_releases=100_000)
-    assert time.perf_counter() - start < 3.0
+    assert time.process_time() - start < 3.0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "advanced_composition"])

@@ -19,6 +19,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 from tfp_dpvi.privacy import _composition, _dominating_pairs, advanced_composition, analytic_gaussian
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy._events import ReleaseCounts, count_releases
+from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 
 #: Grid spacing of privacy losses, dp_accounting's default. Coarser ones are STEP times a power of two,
@@ -192,9 +193,7 @@ class RdpAccountant(Accountant):
             event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
             total += n * _single_rdp(event, relation)
         for (records, batch, z), n in counts.fixed_size.items():
-            mechanism = dp_accounting.GaussianDpEvent(z / 2.0)
-            event = dp_accounting.SampledWithoutReplacementDpEvent(records, batch, mechanism)
-            total += n * _single_rdp(event, relation)
+            total += n * fixed_size_rdp(batch / records, z / 2.0, _ORDERS)
         return total
 
 

@@ -143,7 +143,7 @@ class PrivacyReport:
             ),
             num_releases=ledger.num_releases,
             unconfirmed_steps=ledger.unconfirmed_steps,
-            budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon),
+            budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon, "budget_epsilon"),
             num_records=None if num_records is None else check.count("num_records", num_records, 1),
             num_records_declared=bool(num_records_declared),
             seeded=bool(seeded) or ledger.seeded,

@@ -1,0 +1,224 @@
+"""Thirty settings against independent sources: closed forms, quadrature, Monte Carlo, published tables.
+
+Another sixty-odd stand in test_reference.py, against dp_accounting 0.6.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, get_accountant, group_privacy
+from tfp_dpvi.privacy import analytic_gaussian as gaussian
+from tfp_dpvi.privacy._composition import Composer, HockeyStick
+from tfp_dpvi.privacy._dominating_pairs import GaussianPair, discretise
+
+# --- the Gaussian mechanism in closed form (Balle and Wang 2018), written out here once more ---
+
+
+def _balle_wang_delta(epsilon, sigma, distance):
+    first = stats.norm.cdf(distance / (2 * sigma) - epsilon * sigma / distance)
+    second = stats.norm.cdf(-distance / (2 * sigma) - epsilon * sigma / distance)
+    return first - math.exp(epsilon) * second
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize(("z", "releases"), [(0.8, 1), (2.0, 1), (5.0, 30), (50.0, 1000)])
+@pytest.mark.parametrize("delta", [1e-4, 1e-8])
+def test_full_batches_in_closed_form(relation, z, releases, delta):
+    plan = PrivacyPlan(FullBatch(), z, releases, relation)
+    epsilon = plan.epsilon(delta)
+    distance = (2.0 if relation == "replace_one" else 1.0) * math.sqrt(releases)
+    assert _balle_wang_delta(epsilon, z, distance) == pytest.approx(delta, rel=1e-6)
+    assert plan.delta(epsilon) == pytest.approx(delta, rel=1e-9)
+
+
+def test_published_calibration_of_the_gaussian():
+    """sigma for (1, 1e-5) at sensitivity 1 is 3.730632 (the reference code of Balle and Wang 2018)."""
+    assert gaussian.gaussian_delta(1.0, 1 / 3.730632) == pytest.approx(1e-5, rel=1e-5)
+    plan = PrivacyPlan.calibrate(epsilon=1.0, delta=1e-5, sampling=FullBatch(), num_releases=1)
+    assert 3.730632 <= plan.noise_multiplier <= 3.730632 * 1.005
+
+
+# --- one subsampled release by direct quadrature of the hockey-stick divergence ---
+
+
+def _quadrature_delta(epsilon, q, z, relation):
+    """The larger of both directions, integrating over the line; densities written out once more."""
+
+    def mixture(x, side):
+        return (1 - q) * stats.norm.pdf(x) + q * stats.norm.pdf(x, loc=side / z)
+
+    if relation == "replace_one":
+        pairs = [(lambda x: mixture(x, 1.0), lambda x: mixture(x, -1.0))]
+    else:
+        pairs = [(lambda x: mixture(x, 1.0), stats.norm.pdf), (stats.norm.pdf, lambda x: mixture(x, 1.0))]
+    grid = np.linspace(-12 - 1 / z, 12 + 1 / z, 2_000_001)
+    return max(
+        integrate.trapezoid(np.maximum(0.0, upper(grid) - math.exp(epsilon) * lower(grid)), grid)
+        for upper, lower in pairs
+    )
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize(
+    ("q", "z", "epsilon"), [(0.01, 1.0, 0.05), (0.1, 0.7, 0.5), (0.5, 2.0, 0.4), (0.001, 0.5, 0.1), (0.9, 1.5, 1.0)]
+)
+def test_one_release_by_quadrature(relation, q, z, epsilon):
+    found = PrivacyPlan(PoissonSampling(q), z, 1, relation).delta(epsilon)
+    assert found == pytest.approx(_quadrature_delta(epsilon, q, z, relation), rel=1e-4)
+
+
+# --- many releases by Monte Carlo on the privacy loss itself ---
+
+
+def _sampled_losses(q, z, releases, relation, direction, size, rng):
+    total = np.zeros(size)
+    for _ in range(releases):
+        included = rng.random(size) < q
+        noise = rng.standard_normal(size)
+        x = noise if direction == "add" else noise + included / z
+        plus = np.log1p(q * np.expm1(x / z - 0.5 / z**2))
+        minus = np.log1p(q * np.expm1(-x / z - 0.5 / z**2))
+        total += plus - minus if relation == "replace_one" else (-plus if direction == "add" else plus)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("relation", "direction"),
+    [("add_or_remove_one", "remove"), ("add_or_remove_one", "add"), ("replace_one", "remove")],
+)
+@pytest.mark.parametrize(("q", "z", "releases", "epsilon"), [(0.1, 1.5, 50, 1.5), (0.02, 0.8, 100, 0.7)])
+def test_many_releases_by_monte_carlo(relation, direction, q, z, releases, epsilon):
+    """delta = E max(0, 1 - e^{epsilon - L}); the mean of n draws in [0, 1] is within 6 standard errors.
+
+    False alarms: 6 tests x 2e-9 by the normal approximation (each mean has thousands of non-zero terms).
+    """
+    size = 200_000
+    if direction == "add":
+        epsilon *= 0.4  # its losses are smaller
+    losses = _sampled_losses(q, z, releases, relation, direction, size, np.random.default_rng(20170811))
+    terms = np.maximum(0.0, -np.expm1(epsilon - losses))
+    assert np.count_nonzero(terms) > 1000
+    loss = discretise(GaussianPair(q, 1 / z, relation == "replace_one"), 1e-4)[1 if direction == "add" else 0]
+    exact = HockeyStick.of(Composer([loss], [releases])([releases])).delta(epsilon)
+    assert abs(terms.mean() - exact) < 6 * terms.std() / math.sqrt(size)
+    if direction == "remove":
+        assert PrivacyPlan(PoissonSampling(q), z, releases, relation).delta(epsilon) == pytest.approx(exact, rel=1e-6)
+
+
+def test_monte_carlo_would_notice_a_wrong_pair():
+    """The same comparison fails for D/2 in place of A, and for the add-or-remove pair under replace-one."""
+    size, q, z, releases, epsilon = 200_000, 0.1, 1.5, 50, 1.5
+    losses = _sampled_losses(q, z, releases, "replace_one", "remove", size, np.random.default_rng(1))
+    terms = np.maximum(0.0, -np.expm1(epsilon - losses))
+    error = 6 * terms.std() / math.sqrt(size)
+    for wrong in (GaussianPair(q, 1 / z, False), GaussianPair(q, 0.9 / z, True)):
+        loss = discretise(wrong, 1e-4)[0]
+        assert abs(terms.mean() - HockeyStick.of(Composer([loss], [releases])([releases])).delta(epsilon)) > error
+
+
+# --- the discretisation itself ---
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("q", "shift"), [(0.01, 1.0), (1e-4, 2.0), (0.7, 0.2), (0.99, 5.0), (0.3, 30.0)])
+def test_masses_are_exact_and_rounding_is_upwards(symmetric, q, shift):
+    pair = GaussianPair(q, shift, symmetric)
+    step = 1e-3 if shift < 10 else 1e-2
+    for loss, (above, below) in zip(discretise(pair, step), (("P", "Q"), ("Q", "P")), strict=False):
+        assert loss.masses.min() >= 0.0
+        assert loss.masses.sum() == pytest.approx(1.0, abs=1e-9)
+        # E[e^-L] under the upper distribution is the mass of the lower one.
+        grid = (loss.offset + np.arange(loss.masses.size)) * step
+        assert np.exp(special.logsumexp(-grid, b=loss.masses)) == pytest.approx(1.0, abs=1e-9), (above, below)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("q", "shift"), [(0.01, 1.0), (0.2, 0.3), (1.0, 2.0), (0.5, 40.0)])
+def test_inverse_loss(symmetric, q, shift):
+    if symmetric and q == 1.0:
+        return  # a full batch is priced in closed form
+    pair = GaussianPair(q, shift, symmetric)
+    x = np.linspace(-3, 3 + shift, 101)
+    steep = np.abs(np.gradient(pair.loss(x), x)) > 1e-3
+    assert pair.inverse_loss(pair.loss(x))[steep] == pytest.approx(x[steep], abs=1e-6)
+
+
+def test_coarser_grids_bound_finer_ones():
+    pair = GaussianPair(0.02, 1.0, False)
+    curves = [HockeyStick.of(Composer([discretise(pair, 1e-4 * 2**k)[0]], [500])([500])) for k in range(5)]
+    epsilons = [c.epsilon(1e-5) for c in curves]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] < 1.02 * epsilons[0]
+
+
+def test_composition_is_accurate_deep_in_the_tail():
+    """Many Gaussian releases by the grid against the closed form, down to delta 1e-11."""
+    pair, releases = GaussianPair(1.0, 0.01, False), 20_000
+    loss = discretise(pair, 1e-4)[0]
+    curve = HockeyStick.of(Composer([loss], [releases])([releases]))
+    for delta in (1e-3, 1e-5, 1e-8, 1e-11):
+        exact = gaussian.gaussian_epsilon(delta, 0.01 * math.sqrt(releases))
+        assert exact * (1 - 1e-6) <= curve.epsilon(delta) <= exact * 1.002
+
+
+def test_epsilon_and_delta_are_inverse():
+    plan = PrivacyPlan(PoissonSampling(0.03), 1.2, 400)
+    for delta in (1e-3, 1e-6, 1e-10):
+        assert plan.delta(plan.epsilon(delta)) == pytest.approx(delta, rel=1e-6)
+    assert plan.epsilon(0.9999) == 0.0
+    assert plan.delta(1e6) < 1e-12
+
+
+# --- advanced composition and group privacy ---
+
+
+def test_advanced_composition_by_hand():
+    """Jälkö et al. 2017, with the share of delta and the steps of the authors' own function `act`."""
+    z, q, releases, delta = 20.0, 0.02, 100, 1e-3
+    slack = 2e-4
+    step_delta = (delta - slack) / (q * releases)
+    single = math.sqrt(2 * math.log(1.25 / step_delta)) / z
+    amplified = math.log(1 + q * (math.exp(single) - 1))
+    by_hand = math.sqrt(2 * releases * math.log(1 / slack)) * amplified + releases * amplified * (
+        math.exp(amplified) - 1
+    )
+    plan = PrivacyPlan(PoissonSampling(q), z, releases, accountant="advanced_composition")
+    assert plan.epsilon(delta) == pytest.approx(by_hand, rel=1e-12)
+    assert plan.delta(plan.epsilon(delta)) == pytest.approx(delta, rel=1e-6)
+    assert plan.replace(accountant="rdp").epsilon(delta) < by_hand
+    assert plan.replace(accountant="pld").epsilon(delta) < plan.replace(accountant="rdp").epsilon(delta)
+
+
+def test_advanced_composition_admits_where_its_gaussian_bound_fails():
+    plan = PrivacyPlan(FullBatch(), 0.01, 1, accountant="advanced_composition")
+    assert plan.epsilon(0.3) == math.inf or plan.epsilon(0.3) >= plan.replace(accountant="pld").epsilon(0.3)
+
+
+def test_group_conversion_is_exact_for_randomised_response():
+    """Two steps of a chain that attains (epsilon, delta) attain (2 epsilon, (1 + e^epsilon) delta): no factor is lost."""
+    epsilon, delta = 0.4, 0.01
+    # P, R, Q on {0, 1}: P(0) = e^eps R(0) + delta, R(0) = e^eps Q(0) + delta.
+    q0 = 0.1
+    r0 = math.exp(epsilon) * q0 + delta
+    p0 = math.exp(epsilon) * r0 + delta
+    total, loss = group_privacy.replace_one_guarantee(epsilon, delta)
+    assert p0 - math.exp(total) * q0 == pytest.approx(loss, rel=1e-12)
+    assert loss > 2 * delta  # the 2017 paper's figure
+
+
+def test_group_conversion_bounds_the_tight_figure():
+    plan = PrivacyPlan(PoissonSampling(0.02), 2.0, 300)
+    bound = group_privacy.replace_one_epsilon(plan.delta, 1e-5)
+    tight = plan.replace(neighboring_relation="replace_one").epsilon(1e-5)
+    assert tight <= bound < 1.5 * tight
+    assert (1 + math.exp(bound / 2)) * plan.delta(bound / 2) <= 1e-5
+    assert group_privacy.replace_one_epsilon(lambda epsilon: 0.0, 1e-5) == 0.0
+    assert group_privacy.replace_one_epsilon(lambda epsilon: 1.0, 1e-5) == math.inf
+
+
+def test_unknown_accountant():
+    with pytest.raises(ValueError, match="choose one of"):
+        get_accountant("guess")

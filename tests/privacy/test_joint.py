@@ -1,0 +1,86 @@
+"""Joint releases (design section 5.5)."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tfp_dpvi.privacy import (
+    FullBatch,
+    GaussianPart,
+    JointGaussian,
+    PoissonSampling,
+    PrivacyPlan,
+    Sensitivity,
+    analytic_gaussian,
+    clipped_value_sensitivity,
+    joint_noise_multiplier,
+    remaining_noise_multiplier,
+)
+
+
+def test_two_releases_on_one_sample_are_one():
+    assert joint_noise_multiplier([3.0, 4.0]) == pytest.approx((1 / 9 + 1 / 16) ** -0.5)
+    assert joint_noise_multiplier([2.0]) == 2.0
+    assert joint_noise_multiplier([2.0, 0.0]) == 0.0
+    assert joint_noise_multiplier([1e8, 1.0]) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="empty"):
+        joint_noise_multiplier([])
+
+
+def test_what_is_left_for_one_more_part():
+    left = remaining_noise_multiplier(1.0, [5.0, 7.0])
+    assert joint_noise_multiplier([left, 5.0, 7.0]) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="already costs"):
+        remaining_noise_multiplier(1.0, [1.0])
+
+
+def test_full_batch_price_equals_the_composition_of_the_parts():
+    parts = [PrivacyPlan(FullBatch(), z, 1).dp_event for z in (3.0, 4.0)]
+    joint = PrivacyPlan(FullBatch(), joint_noise_multiplier([3.0, 4.0]), 1)
+    rest = PrivacyPlan(FullBatch(), 4.0, 1)
+    assert joint.epsilon(1e-5) == pytest.approx(rest.epsilon(1e-5, parts[:1]), rel=1e-9)
+
+
+def test_one_sample_is_not_two():
+    """Two parts on the same Poisson sample cost more than on two samples: the inclusion is shared."""
+    joint = PrivacyPlan(PoissonSampling(0.01), joint_noise_multiplier([1.0, 1.0]), 1)
+    apart = PrivacyPlan(PoissonSampling(0.01), 1.0, 2)
+    assert joint.epsilon(1e-5) > 1.05 * apart.epsilon(1e-5)
+
+
+def test_values_clipped_to_an_interval():
+    """The presence of a record moves the sum by max(|a|, |b|), not by b - a."""
+    assert clipped_value_sensitivity(-1.0, 3.0) == Sensitivity(3.0, 4.0)
+    assert clipped_value_sensitivity(5.0, 6.0) == Sensitivity(6.0, 1.0)
+    assert clipped_value_sensitivity(-2.0, 2.0) == Sensitivity(2.0, 4.0)
+    for low, high in ((1.0, 1.0), (2.0, 1.0), (0.0, math.inf), (float("nan"), 1.0)):
+        with pytest.raises(ValueError, match="pass a"):
+            clipped_value_sensitivity(low, high)
+
+
+def test_parts_in_their_own_units():
+    gradient = GaussianPart("gradient", 2.0, Sensitivity(1.0, 2.0))
+    metric = GaussianPart("elbo", 300.0, clipped_value_sensitivity(-100.0, 50.0))
+    joint = JointGaussian((gradient, metric))
+    assert joint.noise_multiplier == pytest.approx(joint_noise_multiplier([2.0, 3.0]))
+    # Replacement: distances 2 / 2 and 150 / 300 in units of the noise.
+    distance = math.hypot(1.0, 0.5)
+    plan = PrivacyPlan(FullBatch(), joint.noise_multiplier, 1, "replace_one", joint.sensitivity)
+    assert plan.epsilon(1e-5) == pytest.approx(analytic_gaussian.gaussian_epsilon(1e-5, distance), rel=1e-9)
+    with pytest.raises(ValueError, match="parts is empty"):
+        JointGaussian(())
+    with pytest.raises(ValueError, match="standard_deviation"):
+        GaussianPart("x", 0.0, Sensitivity())
+
+
+def test_a_joint_release_replayed():
+    """Noise-scaled distances of random neighbours never exceed the statement."""
+    rng = np.random.default_rng(0)
+    joint = JointGaussian((GaussianPart("a", 2.0, Sensitivity()), GaussianPart("b", 5.0, Sensitivity(3.0, 4.0))))
+    for _ in range(200):
+        a = rng.standard_normal(3)
+        a *= min(1.0, 1.0 / np.linalg.norm(a))
+        b = np.clip(rng.standard_normal() * 5, -1.0, 3.0)
+        moved = math.hypot(np.linalg.norm(a) / 2.0, abs(b) / 5.0)
+        assert moved <= joint.sensitivity.add_or_remove / joint.noise_multiplier * (1 + 1e-12)

@@ -1,0 +1,168 @@
+"""The planner as a function and on the command line, and what importing the package costs."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfp_dpvi.privacy import PoissonSampling, PrivacyLedger, PrivacyPlan, UnsupportedPairError
+from tfp_dpvi.privacy.__main__ import main
+from tfp_dpvi.privacy.planner import plan_privacy
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BASE = ["plan", "--records", "48842", "--batch-size", "256", "--delta", "1e-5"]
+
+
+def test_target_epsilon(capsys):
+    assert main([*BASE, "--epochs", "20", "--epsilon", "1"]) == 0
+    text = capsys.readouterr().out
+    for phrase in (
+        "3,820 steps",
+        "noise multiplier 1.4",
+        "pld, replace_one",
+        "rdp, add_or_remove_one",
+        "batch size 512, same number of epochs",
+        "half the steps",
+        "no amplification",
+        "WARNING: delta 1e-05",
+    ):
+        assert phrase in text, phrase
+
+
+def test_json(capsys):
+    assert main([*BASE, "--steps", "1000", "--noise-multiplier", "1.5", "--neighboring", "replace_one", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    plan = PrivacyPlan(PoissonSampling(256 / 48842), 1.5, 1000, "replace_one")
+    assert data["epsilon"] == plan.epsilon(1e-5)
+    assert data["delta"] == 1e-5
+    assert data["noise_multiplier"] == 1.5
+    assert data["accountant"] == "pld"
+    assert data["neighboring_relation"] == "replace_one"
+    assert data["sampling"] == "poisson"
+    assert data["num_releases"] == 1000
+    assert PrivacyPlan.from_json(data["plan"]).replace(num_records=None) == plan
+
+
+def test_rdp(capsys):
+    assert main([*BASE, "--steps", "1000", "--epsilon", "2", "--accountant", "rdp", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["accountant"] == "rdp"
+    assert 1.98 <= data["epsilon"] <= 2.0
+
+
+def test_no_noise(capsys):
+    assert main([*BASE, "--steps", "10", "--noise-multiplier", "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["epsilon"] == "inf"
+    assert any("NOT PRIVATE" in w for w in data["warnings"])
+
+
+def test_large_epsilon_warns(capsys):
+    assert main([*BASE, "--steps", "1000", "--noise-multiplier", "0.4"]) == 0
+    assert "too large to mean much" in capsys.readouterr().out
+
+
+def test_plot(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "curve.png"
+    assert main([*BASE, "--steps", "200", "--epsilon", "1", "--plot", str(picture)]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "10", "--epsilon", "-1"], "epsilon"),
+        (["--steps", "0", "--epsilon", "1"], "steps"),
+        (["--epochs", "0", "--epsilon", "1"], "epochs"),
+        (["--steps", "10", "--epsilon", "1", "--delta", "2"], "delta"),
+        (["--steps", "10", "--epsilon", "1", "--batch-size", "0"], "batch_size"),
+        (["--steps", "10", "--epsilon", "1", "--batch-size", "99999"], "batch_size"),
+        (["--steps", "10", "--epsilon", "1", "--sampling", "fixed_size"], "supported pairs"),
+        (["--steps", "10", "--epsilon", "1", "--accountant", "rdp", "--neighboring", "replace_one"], "supported pairs"),
+    ],
+)
+def test_bad_values_end_with_a_message(arguments, message, capsys):
+    assert main([*BASE, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--steps", "1"], ["--steps", "1", "--epochs", "1", "--epsilon", "1"]])
+def test_missing_or_double_arguments(arguments):
+    with pytest.raises(SystemExit):
+        main([*BASE, *arguments])
+
+
+def test_the_function_checks_too():
+    good = {"num_records": 1000, "batch_size": 10, "delta": 1e-5, "steps": 10, "epsilon": 1.0}
+    outlook = plan_privacy(**good)
+    assert outlook.epsilon <= 1.0
+    assert outlook.curve()(10) == outlook.epsilon
+    for bad, message in (
+        ({"steps": None}, "exactly one"),
+        ({"noise_multiplier": 1.0}, "exactly one"),
+        ({"sampling": "guess"}, "sampling"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan_privacy(**{**good, **bad})
+    with pytest.raises(UnsupportedPairError):
+        plan_privacy(**{**good, "sampling": "fixed_size"})
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "full_batch", "each_record_once_per_epoch"])
+def test_every_sampling_scheme(sampling):
+    outlook = plan_privacy(
+        num_records=1000,
+        batch_size=50,
+        delta=1e-5,
+        epochs=2,
+        epsilon=2.0,
+        sampling=sampling,
+        neighboring_relation="replace_one",
+        accountant="rdp" if sampling == "fixed_size" else "pld",
+    )
+    assert 1.98 <= outlook.epsilon <= 2.0
+    assert outlook.plan.sampling.name == sampling
+    assert sampling.replace("_", " ")[:5] in str(outlook).replace("_", " ").lower() or "batches" in str(outlook)
+
+
+def test_a_whole_batch_is_a_full_batch():
+    outlook = plan_privacy(num_records=100, batch_size=100, delta=1e-4, steps=5, noise_multiplier=3.0)
+    assert outlook.plan.sampling.name == "full_batch"
+
+
+def test_show_prints_the_report_of_a_ledger(tmp_path, capsys):
+    path = tmp_path / "ledger"
+    with PrivacyLedger(path, dataset_id="survey") as ledger:
+        ledger.reserve(PrivacyPlan(PoissonSampling(0.01), 1.0, 100), 100)
+        assert main(["show", str(path), "--delta", "1e-6", "--records", "10000"]) == 0
+    assert "survey" in capsys.readouterr().out
+    assert main(["show", str(path), "--delta", "1e-6", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_releases"] == 100
+    assert main(["show", str(tmp_path / "none"), "--delta", "1e-6"]) == 2
+
+
+def _run(code):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+
+
+def test_importing_needs_no_tensorflow_and_little_time():
+    code = (
+        "import time, sys; t = time.process_time(); import tfp_dpvi.privacy; "
+        "print(time.process_time() - t, 'tensorflow' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    seconds, tensorflow, matplotlib = min(_run(["-c", code]).stdout.split() for _ in range(2))
+    assert tensorflow == matplotlib == "False"
+    assert float(seconds) < 2.5
+
+
+def test_python_dash_m():
+    run = _run(["-m", "tfp_dpvi.privacy", *BASE, "--steps", "100", "--noise-multiplier", "1", "--json"])
+    assert json.loads(run.stdout)["noise_multiplier"] == 1.0
+    assert run.stderr == ""
