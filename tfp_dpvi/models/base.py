@@ -148,6 +148,7 @@ class DPModel(Model):
         l2_norm_clip: float | None = None,
         noise_multiplier: float | None = None,
         planned_epochs: int | None = None,
+        ledger: PrivacyLedger | None = None,
         neighboring_relation: dp_accounting.NeighboringRelation = (dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
         accountant: str = "pld",
         validation_metrics: Sequence[Any] | None = None,
@@ -170,6 +171,8 @@ class DPModel(Model):
           noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
           planned_epochs: with `epsilon`, how many epochs in all the budget is to last for; by default the first `fit`
             spends it all.
+          ledger: a `PrivacyLedger` to keep the books in: on disk, shared with other models of the same data, with a
+            budget of its own. Default: one in memory, of this model alone.
           neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
           accountant: "pld" (tight) or "rdp".
           validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and for validation data.
@@ -205,9 +208,18 @@ class DPModel(Model):
             raise ValueError(
                 f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
             )
+        if ledger is not None and ledger is not self._dp.ledger:
+            if not isinstance(ledger, PrivacyLedger):
+                raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+            if self._dp.ledger.num_releases:
+                raise ValueError(
+                    f"ledger: this model has {self._dp.ledger.num_releases} releases in another ledger, which must not be "
+                    "forgotten. Give the ledger to the first compile, or build a new model."
+                )
         metric_objects = settings_lib.check_metrics(validation_metrics)
         super().compile(optimizer=dp_optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
         state = self._dp
+        state.ledger = state.ledger if ledger is None else ledger
         state.settings = settings_lib.PrivacySettings(
             epsilon=None if epsilon is None else float(epsilon),
             delta=None if delta is None else float(delta),
@@ -244,6 +256,7 @@ class DPModel(Model):
         callbacks: Any = None,
         sample_weight: Any = None,
         num_records: int | None = None,
+        sampling: str = "poisson",
         steps_per_epoch: int | None = None,
         initial_epoch: int = 0,
         validation_data: Any = None,
@@ -268,6 +281,8 @@ class DPModel(Model):
             cannot raise anyone's influence above it.
           num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
             count) to keep the exact one hidden.
+          sampling: "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step, which is
+            priced under replace-one by the RDP accountant.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
           validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
@@ -313,11 +328,12 @@ class DPModel(Model):
         public_num = records.num if num_records is None else int(num_records)
         batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
         sampler = planning.make_sampler(
-            records.num, public_num, batch_size, state.settings.physical_batch_size, self.trainable_variables
+            sampling, records.num, public_num, batch_size, state.settings.physical_batch_size, self.trainable_variables
         )
         steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
         steps = (epochs - initial_epoch) * steps_per_epoch
         plan = planning.make_plan(state, sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
+        allowed = planning.allowed_by_ledger(state, plan)
 
         tensors = records.tensors()
         loop = self._get_loop(sampler, min(batch_size, public_num), public_num, plan, tensors)
@@ -325,7 +341,7 @@ class DPModel(Model):
         curve = planning.make_curve(state, plan, steps_per_epoch)
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
-        state.train_function = self._make_train_function(loop, plan, curve, tensors, steps_per_epoch)
+        state.train_function = self._make_train_function(loop, plan, curve, allowed, tensors, steps_per_epoch)
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
         try:
@@ -455,6 +471,7 @@ class DPModel(Model):
         loop: Callable[..., Any],
         plan: PrivacyPlan,
         curve: Callable[[int], float] | None,
+        allowed: int,
         tensors: Any,
         steps_per_epoch: int,
     ) -> Callable[[Any], dict[str, Any]]:
@@ -467,17 +484,29 @@ class DPModel(Model):
         key = tf.constant(_random.new_key(state.seed))
         noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
         first = state.steps_run
+        state.fits += 1
+        run = f"{state.identity}/{state.fits}"
 
         def train_function(iterator: Any) -> dict[str, Any]:
             del iterator
-            steps = int(self._steps_per_execution.numpy())
-            # Ahead of the release (contract C6): an interruption from here on has been paid for.
-            reservation = state.ledger.reserve(plan, steps)
             number = state.steps_run
+            steps = min(int(self._steps_per_execution.numpy()), allowed - (number - first))
+            # Ahead of the release (contract C6): an interruption from here on has been paid for.
+            if state.seed is None:
+                reservation = state.ledger.reserve(plan, steps, run=run)
+            else:
+                reservation = state.ledger.reserve(plan, steps, run=run, seed=state.seed, first_step=number)
             state.steps_run += steps
             state.epochs_run += steps / steps_per_epoch
             loss = loop(key, tf.constant(number, tf.int64), tf.constant(steps, tf.int64), noise_multiplier, tensors)
             state.ledger.confirm(reservation)
+            if number + steps - first == allowed < plan.num_releases:
+                _LOG.warning(
+                    "Training stops after %d of %d steps: the ledger's budget allows no more.",
+                    allowed,
+                    plan.num_releases,
+                )
+                self.stop_training = True
             logs = {}
             if curve is not None:
                 state.epsilon_metric.value = float(curve(number + steps - first))

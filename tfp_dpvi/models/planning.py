@@ -10,24 +10,33 @@ import numpy as np
 
 from tfp_dpvi.models.state import State
 from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyPlan, Sensitivity
-from tfp_dpvi.sampling import FullBatchSampler, PoissonSampler, Sampler
+from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler, Sampler
 
 _CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
 _MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
 
 
 def make_sampler(
-    num_available: int, public_num: int, batch_size: int, physical: int | None, variables: Sequence[Any]
+    sampling: str, num_available: int, public_num: int, batch_size: int, physical: int | None, variables: Sequence[Any]
 ) -> Sampler:
-    """Poisson batches of expected size `batch_size`, or full batches if that is all records.
+    """The sampler that was asked for, or full batches if a batch is to hold all records.
 
     Args:
+      sampling: "poisson" or "fixed_size".
       num_available: records at hand.
       public_num: the declared N; the inclusion probability is batch_size / N.
       batch_size: expected size of a logical batch.
       physical: records in memory at a time; None for as many as one visit nearly always covers, within a memory bound.
       variables: of which a record's gradient may have the size.
+
+    Raises:
+      ValueError: an unknown sampling scheme, or one that needs the exact number of records.
     """
+    if sampling not in ("poisson", "fixed_size"):
+        raise ValueError(
+            f'sampling={sampling!r} is unknown: choose "poisson" (default) or "fixed_size". Shuffling is neither and cannot '
+            "be accounted for as such."
+        )
     if physical is None:
         bytes_each = sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
         most = max(1, _MAX_GRADIENT_BYTES // max(1, bytes_each))
@@ -35,6 +44,13 @@ def make_sampler(
         most = physical
     if batch_size >= public_num:
         return FullBatchSampler(num_available, min(most, num_available))
+    if sampling == "fixed_size":
+        if public_num != num_available:
+            raise ValueError(
+                f'num_records={public_num} and sampling="fixed_size": batches of a fixed size are accounted for by the exact '
+                'number of records. Leave num_records out, or use sampling="poisson".'
+            )
+        return FixedSizeSampler(num_available, batch_size, most)
     default = PoissonSampler(num_available, batch_size / public_num)
     if physical is None and default.physical_batch_size <= most:
         return default
@@ -87,6 +103,26 @@ def make_plan(
         **common,
     )
     return plan.replace(num_releases=steps)
+
+
+def allowed_by_ledger(state: State, plan: PrivacyPlan) -> int:
+    """How many of the plan's releases the ledger-wide budget allows.
+
+    Raises:
+      BudgetExhaustedError: none.
+    """
+    if state.ledger.budget is None:
+        return plan.num_releases
+    epsilon, delta = state.ledger.budget
+    allowed = plan.with_most_releases(
+        epsilon=epsilon, delta=delta, prior_events=state.ledger.events(), limit=plan.num_releases
+    ).num_releases
+    if allowed == 0:
+        raise BudgetExhaustedError(
+            f"The ledger's budget of epsilon {epsilon:g} at delta {delta:g} allows no further release of this plan; "
+            f"{state.ledger.epsilon(delta):.4g} is spent. Raise it with ledger.set_budget, or use more noise."
+        )
+    return allowed
 
 
 def make_curve(state: State, plan: PrivacyPlan, steps_per_epoch: int) -> Callable[[int], float] | None:

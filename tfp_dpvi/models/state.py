@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ class State:
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
         self.ledger = PrivacyLedger()
+        self.identity = uuid.uuid4().hex
+        self.fits = 0
         self.settings: PrivacySettings | None = None
         self.plan: PrivacyPlan | None = None
         self.steps_run = 0

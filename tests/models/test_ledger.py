@@ -1,0 +1,136 @@
+"""Models and the ledger: several fits and models add up, a ledger-wide budget is hard (contract C6)."""
+
+from __future__ import annotations
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.privacy import BudgetExhaustedError, FixedSizeSampling, UnsupportedPairError
+
+tfd = tfp.distributions
+
+X = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+
+
+def make_model(ledger=None, noise=3.0, seed=None, **kwargs):
+    model = dpvi.DPVI(
+        tfd.Sample(tfd.Normal(0.0, 1.0), 3),
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
+        seed=seed,
+    )
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=noise, learning_rate=0.05)
+    model.compile(optimizer=optimizer, **{"delta": 1e-5, "ledger": ledger, **kwargs})
+    return model
+
+
+def fit(model, **kwargs):
+    return model.fit(X, Y, **{"batch_size": 50, "epochs": 2, "verbose": 0, **kwargs})
+
+
+def test_models_that_share_a_ledger_add_up():
+    ledger = dpvi.PrivacyLedger()
+    first, second = make_model(ledger), make_model(ledger, noise=2.0)
+    fit(first)
+    alone = first.privacy_report().epsilon
+    history = fit(second)
+    event = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(z)), 8
+            )
+            for z in (3.0, 2.0)
+        ]
+    )
+    both = dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(1e-5)
+    assert alone < both
+    assert second.privacy_report().epsilon == pytest.approx(both, rel=1e-3)
+    assert first.privacy_report().epsilon == second.privacy_report().epsilon
+    assert history.history["epsilon"][-1] == pytest.approx(both, rel=1e-3)
+
+
+def test_a_lifetime_target_counts_what_other_models_spent():
+    ledger = dpvi.PrivacyLedger()
+    fit(make_model(ledger))
+    model = make_model()
+    model.compile(
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=2.0, delta=1e-5, ledger=ledger
+    )
+    fit(model)
+    assert 1.98 <= model.privacy_report().epsilon <= 2.0
+
+
+def test_training_stops_before_the_step_that_would_overspend(caplog):
+    probe = make_model()
+    fit(probe, steps_per_epoch=1, epochs=5)
+    ledger = dpvi.PrivacyLedger(budget_epsilon=probe.privacy_report().epsilon * 1.0001, budget_delta=1e-5)
+    model = make_model(ledger, steps_per_execution=4)
+    history = fit(model, steps_per_epoch=20)
+    assert ledger.num_releases == 5
+    assert int(model.optimizer.iterations) == 5
+    assert model.privacy_report().epsilon <= ledger.budget[0]
+    assert len(history.history["epsilon"]) == 1
+    assert np.isfinite(model.predict(X)).all()
+    assert "budget allows no more" in caplog.text
+    with pytest.raises(BudgetExhaustedError, match="budget"):
+        fit(model)
+    assert ledger.num_releases == 5
+
+
+def test_a_ledger_on_disk_survives_the_process_of_one_model(tmp_path):
+    path = tmp_path / "ledger"
+    with dpvi.PrivacyLedger(path, dataset_id="patients") as ledger:
+        fit(make_model(ledger))
+    with dpvi.PrivacyLedger(path, dataset_id="patients") as ledger:
+        assert ledger.num_releases == 8
+        model = make_model(ledger)
+        fit(model)
+        assert ledger.num_releases == 16
+        assert "patients" in str(model.privacy_report())
+
+
+def test_another_ledger_cannot_replace_one_in_use():
+    model = make_model()
+    fit(model)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="ledger"):
+        model.compile(optimizer=optimizer, delta=1e-5, ledger=dpvi.PrivacyLedger())
+    assert model.privacy_ledger.num_releases == 8
+
+
+def test_seeded_models_do_not_pass_for_one_another():
+    # The same seed and plan on another model is another release, and is charged.
+    ledger = dpvi.PrivacyLedger()
+    for _ in range(2):
+        fit(make_model(ledger, seed=7))
+    assert ledger.num_releases == 16
+    assert ledger.seeded
+
+
+def test_batches_of_a_fixed_size_are_priced_under_replace_one():
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    model = make_model(neighboring_relation=relation, accountant="rdp")
+    fit(model, sampling="fixed_size")
+    assert model.privacy_plan.sampling == FixedSizeSampling(200, 50)
+    assert model.privacy_report().epsilon > 0
+    with pytest.raises(UnsupportedPairError, match="fixed_size"):
+        fit(make_model(), sampling="fixed_size")
+    with pytest.raises(ValueError, match="num_records"):
+        fit(make_model(), sampling="fixed_size", num_records=300)
+    with pytest.raises(ValueError, match="sampling"):
+        fit(make_model(), sampling="shuffle")
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 1000])
+def test_physical_batches_change_no_number(size):
+    results = []
+    for physical in (None, size):
+        model = make_model(seed=3, physical_batch_size=physical)
+        fit(model, batch_size=200)  # Full batches: the same records in the same steps, whatever the pieces.
+        results.append((model.privacy_report().epsilon, np.concatenate([v.numpy() for v in model.trainable_variables])))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,103 @@
+"""A fixed number of distinct records, uniformly without replacement."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf
+from tfp_dpvi.privacy import FixedSizeSampling
+from tfp_dpvi.sampling.base import Sampler, Visit
+
+
+def distinct_indices(key: Any, num: int, count: int) -> Any:
+    """A uniformly random set of `count` of the integers 0 .. num - 1, in O(count) time and memory.
+
+    Where many are wanted, those with the largest of `num` random numbers. Where few are, the first `count` distinct ones
+    of slightly more draws with replacement, drawn anew in the rare case that these do not hold enough. Neither the
+    choice nor the repetition depends on which integers were drawn, so every set is equally likely.
+
+    Returns:
+      int64 tensor of shape [count].
+    """
+    if 4 * count >= num:
+        uniform = tf.random.stateless_uniform([num], seed=key, dtype=tf.float64)
+        return tf.cast(tf.math.top_k(uniform, count).indices, tf.int64)
+    size = math.ceil(1.3 * count) + 32
+    if (size + 1) * num >= 2**63:
+        raise ValueError(f"batch_size={count} of {num} records is too large to index with 64 bits.")
+    places = tf.range(size, dtype=tf.int64)
+
+    def draw(number: Any) -> tuple[Any, Any]:
+        values = tf.random.stateless_uniform(
+            [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64
+        )
+        by_value = tf.sort(values * size + places)  # One integer holds value and place, so that one sort does both.
+        values, place = by_value // size, by_value % size
+        first = tf.concat([[True], values[1:] != values[:-1]], axis=0)
+        by_place = tf.sort(tf.where(first, place, size) * num + values)
+        return tf.reduce_sum(tf.cast(first, tf.int64)), by_place[:count] % num
+
+    def again(number: Any, found: Any, _: Any) -> Any:
+        return tf.logical_or(tf.equal(number, 0), found < count)
+
+    def body(number: Any, found: Any, indices: Any) -> tuple[Any, Any, Any]:
+        del found, indices
+        found, indices = draw(number)
+        return number + 1, found, indices
+
+    start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.zeros([count], tf.int64))
+    return tf.while_loop(again, body, start, parallel_iterations=1)[2]
+
+
+class FixedSizeSampler(Sampler):
+    """Exactly `batch_size` distinct records in each step, every such set equally likely.
+
+    Args:
+      num_available: number of records N.
+      batch_size: records in each step, below N.
+      physical_batch_size: records per visit, default all of the batch.
+
+    #### Formal guarantee
+
+    The sets of different keys are independent and uniform, up to the pseudo-random generator; `scheme` is
+    `FixedSizeSampling(N, batch_size)`.
+    """
+
+    def __init__(self, num_available: int, batch_size: int, physical_batch_size: int | None = None) -> None:
+        if not 1 <= batch_size < num_available:
+            raise ValueError(
+                f"batch_size={batch_size} must be at least 1 and below the {num_available} records; for all of them in "
+                "every step use FullBatchSampler."
+            )
+        if physical_batch_size is not None and physical_batch_size < 1:
+            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
+        self.num_available = int(num_available)
+        self.batch_size = int(batch_size)
+        self.physical_batch_size = int(min(physical_batch_size or batch_size, batch_size))
+
+    @property
+    def scheme(self) -> FixedSizeSampling:
+        """The scheme to account for."""
+        return FixedSizeSampling(self.num_available, self.batch_size)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """See `Sampler`."""
+        return ("fixed_size", self.num_available, self.batch_size, self.physical_batch_size)
+
+    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+        """See `Sampler`."""
+        indices = distinct_indices(key, self.num_available, self.batch_size)
+        size = self.physical_batch_size
+        pieces = math.ceil(self.batch_size / size)
+        padding = pieces * size - self.batch_size
+        indices = tf.reshape(tf.pad(indices, [[0, padding]]), [pieces, size])
+        mask = tf.reshape(tf.range(pieces * size) < self.batch_size, [pieces, size])
+
+        def body(piece: Any, carry: Any) -> tuple[Any, Any]:
+            return piece + 1, visit(carry, indices[piece], mask[piece])
+
+        begin = (tf.constant(0), initial)
+        return tf.while_loop(lambda piece, _: piece < pieces, body, begin, parallel_iterations=1)[1]
