@@ -205,7 +205,7 @@ def test_calibration_of_the_number_of_releases(accountant):
         fewer = plan.with_most_releases(epsilon=3.0, delta=1e-5, prior_events=prior)
         assert 0 < fewer.num_releases < plan.num_releases
     assert plan.with_most_releases(epsilon=3.0, delta=1e-5, limit=7).num_releases == 7
-    assert plan.with_most_releases(epsilon=1e-9, delta=1e-12).num_releases == 0
+    assert plan.with_most_releases(epsilon=1e-9, delta=1e-10).num_releases == 0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

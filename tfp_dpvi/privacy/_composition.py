@@ -70,6 +70,12 @@ def _spectrum(loss: DiscreteLoss, size: int) -> np.ndarray:
     return fft.rfft(masses, size)
 
 
+def _rounding_mass(n: int) -> float:
+    # What the rounding of the transform may misplace over n compositions, counted as infinite loss.
+    # Measured against the closed form of the Gaussian: 2e-14 at n = 1e3, 4e-12 at n = 1e6.
+    return 1e-15 * math.sqrt(n) + 1e-17 * n
+
+
 class Composer:
     """Composes fixed single losses any number of times, transforming each of them once.
 
@@ -97,7 +103,7 @@ class Composer:
         low, high = window(self._losses, counts, self._tails)
         size, spectra = self._transform(high - low + 1)
         product = None
-        infinity = _TAIL_MASS
+        infinity = _TAIL_MASS + _rounding_mass(sum(counts))
         origin = 0
         log_finite = 0.0
         for loss, n, spectrum in zip(self._losses, counts, spectra, strict=True):

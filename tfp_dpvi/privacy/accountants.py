@@ -26,8 +26,8 @@ from tfp_dpvi.privacy.errors import UnsupportedPairError
 #: so that grids nest and a coarser one bounds a finer one from above.
 STEP = 1e-4
 _MAX_SIZE = 1 << 20
-# Deltas below this drown in the rounding of the Fourier transform.
-SMALLEST_DELTA = 1e-12
+# Deltas below this drown in the rounding of the Fourier transform of long compositions.
+SMALLEST_DELTA = 1e-10
 
 
 _ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
