@@ -148,13 +148,11 @@ def load(data: str, seed: int, num_records: int | None = None) -> tuple[Any, Any
 
 
 def make_model(num_features: int) -> dpvi.DPVI:
-    """Logistic regression with independent normal weights and an intercept."""
-    prior = tfd.JointDistributionNamed(
-        {"w": tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=num_features), "b": tfd.Normal(0.0, 4.0)}
-    )
+    """Logistic regression with independent normal weights; the last one is the intercept."""
+    prior = tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=num_features + 1)
 
-    def likelihood(params: Any, x: Any) -> Any:
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
+    def likelihood(weights: Any, x: Any) -> Any:
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, weights[:-1]) + weights[-1])
 
     return dpvi.DPVI(prior, likelihood, surrogate_posterior="mean_field")
 
