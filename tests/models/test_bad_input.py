@@ -55,7 +55,10 @@ def with_nan(array):
         ({"x": {}, "y": Y}, ["empty dict"]),
         ({"x": None}, ["x is missing"]),
         ({"x": X}, ["y is missing", "fit(x, y)"]),
-        ({"x": tf.data.Dataset.from_tensor_slices((X, Y)), "y": None}, ["Dataset", "Pass arrays"]),
+        (
+            {"x": tf.data.Dataset.from_tensor_slices((X, Y)), "y": None},
+            ["Dataset", "Two ways out", "pass arrays", "each_record_once_per_epoch"],
+        ),
         ({"x": X, "y": Y, "batch_size": 0}, ["batch_size", "0"]),
         ({"x": X, "y": Y, "batch_size": 2.5}, ["batch_size", "2.5"]),
         ({"x": X, "y": Y, "epochs": 0}, ["epochs", "0"]),

@@ -15,6 +15,7 @@ from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.models import planning
 from tfp_dpvi.models import settings as settings_lib
+from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
 from tfp_dpvi.models.records import Records, make_records
 from tfp_dpvi.models.state import State
@@ -256,7 +257,8 @@ class DPModel(Model):
         callbacks: Any = None,
         sample_weight: Any = None,
         num_records: int | None = None,
-        sampling: str = "poisson",
+        sampling: str | None = None,
+        sampling_probability: float | None = None,
         steps_per_epoch: int | None = None,
         initial_epoch: int = 0,
         validation_data: Any = None,
@@ -270,7 +272,8 @@ class DPModel(Model):
         """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], or dict or tuple of such arrays.
+          x: array of shape [N, ...], or dict or tuple of such arrays; or a `tf.data.Dataset` of batches x, (x, y) or
+            (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with probability
             B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
@@ -281,8 +284,10 @@ class DPModel(Model):
             cannot raise anyone's influence above it.
           num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
             count) to keep the exact one hidden.
-          sampling: "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step, which is
-            priced under replace-one by the RDP accountant.
+          sampling: for arrays "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step,
+            which is priced under replace-one by the RDP accountant. For a dataset your declaration of how its batches
+            were drawn: "poisson", or "each_record_once_per_epoch", which is priced without amplification.
+          sampling_probability: of a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
           validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
@@ -321,27 +326,54 @@ class DPModel(Model):
         if not 0 <= initial_epoch < epochs:
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
         validation = self._check_validation(validation_data, validation_is_public, unsafe_validation)
-        records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
-        self._prepare(records)
-        self._check_data(records)
-
-        public_num = records.num if num_records is None else int(num_records)
-        batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-        sampler = planning.make_sampler(
-            sampling, records.num, public_num, batch_size, state.settings.physical_batch_size, self.trainable_variables
-        )
-        steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
+        physical = state.settings.physical_batch_size
+        feed: ArrayFeed | DatasetFeed
+        if isinstance(x, tf.data.Dataset):
+            if y is not None or sample_weight is not None or batch_size is not None:
+                raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
+            feed = DatasetFeed(
+                x,
+                sampling=sampling,
+                probability=sampling_probability,
+                num_records=num_records,
+                steps_per_epoch=steps_per_epoch,
+                physical_batch_size=physical,
+                dtype=self._record_dtype,
+            )
+            assert num_records is not None
+            public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
+            self._prepare(feed.probe)
+            self._check_data(feed.probe)
+        else:
+            if sampling_probability is not None:
+                raise ValueError(
+                    f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
+                )
+            records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
+            self._prepare(records)
+            self._check_data(records)
+            public_num = records.num if num_records is None else int(num_records)
+            batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
+            sampler = planning.make_sampler(
+                sampling or "poisson", records.num, public_num, batch_size, physical, self.trainable_variables
+            )
+            feed = ArrayFeed(records, sampler)
+            expected, tensors = float(min(batch_size, public_num)), feed.tensors
+            steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
+        assert steps_per_epoch is not None
         steps = (epochs - initial_epoch) * steps_per_epoch
-        plan = planning.make_plan(state, sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
+        plan = planning.make_plan(state, feed.sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
         allowed = planning.allowed_by_ledger(state, plan)
 
-        tensors = records.tensors()
-        loop = self._get_loop(sampler, min(batch_size, public_num), public_num, plan, tensors)
+        def get_loop(sampler: Sampler, tensors: Any) -> Callable[..., Any]:
+            return self._get_loop(sampler, expected, public_num, plan, tensors)
+
+        get_loop(feed.sampler, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
         curve = planning.make_curve(state, plan, steps_per_epoch)
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
-        state.train_function = self._make_train_function(loop, plan, curve, allowed, tensors, steps_per_epoch)
+        state.train_function = self._make_train_function(feed, get_loop, plan, curve, allowed, steps_per_epoch)
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
         try:
@@ -468,11 +500,11 @@ class DPModel(Model):
 
     def _make_train_function(
         self,
-        loop: Callable[..., Any],
+        feed: ArrayFeed | DatasetFeed,
+        get_loop: Callable[[Sampler, Any], Callable[..., Any]],
         plan: PrivacyPlan,
         curve: Callable[[int], float] | None,
         allowed: int,
-        tensors: Any,
         steps_per_epoch: int,
     ) -> Callable[[Any], dict[str, Any]]:
         state = self._dp
@@ -498,9 +530,13 @@ class DPModel(Model):
                 reservation = state.ledger.reserve(plan, steps, run=run, seed=state.seed, first_step=number)
             state.steps_run += steps
             state.epochs_run += steps / steps_per_epoch
-            loss = loop(key, tf.constant(number, tf.int64), tf.constant(steps, tf.int64), noise_multiplier, tensors)
+            loss = 0.0
+            for several, sampler, tensors in feed.calls(steps):
+                numbers = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
+                loss += get_loop(sampler, tensors)(key, *numbers, noise_multiplier, tensors) * (several / steps)
+                number += several
             state.ledger.confirm(reservation)
-            if number + steps - first == allowed < plan.num_releases:
+            if number - first == allowed < plan.num_releases:
                 _LOG.warning(
                     "Training stops after %d of %d steps: the ledger's budget allows no more.",
                     allowed,
@@ -509,7 +545,7 @@ class DPModel(Model):
                 self.stop_training = True
             logs = {}
             if curve is not None:
-                state.epsilon_metric.value = float(curve(number + steps - first))
+                state.epsilon_metric.value = float(curve(number - first))
                 logs["epsilon"] = state.epsilon_metric.value
             if unsafe:
                 logs["unsafe_loss"] = loss

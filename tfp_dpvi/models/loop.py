@@ -67,7 +67,8 @@ def make_loop(
 
         def visit(carry: Any, indices: Any, mask: Any) -> Any:
             sums, loss = carry
-            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), records)
+            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), dict(records))
+            mask &= batch.pop("mask", True)  # Rows of a given batch that are padding.
             clipped, batch_loss = clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip)
             if clipped.sensitivity != settings.sensitivity:
                 raise AssertionError(

@@ -74,8 +74,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
         return tuple(_arrays(f"{name}[{i}]", part, dtype, validate) for i, part in enumerate(value))
     if isinstance(value, tf.data.Dataset) or hasattr(value, "__next__"):
         raise TypeError(
-            f"{name} is a {type(value).__name__}: records must be sampled at random to be accounted for, which a stream "
-            "does not allow. Pass arrays; fit draws exact Poisson batches from them by itself."
+            f"{name} is a {type(value).__name__}, which has no rows to draw from: pass arrays, or a tf.data.Dataset of "
+            "batches as x alone, with a declared sampling scheme."
         )
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":

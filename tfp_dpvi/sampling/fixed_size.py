@@ -22,7 +22,7 @@ def distinct_indices(key: Any, num: int, count: int) -> Any:
       int64 tensor of shape [count].
     """
     if 4 * count >= num:
-        uniform = tf.random.stateless_uniform([num], seed=key, dtype=tf.float64)
+        uniform = tf.random.stateless_uniform([num], seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
         return tf.cast(tf.math.top_k(uniform, count).indices, tf.int64)
     size = math.ceil(1.3 * count) + 32
     if (size + 1) * num >= 2**63:
@@ -31,7 +31,7 @@ def distinct_indices(key: Any, num: int, count: int) -> Any:
 
     def draw(number: Any) -> tuple[Any, Any]:
         values = tf.random.stateless_uniform(
-            [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64
+            [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64, alg=_random.ALGORITHM
         )
         by_value = tf.sort(values * size + places)  # One integer holds value and place, so that one sort does both.
         values, place = by_value // size, by_value % size
