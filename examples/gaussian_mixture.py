@@ -40,8 +40,8 @@ DATA_SEED = 2017
 SETTINGS = {
     "l2_norm_clip": 1.0,
     "learning_rate": 0.05,
-    "batch_size": 400,
-    "steps_per_epoch": 100,
+    "batch_size": 2000,  # All records in each step.
+    "steps_per_epoch": 50,
     "epochs": 5,
     "ema_momentum": 0.98,
     "initial_scale": 0.03,
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/gaussian_mixture"))
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    changes = {"epochs": 2, "ema_momentum": 0.95} if options.quick else {}
+    changes = {"epochs": 3, "ema_momentum": 0.97} if options.quick else {}
     steps = 300 if options.quick else NON_PRIVATE_STEPS
 
     x, x_test = simulate(options.records, options.data_seed)
