@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from tfp_dpvi import _random
 from tfp_dpvi._keras import Model, keras, tf
-from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.models import planning
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
-from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
+from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records, make_records
+from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import as_dp_optimizer
 from tfp_dpvi.privacy import (
@@ -25,15 +23,12 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     PrivacyReport,
 )
-from tfp_dpvi.sampling import Sampler
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
-_LOG = logging.getLogger("tfp_dpvi")
 _DEFAULT_BATCH_SIZE = 256
 _STEPS_PER_CALL = 50
-_STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
 
 
 class DPModel(Model):
@@ -365,15 +360,16 @@ class DPModel(Model):
         plan = planning.make_plan(state, feed.sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
         allowed = planning.allowed_by_ledger(state, plan)
 
-        def get_loop(sampler: Sampler, tensors: Any) -> Callable[..., Any]:
-            return self._get_loop(sampler, expected, public_num, plan, tensors)
-
-        get_loop(feed.sampler, tensors)
+        state.fits += 1
+        run = PrivateRun(
+            self, state, feed, plan, allowed=allowed, steps_per_epoch=steps_per_epoch, expected_batch_size=expected
+        )
+        run.try_without_a_step(feed.sampler, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-        curve = planning.make_curve(state, plan, steps_per_epoch)
+        run.curve = planning.make_curve(state, plan, steps_per_epoch)
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
-        state.train_function = self._make_train_function(feed, get_loop, plan, curve, allowed, steps_per_epoch)
+        state.train_function = run
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
         try:
@@ -455,105 +451,6 @@ class DPModel(Model):
         while parts[-1] is None:
             parts.pop()
         return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
-
-    def _get_loop(
-        self, sampler: Sampler, expected_batch_size: float, public_num: int, plan: PrivacyPlan, tensors: Any
-    ) -> Callable[..., Any]:
-        """The compiled loop, traced and tried with no step, so that what cannot run fails before anything is spent."""
-        state = self._dp
-        assert state.settings is not None
-        variables = self.trainable_variables
-        self.optimizer.build(variables)
-        spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
-        wanted = state.settings.jit_compile
-        choices = (wanted,) if wanted is not None else (True, False)[plan.num_releases < _STEPS_WORTH_COMPILING :]
-        for jit in choices:
-            settings = LoopSettings(
-                sampler=sampler,
-                expected_batch_size=float(expected_batch_size),
-                num_records=public_num,
-                sensitivity=plan.sensitivity,
-                jit_compile=jit,
-                run_eagerly=bool(self.run_eagerly),
-            )
-            identity = (sampler.identity, settings.expected_batch_size, public_num, jit, settings.run_eagerly, spec)
-            if identity in state.loops:
-                return state.loops[identity]
-            loop = make_loop(self.step_gradients, variables, self.optimizer, settings)
-            try:
-                with quiet_native_compile():
-                    loop(
-                        tf.constant(_random.new_key(0)),
-                        tf.constant(0, tf.int64),
-                        tf.constant(0, tf.int64),
-                        tf.constant(plan.noise_multiplier, tf.float64),
-                        tensors,
-                    )
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-                if not jit or wanted is not None:
-                    raise
-                _LOG.info("The step does not compile under XLA and runs without it: %s", error)
-                continue
-            state.loops[identity] = loop
-            return loop
-        raise AssertionError("unreachable")
-
-    def _make_train_function(
-        self,
-        feed: ArrayFeed | DatasetFeed,
-        get_loop: Callable[[Sampler, Any], Callable[..., Any]],
-        plan: PrivacyPlan,
-        curve: Callable[[int], float] | None,
-        allowed: int,
-        steps_per_epoch: int,
-    ) -> Callable[[Any], dict[str, Any]]:
-        state = self._dp
-        assert state.settings is not None
-        unsafe = state.settings.unsafe_training_metrics
-        if unsafe:
-            state.add_caveat("NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
-        # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
-        key = tf.constant(_random.new_key(state.seed))
-        noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
-        first = state.steps_run
-        state.fits += 1
-        run = f"{state.identity}/{state.fits}"
-
-        def train_function(iterator: Any) -> dict[str, Any]:
-            del iterator
-            number = state.steps_run
-            steps = min(int(self._steps_per_execution.numpy()), allowed - (number - first))
-            # Ahead of the release (contract C6): an interruption from here on has been paid for.
-            if state.seed is None:
-                reservation = state.ledger.reserve(plan, steps, run=run)
-            else:
-                reservation = state.ledger.reserve(plan, steps, run=run, seed=state.seed, first_step=number)
-            state.steps_run += steps
-            state.epochs_run += steps / steps_per_epoch
-            loss = 0.0
-            for several, sampler, tensors in feed.calls(steps):
-                numbers = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
-                loss += get_loop(sampler, tensors)(key, *numbers, noise_multiplier, tensors) * (several / steps)
-                number += several
-            state.ledger.confirm(reservation)
-            if number - first == allowed < plan.num_releases:
-                _LOG.warning(
-                    "Training stops after %d of %d steps: the ledger's budget allows no more.",
-                    allowed,
-                    plan.num_releases,
-                )
-                self.stop_training = True
-            logs = {}
-            if curve is not None:
-                state.epsilon_metric.value = float(curve(number - first))
-                logs["epsilon"] = state.epsilon_metric.value
-            if unsafe:
-                logs["unsafe_loss"] = loss
-            if not logs:
-                logs["steps"] = state.steps_run
-            return logs
-
-        return train_function
 
     # ------------------------------------------------------------------ books
 

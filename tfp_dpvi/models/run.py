@@ -1,0 +1,143 @@
+"""One private fit in progress: it reserves steps in the ledger, runs them, and says what may be shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf
+from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
+from tfp_dpvi.models.loop import LoopSettings, make_loop
+from tfp_dpvi.models.state import State
+from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.sampling import Sampler
+
+_LOG = logging.getLogger("tfp_dpvi")
+_STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
+
+
+class PrivateRun:
+    """The train function of one `fit`.
+
+    Args:
+      model: the `DPModel`, compiled.
+      state: its state.
+      feed: where records come from.
+      plan: what this fit may release.
+      allowed: how many of the plan's releases the ledger-wide budget allows.
+      steps_per_epoch: steps in an epoch.
+      expected_batch_size: the public denominator qN.
+
+    #### Formal guarantee
+
+    A call runs no step that is not in the ledger already, and no more steps in all than `allowed`. It returns epsilon,
+    or the number of steps, and an exact loss only where the compile settings say so.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        state: State,
+        feed: ArrayFeed | DatasetFeed,
+        plan: PrivacyPlan,
+        *,
+        allowed: int,
+        steps_per_epoch: int,
+        expected_batch_size: float,
+    ) -> None:
+        assert state.settings is not None
+        assert plan.num_records is not None
+        self.curve: Callable[[int], float] | None = None
+        self._model, self._state, self._feed, self._plan = model, state, feed, plan
+        self._settings = state.settings
+        self._allowed = allowed
+        self._steps_per_epoch = steps_per_epoch
+        self._expected_batch_size = float(expected_batch_size)
+        self._num_records = plan.num_records
+        # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
+        self._key = tf.constant(_random.new_key(state.seed))
+        self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
+        self._done = 0
+        self._name = f"{state.identity}/{state.fits}"
+
+    def try_without_a_step(self, sampler: Sampler, tensors: Any) -> None:
+        """Traces and compiles the step and runs it zero times: what cannot run fails before anything is spent."""
+        self._loop(sampler, tensors)
+
+    def __call__(self, iterator: Any) -> dict[str, Any]:
+        """One execution: what Keras calls for every `steps_per_execution` steps."""
+        del iterator  # Keras's own counting of steps; records come from the feed.
+        state = self._state
+        number = state.steps_run
+        steps = min(int(self._model._steps_per_execution.numpy()), self._allowed - self._done)
+        # Ahead of the release (contract C6): an interruption from here on has been paid for.
+        seeded = {} if state.seed is None else {"seed": state.seed, "first_step": number}
+        reservation = state.ledger.reserve(self._plan, steps, run=self._name, **seeded)
+        state.steps_run += steps
+        state.epochs_run += steps / self._steps_per_epoch
+        self._done += steps
+        loss = 0.0
+        for several, sampler, tensors in self._feed.calls(steps):
+            counts = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
+            mean = self._loop(sampler, tensors)(self._key, *counts, self._noise_multiplier, tensors)
+            loss += mean * (several / steps)
+            number += several
+        state.ledger.confirm(reservation)
+        if self._done == self._allowed < self._plan.num_releases:
+            _LOG.warning(
+                "Training stops after %d of %d steps: the ledger's budget allows no more.",
+                self._allowed,
+                self._plan.num_releases,
+            )
+            self._model.stop_training = True
+        return self._logs(loss)
+
+    def _logs(self, loss: Any) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        if self.curve is not None:
+            self._state.epsilon_metric.value = float(self.curve(self._done))
+            logs["epsilon"] = self._state.epsilon_metric.value
+        else:
+            logs["steps"] = self._state.steps_run
+        if self._settings.unsafe_training_metrics:
+            self._state.add_caveat("NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
+            logs["unsafe_loss"] = loss
+        return logs
+
+    def _loop(self, sampler: Sampler, tensors: Any) -> Callable[..., Any]:
+        """The loop for tensors of these shapes, made once for a compiled model."""
+        model, state = self._model, self._state
+        spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
+        wanted = self._settings.jit_compile
+        few = self._plan.num_releases < _STEPS_WORTH_COMPILING
+        choices = (wanted,) if wanted is not None else (False,) if few else (True, False)
+        for jit in choices:
+            settings = LoopSettings(
+                sampler=sampler,
+                expected_batch_size=self._expected_batch_size,
+                num_records=self._num_records,
+                sensitivity=self._plan.sensitivity,
+                jit_compile=jit,
+                run_eagerly=bool(model.run_eagerly),
+            )
+            identity = (sampler.identity, self._expected_batch_size, self._num_records, jit, model.run_eagerly, spec)
+            if identity in state.loops:
+                return state.loops[identity]
+            variables = model.trainable_variables
+            model.optimizer.build(variables)
+            loop = make_loop(model.step_gradients, variables, model.optimizer, settings)
+            zero = tf.constant(0, tf.int64)
+            try:
+                with quiet_native_compile():
+                    loop(tf.zeros([2], tf.int64), zero, zero, self._noise_multiplier, tensors)
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+                if not jit or wanted is not None:
+                    raise
+                _LOG.info("The step does not compile under XLA and runs without it: %s", error)
+                continue
+            state.loops[identity] = loop
+            return loop
+        raise AssertionError("unreachable: the last choice returns or raises")
