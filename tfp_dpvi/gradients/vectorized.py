@@ -7,6 +7,7 @@ from typing import Any
 
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_record, select_finite
+from tfp_dpvi.gradients.side_effects import refuse_writes
 
 RecordGradient = Callable[[Any, Any], tuple[Any, Sequence[Any]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
@@ -30,6 +31,9 @@ def clipped_sum(
     Returns:
       The `ClippedSum`, and the sum of the kept records' losses (*not private*: for opt-in monitoring only).
 
+    Raises:
+      ValueError: the loss writes to a variable.
+
     #### Formal guarantee
 
     A record contributes a vector of joint l2 norm at most C, and exactly zero if it is masked or if its loss or its
@@ -38,7 +42,10 @@ def clipped_sum(
 
     def one(record_and_mask: Any) -> tuple[Any, list[Any]]:
         record, keep = record_and_mask
+        graph = tf.compat.v1.get_default_graph()
+        num_known = len(graph.get_operations())
         loss, gradient = record_gradient(record, keep)
+        refuse_writes(graph, num_known)
         keep = keep & tf.math.is_finite(loss)
         selected, keep = select_finite(gradient, keep)
         loss = tf.where(keep, loss, tf.zeros_like(loss))
