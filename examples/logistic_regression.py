@@ -294,7 +294,7 @@ def draw(figure: str, results: dict[str, Any], non_private: dict[str, Any], path
 
     argument, label = AXES[figure]
     picture, all_axes = plt.subplots(
-        1, len(results), figsize=(5.2 * len(results), 4.2), layout="constrained", squeeze=False
+        1, len(results), figsize=(5.2 * len(results), 4.8), layout="constrained", squeeze=False
     )
     norm, colors = LogNorm(0.03, 10.0), plt.get_cmap("viridis_r")
     for axes, (data, points) in zip(all_axes[0], results.items(), strict=True):
@@ -333,7 +333,7 @@ def draw(figure: str, results: dict[str, Any], non_private: dict[str, Any], path
         if data in PAPER_NON_PRIVATE:
             axes.axhline(PAPER_NON_PRIVATE[data], color="0.6", ls="-.", lw=1, label="their non-private")
         axes.set(xscale="log", xlabel=label, ylabel="test accuracy", title=NAMES[data])
-        axes.legend(fontsize=7, loc="lower right")
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     picture.savefig(path, dpi=110)
     plt.close(picture)
 
