@@ -5,14 +5,18 @@ Another sixty-odd stand in test_reference.py, against dp_accounting 0.6.
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation, rdp
 from scipy import integrate, special, stats
 
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, accountants, get_accountant, group_privacy
 from tfp_dpvi.privacy import analytic_gaussian as gaussian
 from tfp_dpvi.privacy._composition import Composer, HockeyStick
-from tfp_dpvi.privacy._dominating_pairs import GaussianPair, discretise
+from tfp_dpvi.privacy._dominating_pairs import DiscreteLoss, GaussianPair, discretise
+from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
+from tfp_dpvi.privacy._poisson_replace_rdp import poisson_replace_rdp
 
 # --- the Gaussian mechanism in closed form (Balle and Wang 2018), written out here once more ---
 
@@ -54,7 +58,7 @@ def _quadrature_delta(epsilon, q, z, relation):
         pairs = [(lambda x: mixture(x, 1.0), lambda x: mixture(x, -1.0))]
     else:
         pairs = [(lambda x: mixture(x, 1.0), stats.norm.pdf), (stats.norm.pdf, lambda x: mixture(x, 1.0))]
-    grid = np.linspace(-12 - 1 / z, 12 + 1 / z, 2_000_001)
+    grid = np.linspace(-12 - 1 / z, 12 + 1 / z, 400_001)
     return max(
         integrate.trapezoid(np.maximum(0.0, upper(grid) - math.exp(epsilon) * lower(grid)), grid)
         for upper, lower in pairs
@@ -165,12 +169,60 @@ def test_composition_errs_upwards_deep_in_the_tail(releases):
         assert exact <= curve.epsilon(delta) <= exact * 1.006
 
 
+def test_infinite_losses_compose():
+    loss = DiscreteLoss(1e-3, 5, np.array([0.5, 0.4]), 0.1)
+    composed = Composer([loss], [3])([3])
+    assert composed.infinity_mass == pytest.approx(1 - 0.9**3, abs=1e-12)
+    assert composed.masses.sum() == pytest.approx(0.9**3)
+    assert HockeyStick.of(composed).epsilon(0.2) == math.inf
+    # Losses are 15, 16, 17 or 18 thousandths, and delta at 0 is the excess of upper over lower mass.
+    chances = np.array([0.125, 0.3, 0.24, 0.064])
+    excess = 0.271 + (chances * -np.expm1(-np.arange(15, 19) * 1e-3)).sum()
+    assert HockeyStick.of(composed).delta(0.0) == pytest.approx(excess, rel=1e-9)
+
+
 def test_epsilon_and_delta_are_inverse():
     plan = PrivacyPlan(PoissonSampling(0.03), 1.2, 400)
     for delta in (1e-3, 1e-6, 1e-10):
         assert plan.delta(plan.epsilon(delta)) == pytest.approx(delta, rel=1e-6)
     assert plan.epsilon(0.9999) == 0.0
     assert plan.delta(1e6) < 1e-12
+
+
+# --- Renyi divergences ---
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.01, 1.0), (0.3, 2.5), (0.001, 0.6)])
+def test_replace_one_rdp_by_direct_integration(q, z):
+    """Against adaptive quadrature of P^a Q^(1-a), and never below the tight accountant."""
+
+    def integrand(x, order):
+        upper = np.logaddexp(math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=1 / z))
+        lower = np.logaddexp(math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=-1 / z))
+        return math.exp(order * upper + (1 - order) * lower)
+
+    orders = (1.5, 2.0, 4.0, 7.5)
+    found = poisson_replace_rdp(q, z, orders)
+    for order, value in zip(orders, found, strict=True):
+        peak = (2 * order - 1) / z
+        moment = integrate.quad(integrand, -peak - 12, peak + 12, args=(order,), points=[-peak, 0, peak], limit=500)[0]
+        assert value == pytest.approx(math.log(moment) / (order - 1), rel=1e-6)
+    plan = PrivacyPlan(PoissonSampling(q), z, 100, "replace_one", accountant="rdp")
+    tight = plan.replace(accountant="pld").epsilon(1e-5)
+    assert tight < plan.epsilon(1e-5) < 3 * tight  # RDP is loose where a rare draw weighs much
+    assert plan.delta(plan.epsilon(1e-5)) == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_replace_one_rdp_at_probability_one():
+    assert poisson_replace_rdp(1.0, 2.0, (1.5, 3.0, 40.0)) == pytest.approx(np.array([1.5, 3.0, 40.0]) * 2 / 4)
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.01, 1.0), (0.005, 2.5), (0.1, 0.7)])
+def test_fixed_size_rdp_equals_dp_accounting(q, z):
+    orders = (1.5, 2, 3, 7.3, 12, 64, 300)
+    accountant = rdp.RdpAccountant(orders, NeighboringRelation.REPLACE_ONE)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, round(1000 * q), GaussianDpEvent(z)))
+    assert fixed_size_rdp(q, z, orders) == pytest.approx(accountant._rdp, rel=1e-12)
 
 
 # --- advanced composition and group privacy ---

@@ -404,8 +404,8 @@ def test_an_interrupt_after_the_write_is_noticed(tmp_path, monkeypatch):
         line, _ = _ledger_file.encode(ledger._file._hash, {"kind": "reserve", "id": 1, "steps": 30, "plan": 0})
         with _path(tmp_path).open("ab") as file:
             file.write(line)
-        ledger.reserve(PLAN, 5)
-        assert ledger.num_releases == 45
+        assert ledger.reserve(PLAN, 5) == 2
+        assert ledger.num_releases == ledger.unconfirmed_steps == 45
     with PrivacyLedger(_path(tmp_path)) as ledger:
         assert ledger.num_releases == 45
 

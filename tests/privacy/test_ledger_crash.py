@@ -93,6 +93,12 @@ def test_sigkill_at_200_random_moments(tmp_path):
     _kill_and_check(tmp_path, 200, seed=2)
 
 
+def _wait_for_growth(path):
+    size, deadline = _released(path), time.monotonic() + 30
+    while _released(path) == size and time.monotonic() < deadline:
+        time.sleep(0.0005)
+
+
 # The same writer without imports to speak of: forked, so that 200 kills take seconds.
 def _forked_writer(path, released, seed):
     rng = random.Random(seed)
@@ -116,7 +122,9 @@ def test_sigkill_at_200_random_moments_of_a_forked_writer(tmp_path):
                 _forked_writer(path, released, turn)
             finally:
                 os._exit(1)
-        time.sleep(rng.expovariate(1 / 0.006))
+        if rng.random() < 0.9:  # else the kill hits the opening, the recovery or the first write
+            _wait_for_growth(released)
+        time.sleep(rng.expovariate(1 / 0.004))
         os.kill(child, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
         count = _released(released)
@@ -127,7 +135,7 @@ def test_sigkill_at_200_random_moments_of_a_forked_writer(tmp_path):
             except LedgerError:
                 charged = 0  # killed within the first line: then nothing may have been released
         assert count <= charged <= count + (turn + 1) * BLOCK
-    assert _released(released) > 1000
+    assert _released(released) > 180
 
 
 COUNTER = """

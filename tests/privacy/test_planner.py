@@ -82,7 +82,10 @@ def test_plot(tmp_path, capsys):
         (["--steps", "10", "--epsilon", "1", "--batch-size", "0"], "batch_size"),
         (["--steps", "10", "--epsilon", "1", "--batch-size", "99999"], "batch_size"),
         (["--steps", "10", "--epsilon", "1", "--sampling", "fixed_size"], "supported pairs"),
-        (["--steps", "10", "--epsilon", "1", "--accountant", "rdp", "--neighboring", "replace_one"], "supported pairs"),
+        (
+            ["--steps", "10", "--epsilon", "1", "--accountant", "advanced_composition", "--neighboring", "replace_one"],
+            "supported pairs",
+        ),
     ],
 )
 def test_bad_values_end_with_a_message(arguments, message, capsys):

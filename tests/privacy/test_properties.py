@@ -26,7 +26,7 @@ NOISE = st.floats(0.6, 20.0)
 PROBABILITY = st.floats(1e-4, 1.0)
 RELEASES = st.integers(1, 300)
 DELTA = st.floats(1e-9, 1e-2)
-FAST = settings(max_examples=40, deadline=None)
+FAST = settings(max_examples=25, deadline=None)
 # Rounding of the Fourier transform; the grid itself keeps order exactly.
 SLACK = 1e-7
 

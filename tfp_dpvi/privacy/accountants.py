@@ -20,6 +20,7 @@ from tfp_dpvi.privacy import _composition, _dominating_pairs, advanced_compositi
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy._events import ReleaseCounts, count_releases
 from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
+from tfp_dpvi.privacy._poisson_replace_rdp import poisson_replace_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 
 #: Grid spacing of privacy losses, dp_accounting's default. Coarser ones are STEP times a power of two,
@@ -156,52 +157,55 @@ def _curves(pairs: WeightedPairs, step: float) -> tuple[_composition.HockeyStick
 
 
 class RdpAccountant(Accountant):
-    """Renyi differential privacy (the moments accountant), by dp_accounting."""
+    """Renyi differential privacy (the moments accountant) at dp_accounting's default orders.
+
+    Divergences are dp_accounting's own for Poisson sampling under add-or-remove-one, and those of
+    `fixed_size_rdp` and `poisson_replace_rdp` for the pairs that it prices slowly or not at all.
+    """
 
     name = "rdp"
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
-        """Returns epsilon by the best of dp_accounting's default orders."""
+        """Returns epsilon by the best order."""
+        return self._epsilon(event, delta, relation, _ORDERS)
+
+    def epsilon_quick(self, event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
+        """Returns epsilon by the best of fewer orders, never below `epsilon`."""
+        return self._epsilon(event, delta, relation, _ORDERS[::6])
+
+    def _epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, orders: tuple[float, ...]) -> float:
         delta = check.delta(delta)
-        rdp = self._rdp(event, relation)
-        return float(_rdp.compute_epsilon(_ORDERS, rdp, delta)[0])
+        return float(_rdp.compute_epsilon(orders, self._rdp(event, relation, orders), delta)[0])
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns delta by the best of dp_accounting's default orders."""
+        """Returns delta by the best order."""
         epsilon = check.non_negative("epsilon", epsilon)
-        rdp = self._rdp(event, relation)
-        return float(_rdp.compute_delta(_ORDERS, rdp, epsilon)[0])
+        return float(_rdp.compute_delta(_ORDERS, self._rdp(event, relation, _ORDERS), epsilon)[0])
 
     @staticmethod
-    def _rdp(event: DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    def _rdp(event: DpEvent, relation: NeighboringRelation, orders: tuple[float, ...]) -> np.ndarray:
         check.relation(relation)
         counts = count_releases(event)
-        total = np.zeros(len(_ORDERS))
         if counts.non_private:
-            return total + np.inf
-        if counts.poisson and relation is NeighboringRelation.REPLACE_ONE:
-            raise UnsupportedPairError(
-                "Poisson sampling under replace-one is not priced by accountant='rdp'; use accountant='pld'."
-            )
-        if counts.fixed_size and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return np.full(len(orders), np.inf)
+        replace = relation is NeighboringRelation.REPLACE_ONE
+        if counts.fixed_size and not replace:
             raise UnsupportedPairError("fixed-size sampling is not priced under add-or-remove-one; use replace-one.")
-        # dp_accounting's RDP takes the multiplier over the whole distance of the two sums.
-        shift = gaussian_shift(counts, relation)
-        if shift > 0.0:
-            total += _single_rdp(dp_accounting.GaussianDpEvent(1.0 / shift), relation)
+        total = 0.5 * np.asarray(orders) * gaussian_shift(counts, relation) ** 2
         for (q, z), n in counts.poisson.items():
-            event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
-            total += n * _single_rdp(event, relation)
+            total = total + n * _poisson_rdp(q, z, replace, orders)
         for (records, batch, z), n in counts.fixed_size.items():
-            total += n * fixed_size_rdp(batch / records, z / 2.0, _ORDERS)
+            # z is over half the distance that a replacement moves the sum.
+            total = total + n * fixed_size_rdp(batch / records, z / 2.0, orders)
         return total
 
 
 @functools.lru_cache(maxsize=64)
-def _single_rdp(event: DpEvent, relation: NeighboringRelation) -> np.ndarray:
-    """Returns the Renyi divergences of one release at `_ORDERS`."""
-    accountant = _rdp.RdpAccountant(_ORDERS, relation)
-    accountant.compose(event)
+def _poisson_rdp(q: float, z: float, replace: bool, orders: tuple[float, ...]) -> np.ndarray:
+    if replace:
+        return poisson_replace_rdp(q, z, orders)
+    accountant = _rdp.RdpAccountant(orders)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)))
     return accountant._rdp
 
 

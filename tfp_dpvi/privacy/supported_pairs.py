@@ -10,7 +10,7 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 #: (scheme name, adjacency) -> accountants that price the pair. Whatever is missing is refused.
 SUPPORTED: dict[tuple[str, NeighboringRelation], tuple[str, ...]] = {
     ("poisson", _ADD): ("pld", "rdp", "advanced_composition"),
-    ("poisson", _REPLACE): ("pld",),
+    ("poisson", _REPLACE): ("pld", "rdp"),
     ("full_batch", _ADD): ("pld", "rdp", "advanced_composition"),
     ("full_batch", _REPLACE): ("pld", "rdp", "advanced_composition"),
     ("fixed_size", _REPLACE): ("rdp",),
