@@ -36,7 +36,8 @@ NUM_COMPONENTS = len(CENTRES)
 DATA_SEED = 2017
 
 # Chosen on simulated data sets with seeds 1001 to 1004; the one that is scored has seed 2017 (and 2018, ... with
-# --repeats). The average of the iterates (use_ema) removes most of what the noise adds to the last one.
+# --repeats). The records are made up, so the choice cost no budget; on private ones it would. The average of the
+# iterates (use_ema) removes most of what the noise adds to the last one.
 SETTINGS = {
     "l2_norm_clip": 1.0,
     "learning_rate": 0.05,
@@ -46,7 +47,7 @@ SETTINGS = {
     "ema_momentum": 0.98,
     "initial_scale": 0.03,
 }
-NON_PRIVATE_STEPS = 600
+NON_PRIVATE_STEPS = 400
 
 
 def simulate(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +122,7 @@ def fit_non_private(x: np.ndarray, steps: int = NON_PRIVATE_STEPS) -> dpvi.DPVI:
     """The same model from the same start with noise and clip off, on full batches."""
     model = make_model(SETTINGS["initial_scale"])
     model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.03)
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05)
     )
     model.fit(x, batch_size=len(x), epochs=1, steps_per_epoch=steps, verbose=0)
     return model

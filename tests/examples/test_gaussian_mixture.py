@@ -47,7 +47,7 @@ def test_it_finds_the_mixture_privately(example, tmp_path, capsys):
     assert 0.9 < saved["epsilon"] <= 1.0
     assert saved["delta"] == 1e-5
     assert saved["non_private_held_out"] == pytest.approx(-3.04, abs=0.03)
-    assert saved["non_private_held_out"] - 0.3 < saved["held_out"] <= saved["non_private_held_out"] + 0.02
+    assert saved["non_private_held_out"] - 0.3 < saved["held_out"] <= saved["non_private_held_out"] + 0.05
     assert saved["held_out"] > saved["single_gaussian_held_out"] + 0.5
     assert saved["components_found"] == [5]
     assert sum(row["weight"] for row in saved["posterior"]) == pytest.approx(1.0, abs=1e-4)

@@ -25,7 +25,9 @@ def logistic(z):
 
 def normal_predictive():
     return PosteriorPredictive(
-        lambda p: tfd.Normal(tf.linalg.matvec(X, p["w"]), p["scale"]), {"w": W, "scale": SCALE}, NUM_DRAWS
+        lambda p: tfd.Normal(tf.linalg.matvec(X, p["w"]), p["scale"]),
+        {"w": tf.constant(W), "scale": tf.constant(SCALE)},
+        NUM_DRAWS,
     )
 
 
