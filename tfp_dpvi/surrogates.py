@@ -114,28 +114,16 @@ def full_rank(
         lambda part: tfd.Sample(tfd.Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),
         start,
     )
-    surrogate = _vi.build_affine_surrogate_posterior_from_base_distribution(
+    # The builder asks for the locations part by part, in the structure's order.
+    parts = iter([tf.reshape(part, [-1]) for part in tf.nest.flatten(start)])
+    return _vi.build_affine_surrogate_posterior_from_base_distribution(
         base,
         operators="tril",
         bijector=bijector,
-        initial_unconstrained_loc_fn=lambda shape, dtype, seed=None: tf.zeros(shape, dtype),
+        initial_unconstrained_loc_fn=lambda shape, dtype, seed=None: next(parts),
         seed=_random.tfp_seed(_random.new_key(seed)),
         name=name,
     )
-    _assign_loc(surrogate, start)
-    return surrogate
-
-
-def _assign_loc(surrogate: Any, start: Any) -> None:
-    """Puts a start into the builder's location variables, which it creates one for each part, in order."""
-    parts = [tf.reshape(part, [-1]) for part in tf.nest.flatten(start)]
-    variables = [v for v in surrogate.trainable_variables if v.shape.rank == 1 and "loc" in v.name]
-    if [v.shape[0] for v in variables] != [part.shape[0] for part in parts]:
-        if any(np.any(part.numpy() != 0.0) for part in parts):
-            raise ValueError('initial_loc is not supported for this prior with "full_rank": leave it at "zeros".')
-        return
-    for variable, part in zip(variables, parts, strict=True):
-        variable.assign(part)
 
 
 def asvi(prior: Any, *, seed: int | None = None, name: str = "asvi") -> Any:
@@ -186,17 +174,11 @@ def check_surrogate(surrogate: Any, prior: Any) -> None:
             "parameters. Use normals, transformed normals or other FULLY_REPARAMETERIZED families."
         )
     try:
-        tf.nest.assert_same_structure(surrogate.event_shape, prior.event_shape)
-        shapes = list(
-            zip(
-                tf.nest.flatten(surrogate.event_shape),
-                tf.nest.flatten(prior.event_shape),
-                strict=True,
-            )
-        )
-        matching = all(ours.is_compatible_with(theirs) for ours, theirs in shapes)
+        tf.nest.assert_same_structure(surrogate.dtype, prior.dtype, check_types=False)
+        ours, theirs = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
+        matching = len(ours) == len(theirs) and all(map(tf.TensorShape.is_compatible_with, ours, theirs))
     except (TypeError, ValueError):
-        matching = _flat_shapes(surrogate) == _flat_shapes(prior)
+        matching = False
     if not matching:
         raise ValueError(
             f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: they must have "
@@ -213,12 +195,21 @@ def _shape_leaves(structure: Any) -> list[Any]:
     """The TensorShapes in a structure of them (which `tf.nest` would flatten into dimensions)."""
     if isinstance(structure, tf.TensorShape):
         return [structure]
-    parts = structure.values() if hasattr(structure, "values") else structure
+    parts = [structure[key] for key in sorted(structure)] if hasattr(structure, "keys") else structure
     return [leaf for part in parts for leaf in _shape_leaves(part)]
 
 
-def _flat_shapes(distribution: Any) -> list[list[int]]:
-    return [shape.as_list() for shape in tf.nest.flatten(distribution.event_shape)]
+def _distinct_names() -> Callable[..., Any]:
+    """A variable creator that numbers repeated names: weight files and TensorBoard tell variables apart by them."""
+    seen: dict[str, int] = {}
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        name = kwargs.get("name") or "parameter"
+        seen[name] = seen.get(name, 0) + 1
+        kwargs["name"] = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
+        return next_creator(**kwargs)
+
+    return create
 
 
 def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> Any:
@@ -242,8 +233,11 @@ def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> A
                 f"surrogate_posterior={surrogate_posterior!r} is unknown: choose from {', '.join(map(repr, BUILDERS))} "
                 "or pass a trainable TFP distribution."
             )
-        surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
-    elif not all(hasattr(surrogate_posterior, name) for name in ("sample", "log_prob", "event_shape")):
+        with tf.variable_creator_scope(_distinct_names()):
+            surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
+    elif isinstance(surrogate_posterior, type) or not all(
+        hasattr(surrogate_posterior, name) for name in ("sample", "log_prob", "event_shape")
+    ):
         # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "

@@ -204,7 +204,6 @@ def test_no_file_holds_a_key(tmp_path, monkeypatch):
     assert all(re.search(r"iter", name) for name in integers), integers
 
 
-@pytest.mark.xfail(reason="HDF5 leaves the posterior out and TensorFlow's format trips over TFP's caches", strict=True)
 @pytest.mark.parametrize("name", ["posterior.h5", "posterior"])
 def test_a_posterior_survives_its_weight_file(tmp_path, name):
     """C10's other half: a weight file without keys still holds the posterior."""

@@ -122,6 +122,11 @@ class DPModel(Model):
             exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
         return StepGradients(record_gradient, variables, exact)
 
+    @property
+    def _caveats(self) -> tuple[str, ...]:
+        """For subclasses: sentences for the report."""
+        return ()
+
     def _check_data(self, records: Records) -> None:
         """For subclasses: raises if these records do not fit the model, before anything is spent."""
 
@@ -495,7 +500,7 @@ class DPModel(Model):
             num_records=state.num_records,
             num_records_declared=state.num_records_declared,
             seeded=state.seed is not None,
-            caveats=tuple(state.caveats),
+            caveats=(*state.caveats, *self._caveats),
         )
 
 

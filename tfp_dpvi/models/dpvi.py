@@ -82,11 +82,13 @@ class DPVI(base.DPModel):
             raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name, dtype=dtype.name)
-        self._model = _ModelParts(prior, likelihood, dtype)
+        surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
+        self._model = _ModelParts(prior, likelihood, surrogate, dtype)
+        # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
+        self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
         self.num_draws = num_draws
         self.num_predictive_draws = num_predictive_draws
-        self.surrogate_posterior = surrogates.build(surrogate_posterior, prior, seed=seed)
         self.built = True
 
     @property
@@ -100,14 +102,9 @@ class DPVI(base.DPModel):
         return self._model.likelihood
 
     @property
-    def trainable_variables(self) -> list[Any]:
-        """The surrogate posterior's variables; nothing else is learned."""
-        return list(self.surrogate_posterior.trainable_variables)
-
-    @property
-    def trainable_weights(self) -> list[Any]:
-        """The same, under Keras's other name."""
-        return self.trainable_variables
+    def surrogate_posterior(self) -> Any:
+        """The learned posterior: a plain, trainable TFP distribution over the prior's parameters."""
+        return self._model.surrogate
 
     # ------------------------------------------------------------------ the step
 
@@ -196,6 +193,13 @@ class DPVI(base.DPModel):
 
     # ------------------------------------------------------------------ what is learned
 
+    @property
+    def _caveats(self) -> tuple[str, ...]:
+        return (
+            "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts: "
+            "intervals read from it are too narrow by that much.",
+        )
+
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Any:
         """Draws from the surrogate posterior: post-processing of released values, at no cost.
 
@@ -281,11 +285,12 @@ class DPVI(base.DPModel):
 
 
 class _ModelParts:
-    """Prior and likelihood, out of sight of Keras: they are public and fixed, and no checkpoint need hold them."""
+    """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
 
-    def __init__(self, prior: Any, likelihood: Callable[..., Any], dtype: Any) -> None:
+    def __init__(self, prior: Any, likelihood: Callable[..., Any], surrogate: Any, dtype: Any) -> None:
         self.prior = prior
         self.likelihood = likelihood
+        self.surrogate = surrogate
         self.dtype = dtype
         self.generative = _takes_params_alone(likelihood)
 

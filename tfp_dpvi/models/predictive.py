@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,10 @@ tfd = tfp.distributions
 
 def over_draws(function: Callable[[Any], Any], draws: Any) -> Any:
     """`function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
-    return tf.vectorized_map(function, draws)
+    if not tf.executing_eagerly():
+        return tf.vectorized_map(function, draws)
+    # As one graph: eagerly, vectorized_map would warn of retracing after a few calls.
+    return tf.function(lambda: tf.vectorized_map(function, draws), autograph=False).get_concrete_function()()
 
 
 def mean_of(distribution: Any) -> Any:
@@ -51,6 +55,7 @@ class PosteriorPredictive(_Distribution):
     ) -> None:
         parameters = dict(locals())
         self._likelihood = likelihood
+        draws = tf.nest.map_structure(tf.convert_to_tensor, draws)
         self._draws = draws
         self._num_draws = num_draws
         self._one = likelihood(tf.nest.map_structure(lambda part: part[0], draws))
@@ -107,9 +112,17 @@ class PosteriorPredictive(_Distribution):
             draw = tf.nest.map_structure(lambda part: part[pick], self._draws)
             return self._likelihood(draw).sample(seed=seed_of_one)
 
-        return tf.map_fn(one, (picks, tf.convert_to_tensor(seeds)), fn_output_signature=self._one.dtype)
+        def all_of_them() -> Any:
+            return tf.map_fn(one, (picks, tf.convert_to_tensor(seeds)), fn_output_signature=self._one.dtype)
+
+        if not tf.executing_eagerly():
+            return all_of_them()
+        return tf.function(all_of_them, autograph=False).get_concrete_function()()
 
 
 def posterior_draws(surrogate_posterior: Any, num_draws: int, seed: int | None) -> Any:
     """`num_draws` draws, stacked in the first dimension."""
-    return surrogate_posterior.sample(num_draws, seed=_random.tfp_seed(_random.new_key(seed)))
+    with warnings.catch_warnings():
+        # TFP samples automatically batched surrogates ("asvi") in a loop and says so; there is nothing to be done here.
+        warnings.filterwarnings("ignore", message="Saw Tensor seed")
+        return surrogate_posterior.sample(num_draws, seed=_random.tfp_seed(_random.new_key(seed)))

@@ -43,6 +43,12 @@ def as_dp_optimizer(optimizer: Any, *, l2_norm_clip: float | None = None, noise_
         return optimizer
     if hasattr(optimizer, "_dp_sum_query"):
         return _from_tensorflow_privacy(optimizer, l2_norm_clip, noise_multiplier)
+    if hasattr(optimizer, "_noise_multiplier") and hasattr(optimizer, "_l2_norm_clip"):
+        raise ValueError(
+            f"optimizer={_describe(optimizer)} carries l2_norm_clip={optimizer._l2_norm_clip} and noise_multiplier="
+            f"{optimizer._noise_multiplier} in a way that is not known here (TensorFlow Privacy's sparse optimizers add noise "
+            "to chosen rows only). Use dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=..., noise_multiplier=...)."
+        )
     if isinstance(optimizer, (str, dict)):
         try:
             optimizer = keras.optimizers.get(optimizer)
@@ -94,7 +100,7 @@ def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | 
             f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query can be accounted for here. "
             "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
-    own_clip, deviation = float(own_clip), float(deviation)
+    own_clip, deviation = check_l2_norm_clip(float(own_clip)), float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(
             f"optimizer={name} has num_microbatches={optimizer._num_microbatches}: clipping the mean gradient of several "
@@ -108,7 +114,7 @@ def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | 
         )
     own_noise = deviation / own_clip
     _refuse_second(own_clip, clip, own_noise, noise)
-    return _rebuild(optimizer, check_l2_norm_clip(own_clip), check_noise_multiplier(own_noise))
+    return _rebuild(optimizer, own_clip, check_noise_multiplier(own_noise))
 
 
 def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
@@ -145,7 +151,7 @@ def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
 
 def _keras_class(optimizer: Any) -> Any:
     if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LegacyOptimizer):
-        if type(optimizer).__name__ == "LossScaleOptimizer":
+        if type(optimizer).__name__.startswith("LossScaleOptimizer"):
             raise ValueError(
                 "optimizer=LossScaleOptimizer(...) rescales losses, which changes what the clip means. Pass the "
                 "optimizer that it wraps."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ class _Minted:
 
 def check_l2_norm_clip(l2_norm_clip: Any) -> float:
     """The clip as a float, or a `ValueError` that says what to do."""
-    if isinstance(l2_norm_clip, bool) or not isinstance(l2_norm_clip, (int, float)) or not l2_norm_clip > 0:
+    if isinstance(l2_norm_clip, bool) or not isinstance(l2_norm_clip, numbers.Real) or not float(l2_norm_clip) > 0:
         raise ValueError(
             f"l2_norm_clip must be a positive number, got {l2_norm_clip!r}. It bounds the l2 norm of one record's "
             "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
@@ -39,8 +40,8 @@ def check_noise_multiplier(noise_multiplier: Any) -> float | None:
         return None
     if (
         isinstance(noise_multiplier, bool)
-        or not isinstance(noise_multiplier, (int, float))
-        or not 0 <= noise_multiplier < math.inf
+        or not isinstance(noise_multiplier, numbers.Real)
+        or not 0 <= float(noise_multiplier) < math.inf
     ):
         raise ValueError(
             f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}. It is the noise's standard "
