@@ -2,8 +2,8 @@
 
 dp_accounting 0.6 cannot be installed beside the pinned 0.4.3, so its figures are stored. To make them again:
 
-    python3.11 -m venv /tmp/reference && /tmp/reference/bin/pip install dp-accounting==0.6.0
-    /tmp/reference/bin/python tests/privacy/make_dp_accounting_reference.py
+    python3.11 -m venv reference-venv && reference-venv/bin/pip install dp-accounting==0.6.0
+    reference-venv/bin/python tests/privacy/make_dp_accounting_reference.py
 """
 
 import importlib.metadata

@@ -104,7 +104,7 @@ def test_calibrate_then_evaluate_keeps_the_target(relation, probability, release
     )
     assert plan.epsilon(delta) <= epsilon
     # Where delta alone covers a record's chance to be drawn at all, hardly any noise is needed.
-    assume(plan.noise_multiplier > 2e-3)
+    assume(plan.noise_multiplier > 0.02)
     assert (
         plan.epsilon(delta) >= 0.99 * epsilon
         or plan.replace(noise_multiplier=plan.noise_multiplier * 0.99).epsilon(delta) > epsilon

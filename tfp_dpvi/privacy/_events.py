@@ -8,6 +8,10 @@ import dp_accounting
 
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 
+#: Subsampled releases with less noise than this over the sensitivity are priced as without noise:
+#: their epsilon is in the hundreds of thousands, beyond what the numerics resolve.
+SMALLEST_SAMPLED_NOISE = 1e-3
+
 
 @dataclasses.dataclass
 class ReleaseCounts:
@@ -87,7 +91,7 @@ def _add(event: dp_accounting.DpEvent, times: int, counts: ReleaseCounts, gaussi
         z, q = effective_multiplier(event.event), float(event.sampling_probability)
         if q == 0.0:
             return
-        if z == 0.0:
+        if z == 0.0 or (z < SMALLEST_SAMPLED_NOISE and q < 1.0):
             counts.non_private = True
         elif q == 1.0:
             gaussian[z] += times
