@@ -57,7 +57,7 @@ def _fitted(case, surrogate, dtype, jit_compile, **kwargs):
     return np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 
 
-SAME = [("mean_field", "unknown_scale"), ("full_rank", "bernoulli")]
+SAME = [("mean_field", "unknown_scale")]
 
 
 @pytest.mark.parametrize(
