@@ -176,7 +176,9 @@ def check_surrogate(surrogate: Any, prior: Any) -> None:
     try:
         tf.nest.assert_same_structure(surrogate.dtype, prior.dtype, check_types=False)
         ours, theirs = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
-        matching = len(ours) == len(theirs) and all(map(tf.TensorShape.is_compatible_with, ours, theirs))
+        both_named = hasattr(surrogate.dtype, "keys") and hasattr(prior.dtype, "keys")
+        matching = not both_named or set(surrogate.dtype) == set(prior.dtype)
+        matching &= len(ours) == len(theirs) and all(map(tf.TensorShape.is_compatible_with, ours, theirs))
     except (TypeError, ValueError):
         matching = False
     if not matching:
