@@ -28,8 +28,8 @@ def _fit(model, x, *, steps=1200, batch_size=None, rate=0.05):
 def test_normal_normal(engine, batch_size):
     """C1, C2: mean and standard deviation of a normal mean's posterior, on full and on Poisson batches.
 
-    Tolerances: 0.1 (Poisson batches 0.25) posterior standard deviations in location, 5 % in scale. A KL term N / (N - 1)
-    times too large would pass; one counted per batch, or a mean for a sum, moves the scale by a factor.
+    Tolerances: 0.1 (Poisson batches 0.25) posterior standard deviations in location, 5 % (10 %) in scale. A KL term
+    N / (N - 1) times too large would pass; one counted per batch, or a mean for a sum, moves the scale by a factor.
     """
     prior_scale, scale, num = 2.0, 1.5, 40
     prior = tfd.JointDistributionNamed({"m": normal(3, prior_scale, np.float32)})
@@ -43,7 +43,7 @@ def test_normal_normal(engine, batch_size):
     draws = model.posterior_sample(20_000, seed=1)["m"].numpy()
     tolerance = 0.1 if batch_size is None else 0.25
     np.testing.assert_allclose(draws.mean(0), mean, atol=tolerance / math.sqrt(precision))
-    np.testing.assert_allclose(draws.std(0), np.full(3, precision**-0.5), rtol=0.05)
+    np.testing.assert_allclose(draws.std(0), np.full(3, precision**-0.5), rtol=0.05 if batch_size is None else 0.1)
 
 
 ONES, NUM, PRIOR = 9, 30, (2.0, 3.0)
