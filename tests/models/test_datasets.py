@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.privacy import EachRecordOncePerEpoch, FullBatch, PoissonSampling, PrivacyPlan
+from tfp_dpvi.privacy import EachRecordOncePerEpoch, FullBatch, PoissonSampling, PrivacyPlan, UnsupportedPairError
 
 tfd = tfp.distributions
 
@@ -17,14 +18,18 @@ Y = (X[:, 0] > 0).astype("int32")
 ONCE = {"sampling": "each_record_once_per_epoch", "num_records": 200, "steps_per_epoch": 4}
 
 
-def make_model(noise=3.0, seed=None, clip=1.0):
+REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
+ADD = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def make_model(noise=3.0, seed=None, clip=1.0, relation=REPLACE):
     model = dpvi.DPVI(
         tfd.Sample(tfd.Normal(0.0, 1.0), 3),
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
         seed=seed,
     )
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.5)
-    model.compile(optimizer=optimizer, delta=1e-5)
+    model.compile(optimizer=optimizer, delta=1e-5, neighboring_relation=relation)
     return model
 
 
@@ -41,7 +46,7 @@ def test_each_record_once_costs_one_release_an_epoch():
     model.fit(batches(), epochs=3, verbose=0, **ONCE)
     assert model.privacy_plan.sampling == EachRecordOncePerEpoch(4)
     assert model.privacy_ledger.num_releases == 12
-    same = PrivacyPlan(sampling=FullBatch(), noise_multiplier=3.0, num_releases=3)
+    same = PrivacyPlan(sampling=FullBatch(), noise_multiplier=3.0, num_releases=3, neighboring_relation=REPLACE)
     assert model.privacy_report().epsilon == pytest.approx(same.epsilon(1e-5), rel=1e-6)
 
 
@@ -54,7 +59,7 @@ def test_declared_poisson_batches_cost_what_poisson_batches_cost():
 
     spec = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int32))
     dataset = tf.data.Dataset.from_generator(draw, output_signature=spec)
-    model = make_model()
+    model = make_model(relation=ADD)
     model.fit(dataset, epochs=2, verbose=0, **{**ONCE, "sampling": "poisson"}, sampling_probability=0.25)
     assert model.privacy_plan.sampling == PoissonSampling(0.25)
     assert model.privacy_plan.num_releases == 8
@@ -101,7 +106,7 @@ def test_batches_far_above_the_physical_size_drop_no_record():
         optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
             l2_norm_clip=float("inf"), noise_multiplier=0.0, learning_rate=0.5
         )
-        model.compile(optimizer=optimizer, delta=1e-5, physical_batch_size=physical)
+        model.compile(optimizer=optimizer, delta=1e-5, physical_batch_size=physical, neighboring_relation=REPLACE)
         model.fit(batches(200), verbose=0, **{**ONCE, "steps_per_epoch": 1})
         results.append(values(model))
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
@@ -134,3 +139,24 @@ def test_a_short_dataset_is_told_and_charged():
     with pytest.raises(ValueError, match="ended after 4"):
         model.fit(batches(), verbose=0, **{**ONCE, "steps_per_epoch": 5})
     assert model.privacy_ledger.num_releases == 5
+
+
+def test_each_record_once_has_no_price_under_add_or_remove():
+    # In dataset.batch(B) one record more moves all later ones: sums of many steps change.
+    model = make_model(relation=ADD)
+    with pytest.raises(UnsupportedPairError, match="each_record_once_per_epoch"):
+        model.fit(batches(), verbose=0, **ONCE)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_poisson_batches_are_not_used_twice():
+    model = make_model(relation=ADD)
+    with pytest.raises(ValueError, match="used twice"):
+        model.fit(
+            batches(), verbose=0, **{**ONCE, "sampling": "poisson", "steps_per_epoch": 9}, sampling_probability=0.25
+        )
+
+
+def test_an_endless_pass_is_refused():
+    with pytest.raises(ValueError, match="endless"):
+        make_model().fit(batches().repeat(), verbose=0, **ONCE)

@@ -441,3 +441,86 @@ def test_a_subclass_that_says_nothing_is_told_so():
     with pytest.raises(NotImplementedError, match="record_loss"):
         model.fit(X, Y, verbose=0)
     assert model.privacy_ledger.num_releases == 0
+
+
+# ---------------------------------------------------------------------- found in review
+
+
+def test_predictions_are_whole_before_and_after_a_fit():
+    model = make_model()
+    model.compile(optimizer=adam(), **TARGET)
+    x = np.tile(X, (10, 1))
+    assert model.predict(x[:10]).shape == (10,)
+    before = model.evaluate(X, Y, verbose=0, batch_size=20)
+    model.fit(X, Y, batch_size=4, verbose=0)  # 50 steps in one execution
+    assert model.predict(x).shape == (2000,)
+    assert model.predict(x, batch_size=100).shape == (2000,)
+    after = model.evaluate(X, Y, verbose=0, batch_size=20)
+    assert before != after
+    assert after == pytest.approx(-np.mean(model.predictive(X).log_prob(Y)), rel=1e-4)
+
+
+def test_the_first_record_is_not_looked_at_to_build_layers():
+    class Curious(tf.keras.layers.Layer):
+        """Initialises itself from the first input that it sees, as ActNorm does."""
+
+        def build(self, shape):
+            self.bias = self.add_weight(name="bias", shape=[int(shape[-1])], initializer="zeros")
+            self.seen = None
+
+        def call(self, x):
+            if self.seen is None:
+                self.seen = np.array(x)
+            return x + self.bias
+
+    class Model(dpvi.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.layer = Curious()
+
+        def call(self, x):
+            return self.layer(x)
+
+        def record_loss(self, x, y):
+            return tf.reduce_sum(tf.square(self(x[None]))) * tf.cast(y, x.dtype)
+
+    model = Model()
+    model.compile(optimizer=adam(), **TARGET)
+    model.fit(X + 5.0, Y, batch_size=50, verbose=0)
+    np.testing.assert_array_equal(model.layer.seen, np.zeros([1, 3]))
+
+
+def test_after_a_fit_the_model_holds_neither_key_nor_records():
+    model, _ = fitted()
+    assert model.train_function is None
+    assert model._dp.train_function is None
+
+
+def test_a_public_validation_loss_and_an_unsafe_one_keep_their_names():
+    model = make_model()
+    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    data = {"validation_data": (X[:64], Y[:64]), "batch_size": 50, "verbose": 0}
+    names = [
+        set(model.fit(X, Y, **data, **how).history)
+        for how in ({"validation_is_public": True}, {"unsafe_validation": True}, {"validation_is_public": True})
+    ]
+    assert names == [{"epsilon", "val_loss"}, {"epsilon", "val_unsafe_loss"}, {"epsilon", "val_loss"}]
+
+
+def test_a_report_after_unsafe_options_does_not_claim_privacy():
+    model, _ = fitted(unsafe_training_metrics=True)
+    report = model.privacy_report()
+    assert not report.private
+    assert report.to_json()["private"] is False
+    assert any("unsafe_training_metrics" in warning for warning in report.to_json()["warnings"])
+    assert "The results are" not in str(report)
+
+
+def test_a_clip_changed_between_fits_is_used_and_reported():
+    model = make_model()
+    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    model.fit(X, Y, batch_size=50, verbose=0)
+    model.optimizer.l2_norm_clip = 0.25
+    model.fit(X, Y, batch_size=50, verbose=0)
+    assert model.privacy_plan.l2_norm_clip == 0.25
+    assert len(model._dp.loops) == 2

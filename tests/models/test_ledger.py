@@ -134,3 +134,34 @@ def test_physical_batches_change_no_number(size):
         results.append((model.privacy_report().epsilon, np.concatenate([v.numpy() for v in model.trainable_variables])))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_target_holds_while_another_model_uses_the_ledger():
+    ledger = dpvi.PrivacyLedger()
+
+    def with_target():
+        model = make_model()
+        model.compile(
+            optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=ledger
+        )
+        return model
+
+    first, second = with_target(), make_model(ledger, noise=4.0)
+
+    class Meanwhile(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                fit(second, epochs=1)
+
+    history = fit(first, epochs=6, callbacks=[Meanwhile()])
+    assert ledger.epsilon(1e-5) <= 1.0
+    assert ledger.num_releases < 4 + 24
+    assert history.history["epsilon"][-1] >= ledger.epsilon(1e-5) * (1 - 1e-9)
+
+
+def test_fixed_size_batches_under_a_ledgers_budget():
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    ledger = dpvi.PrivacyLedger(budget_epsilon=50.0, budget_delta=1e-5)
+    model = make_model(ledger, neighboring_relation=relation, accountant="rdp")
+    fit(model, sampling="fixed_size")
+    assert ledger.num_releases == 8

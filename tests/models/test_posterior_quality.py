@@ -165,7 +165,7 @@ def test_mean_field_finds_the_optimum_of_its_objective(adult):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_full_rank_agrees_with_hmc(adult):
-    model = fit(adult, "full_rank", num_draws=4)
+    model = fit(adult, "full_rank", num_draws=8)
     loc, scale = moments(model)
     hmc_loc, hmc_scale = hmc_moments(*adult)
     distance = np.abs(loc - hmc_loc) / hmc_scale

@@ -1,20 +1,42 @@
-"""What a record's loss may not do: write to a variable, past clip and noise."""
+"""What a record's loss may not do: leave anything behind, past clip and noise."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tensorflow.python.framework import op_def_registry
+
 from tfp_dpvi._keras import tf
 
+# Operations with a state that a loss may use: reading variables, calling functions, drawing numbers, raising errors.
+_HARMLESS = (
+    "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp", "VariableShape",
+    "StatefulPartitionedCall", "While", "If", "Case", "Placeholder", "Assert", "Random", "TruncatedNormal",
+    "ParameterizedTruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal",
+)  # fmt: skip
 
-def _writes(kind: str) -> bool:
-    return "Assign" in kind or kind.startswith(("ResourceScatter", "ResourceApply"))
+
+def _leaves_something_behind(kind: str) -> bool:
+    if kind.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in kind:
+        return True
+    definition = op_def_registry.get(kind)
+    return definition is not None and definition.is_stateful and not kind.startswith(_HARMLESS)
+
+
+def _called(operation: Any) -> set[str]:
+    names = set()
+    for attr in operation.attr.values():
+        if attr.HasField("func"):
+            names.add(attr.func.name)
+        names |= {function.name for function in attr.list.func}
+    return names
 
 
 def refuse_writes(graph: Any, num_known: int) -> None:
-    """Raises if operations added to a graph since it had `num_known` of them write to a variable (contract C1).
+    """Raises if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
 
-    Batch normalisation in training mode and Keras metrics do: their variables would hold records exactly, and be saved.
+    Batch normalisation in training mode and Keras metrics write to variables, which would hold records exactly and be
+    saved; tables, summaries and printing keep or show records in other places.
 
     Args:
       graph: the graph in which one record's loss was traced.
@@ -26,8 +48,8 @@ def refuse_writes(graph: Any, num_known: int) -> None:
     if not isinstance(graph, tf.Graph):
         return
     added = graph.get_operations()[num_known:]
-    found = next((op.name for op in added if _writes(op.type)), None)
-    called = {attr.func.name for op in added for attr in op.node_def.attr.values() if attr.HasField("func")}
+    found = next((op.name for op in added if _leaves_something_behind(op.type)), None)
+    called = {name for op in added for name in _called(op.node_def)}
     if found is None and called:  # Inside conditionals, loops and calls.
         library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         seen: set[str] = set()
@@ -37,11 +59,11 @@ def refuse_writes(graph: Any, num_known: int) -> None:
                 continue
             seen.add(name)
             for node in library[name].node_def:
-                found = node.name if _writes(node.op) else found
-                called |= {attr.func.name for attr in node.attr.values() if attr.HasField("func")}
+                found = node.name if _leaves_something_behind(node.op) else found
+                called |= _called(node)
     if found is not None:
         raise ValueError(
-            f"The loss of a record writes to a variable ({found}): what it writes is neither clipped nor noisy. Call "
-            "batch normalisation with training=False or use layer or group normalisation, and keep metrics and other "
-            "state out of the loss."
+            f"The loss of a record writes to a variable or elsewhere ({found}): what it leaves behind is neither clipped nor "
+            "noisy. Call batch normalisation with training=False or use layer or group normalisation, and keep metrics, "
+            "tables, summaries and printing out of the loss."
         )

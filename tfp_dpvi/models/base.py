@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -127,14 +128,19 @@ class DPModel(Model):
         """For subclasses: sentences for the report."""
         return ()
 
+    @property
+    def step_identity(self) -> tuple[Any, ...]:
+        """For subclasses: whatever settings `step_gradients` reads; the step is traced anew when they change."""
+        return ()
+
     def _check_data(self, records: Records) -> None:
         """For subclasses: raises if these records do not fit the model, before anything is spent."""
 
     def _prepare(self, records: Records) -> None:
         """Makes the variables, if layers have not been called yet."""
         if not self.trainable_variables:
-            first = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[:1]), records.x)
-            self(first)
+            # Zeros and not a record: layers may initialise themselves from what they see first.
+            self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
 
@@ -209,7 +215,7 @@ class DPModel(Model):
             raise ValueError(
                 f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
             )
-        if ledger is not None and ledger is not self._dp.ledger:
+        if ledger is not None and not _same_books(ledger, self._dp.ledger):
             if not isinstance(ledger, PrivacyLedger):
                 raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
             if self._dp.ledger.num_releases:
@@ -312,7 +318,8 @@ class DPModel(Model):
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
         _refuse_arguments(refused)
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        strategies = (tf.distribute.get_strategy(), self.distribute_strategy)
+        if any(strategy.num_replicas_in_sync > 1 for strategy in strategies):
             raise NotImplementedError(
                 "fit under a tf.distribute strategy with several replicas is not supported yet: noise would be drawn and "
                 "accounted for wrongly. Build and fit the model outside strategy.scope()."
@@ -375,6 +382,7 @@ class DPModel(Model):
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
         state.train_function = run
+        user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
         try:
@@ -390,7 +398,10 @@ class DPModel(Model):
                 validation_batch_size=validation_batch_size or 1024,
             )
         finally:
-            state.train_function = None
+            state.train_function = self.train_function = None  # It holds the fit's key and records.
+            self._steps_per_execution.assign(user_steps)
+            if state.unsafe_validation:
+                state.unsafe_validation, self.test_function = False, None
 
     @property
     def _record_dtype(self) -> Any:
@@ -419,6 +430,29 @@ class DPModel(Model):
         self._clear_losses()
         self._dp.loss_metric.update_state(losses, sample_weight=weight)
         return {self._loss_name: self._dp.loss_metric.result()}
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras: exact losses and metrics of the given records, which are *not private* unless those are public."""
+        with self._one_step_an_execution():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras: the model's outputs for the given inputs."""
+        with self._one_step_an_execution():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _one_step_an_execution(self) -> Iterator[None]:
+        """Outside training: Keras would count a call of an earlier traced function as many batches, and drop the rest."""
+        counter = self._steps_per_execution
+        before = None if counter is None else counter.numpy()
+        if counter is not None:
+            counter.assign(1)
+        try:
+            yield
+        finally:
+            if counter is not None:
+                counter.assign(before)
 
     @property
     def _loss_name(self) -> str:
@@ -449,6 +483,7 @@ class DPModel(Model):
         checked = make_records(x, y, weight, dtype=self._record_dtype, validate=True)
         self._dp.unsafe_validation = unsafe and not public
         if self._dp.unsafe_validation:
+            self.test_function = None  # Traced with the name of the loss in it.
             self._dp.add_caveat(
                 "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
             )
@@ -502,6 +537,10 @@ class DPModel(Model):
             seeded=state.seed is not None,
             caveats=(*state.caveats, *self._caveats),
         )
+
+
+def _same_books(one: Any, other: PrivacyLedger) -> bool:
+    return one is other or (isinstance(one, PrivacyLedger) and one.path is not None and one.path == other.path)
 
 
 def _refuse_arguments(refused: dict[str, Any]) -> None:

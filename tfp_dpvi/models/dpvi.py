@@ -138,6 +138,11 @@ class DPVI(base.DPModel):
         )
         return StepGradients(through.record_gradient, through.released, exact, through.pull_back)
 
+    @property
+    def step_identity(self) -> tuple[Any, ...]:
+        """The settings that a traced step holds."""
+        return (self.gradients, self.num_draws)
+
     def _record_log_prob(self, params: Any, record: Any) -> Any:
         """Log-likelihood of one record: the likelihood sees a batch of one."""
         batch = tf.nest.map_structure(lambda part: part[None], record)

@@ -17,8 +17,10 @@ from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 WAYS_OUT = (
     "records must be drawn at random to be accounted for, and shuffling is not Poisson sampling. Two ways out: pass "
     "arrays, and fit draws exact Poisson batches by itself; or declare how the dataset's batches were drawn, with "
-    'fit(dataset, num_records=N, steps_per_epoch=T, sampling="each_record_once_per_epoch") (priced without '
-    'amplification) or sampling="poisson", sampling_probability=q.'
+    'fit(dataset, num_records=N, steps_per_epoch=T, sampling="each_record_once_per_epoch"), which states that an epoch\'s '
+    "batches are disjoint and that no record's batch depends on the records' values (priced without amplification, under "
+    'replace-one), or sampling="poisson", sampling_probability=q, which states that each batch holds each record '
+    "independently with probability q, drawn anew for every step."
 )
 
 
@@ -91,6 +93,11 @@ class DatasetFeed:
                 raise ValueError(f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.')
             self.scheme = EachRecordOncePerEpoch(steps_per_epoch)
             self.expected_batch_size = num_records / steps_per_epoch
+        if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                'sampling="each_record_once_per_epoch" of an endless dataset: a pass must end for records to be in it once. '
+                "Leave out repeat(); fit makes a pass for each epoch."
+            )
         self._dataset = dataset
         self._dtype = dtype
         self._repeats = sampling == "poisson"
@@ -111,23 +118,23 @@ class DatasetFeed:
         return GivenBatchSampler(rows, self.scheme, self._rows)
 
     def _next(self) -> Any:
-        """The next batch; each epoch is a pass of its own, so that no record is in two of its batches."""
+        """The next batch; where records are in one batch of an epoch, each epoch is a pass of its own."""
         if self._iterator is None or (not self._repeats and self._used == self._steps_per_epoch):
             self._iterator, self._used = iter(self._dataset), 0
-        for _ in range(2):
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                if not self._repeats:
-                    raise ValueError(
-                        f"The dataset ended after {self._used} of steps_per_epoch={self._steps_per_epoch} batches. The step "
-                        "that found this has been charged and drew no noise; declare the number of batches that it has."
-                    ) from None
-                self._iterator = iter(self._dataset)
-                continue
-            self._used += 1
-            return batch
-        raise ValueError("The dataset is empty: it has no batch.")
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            wanted = (
+                "endless: a batch used twice is no new sample"
+                if self._repeats
+                else f"of {self._steps_per_epoch} batches"
+            )
+            raise ValueError(
+                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
+                "charged and drew no noise. Have the dataset draw as many batches as fit is to run."
+            ) from None
+        self._used += 1
+        return batch
 
     def _named(self, element: Any) -> dict[str, Any]:
         parts = element if isinstance(element, tuple) else (element,)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi.models.state import State
-from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyPlan, Sensitivity
+from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyPlan, Sensitivity, UnsupportedPairError
 from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler, Sampler
 
 _CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
@@ -76,12 +76,18 @@ def make_plan(
         "l2_norm_clip": None if math.isinf(l2_norm_clip) else l2_norm_clip,
         "num_records": public_num,
     }
+    held = state.ledger.neighboring_relation
+    if held is not None and held is not target.neighboring_relation:
+        raise UnsupportedPairError(
+            f"neighboring_relation={target.neighboring_relation.name}, but these data have releases under {held.name} in the "
+            "ledger, and guarantees under different adjacencies do not compose: compile with the ledger's."
+        )
     if target.epsilon is None or target.delta is None:
         assert target.noise_multiplier is not None
         return PrivacyPlan(noise_multiplier=target.noise_multiplier, num_releases=steps, **common)
     planned = steps
     if target.planned_epochs is not None:
-        left = math.ceil((target.planned_epochs - state.epochs_run) * steps_per_epoch)
+        left = math.ceil(round((target.planned_epochs - state.epochs_run) * steps_per_epoch, 6))
         if steps > left > 0 or (state.epochs_run == 0 and steps > left):
             raise ValueError(
                 f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
@@ -105,22 +111,33 @@ def make_plan(
     return plan.replace(num_releases=steps)
 
 
+def most_releases(state: State, plan: PrivacyPlan) -> int:
+    """How many of the plan's releases the ledger-wide budget and the model's own allow, after all that is spent."""
+    assert state.settings is not None
+    own = (state.settings.epsilon, state.settings.delta)
+    most = plan.num_releases
+    for epsilon, delta in (own, state.ledger.budget or (None, None)):
+        if epsilon is not None and delta is not None and most:
+            most = plan.with_most_releases(
+                epsilon=epsilon, delta=delta, prior_events=state.ledger.events(), limit=most
+            ).num_releases
+    return most
+
+
 def allowed_by_ledger(state: State, plan: PrivacyPlan) -> int:
-    """How many of the plan's releases the ledger-wide budget allows.
+    """How many of the plan's releases the ledger-wide budget allows, before the first.
 
     Raises:
       BudgetExhaustedError: none.
     """
     if state.ledger.budget is None:
         return plan.num_releases
-    epsilon, delta = state.ledger.budget
-    allowed = plan.with_most_releases(
-        epsilon=epsilon, delta=delta, prior_events=state.ledger.events(), limit=plan.num_releases
-    ).num_releases
+    allowed = most_releases(state, plan)
     if allowed == 0:
+        epsilon, delta = state.ledger.budget
         raise BudgetExhaustedError(
             f"The ledger's budget of epsilon {epsilon:g} at delta {delta:g} allows no further release of this plan; "
-            f"{state.ledger.epsilon(delta):.4g} is spent. Raise it with ledger.set_budget, or use more noise."
+            f"{state.ledger.epsilon(delta, plan.accountant):.4g} is spent. Raise it with ledger.set_budget, or use more noise."
         )
     return allowed
 

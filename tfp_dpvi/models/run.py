@@ -9,10 +9,11 @@ from typing import Any
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.models import planning
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.models.state import State
-from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan
 from tfp_dpvi.sampling import Sampler
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -61,6 +62,8 @@ class PrivateRun:
         self._key = tf.constant(_random.new_key(state.seed))
         self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
         self._done = 0
+        self._curve_from = 0
+        self._known_releases = state.ledger.num_releases
         self._name = f"{state.identity}/{state.fits}"
 
     def try_without_a_step(self, sampler: Sampler, tensors: Any) -> None:
@@ -71,6 +74,8 @@ class PrivateRun:
         """One execution: what Keras calls for every `steps_per_execution` steps."""
         del iterator  # Keras's own counting of steps; records come from the feed.
         state = self._state
+        if state.ledger.num_releases != self._known_releases:
+            self._plan_again()
         number = state.steps_run
         steps = min(int(self._model._steps_per_execution.numpy()), self._allowed - self._done)
         # Ahead of the release (contract C6): an interruption from here on has been paid for.
@@ -79,6 +84,7 @@ class PrivateRun:
         state.steps_run += steps
         state.epochs_run += steps / self._steps_per_epoch
         self._done += steps
+        self._known_releases = state.ledger.num_releases
         loss = 0.0
         for several, sampler, tensors in self._feed.calls(steps):
             counts = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
@@ -88,17 +94,29 @@ class PrivateRun:
         state.ledger.confirm(reservation)
         if self._done == self._allowed < self._plan.num_releases:
             _LOG.warning(
-                "Training stops after %d of %d steps: the ledger's budget allows no more.",
+                "Training stops after %d of %d steps: the budget allows no more.",
                 self._allowed,
                 self._plan.num_releases,
             )
             self._model.stop_training = True
         return self._logs(loss)
 
+    def _plan_again(self) -> None:
+        """Another model has used the ledger meanwhile: what is left of the budgets and the epsilons shown are new."""
+        rest = self._plan.replace(num_releases=self._plan.num_releases - self._done)
+        most = planning.most_releases(self._state, rest)
+        self._allowed = self._done + most
+        if most == 0:
+            raise BudgetExhaustedError(
+                f"Another model has used up the budget in this ledger; {self._done} of {self._plan.num_releases} steps ran."
+            )
+        self.curve = planning.make_curve(self._state, rest, self._steps_per_epoch)
+        self._curve_from = self._done
+
     def _logs(self, loss: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         if self.curve is not None:
-            self._state.epsilon_metric.value = float(self.curve(self._done))
+            self._state.epsilon_metric.value = float(self.curve(self._done - self._curve_from))
             logs["epsilon"] = self._state.epsilon_metric.value
         else:
             logs["steps"] = self._state.steps_run
@@ -123,7 +141,16 @@ class PrivateRun:
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
             )
-            identity = (sampler.identity, self._expected_batch_size, self._num_records, jit, model.run_eagerly, spec)
+            fixed = (model.optimizer.l2_norm_clip, model.step_identity)  # What a trace takes from the model.
+            identity = (
+                *fixed,
+                sampler.identity,
+                self._expected_batch_size,
+                self._num_records,
+                jit,
+                model.run_eagerly,
+                spec,
+            )
             if identity in state.loops:
                 return state.loops[identity]
             variables = model.trainable_variables

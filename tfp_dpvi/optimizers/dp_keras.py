@@ -184,7 +184,7 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
             """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
             raise UnprivatizedGradientError(
                 f"{name}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
-                "gradients.clipped_sum, then optimizer.privatize, then optimizer.apply_gradients."
+                "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
             )
 
         def compute_gradients(self, *args: Any, **kwargs: Any) -> NoReturn:

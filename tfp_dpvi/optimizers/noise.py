@@ -48,7 +48,7 @@ def privatize(
     released = []
     for number, part in enumerate(clipped.tensors):
         noise_key = _random.fold_in(key, number)
-        noise = tf.random.stateless_normal(tf.shape(part), seed=noise_key, dtype=part.dtype, alg=_random.ALGORITHM)
+        noise = _random.normal(noise_key, part.shape, part.dtype)
         deviation = tf.cast(noise_multiplier, part.dtype) * tf.cast(clipped.l2_norm_clip, part.dtype)
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         noise = tf.where(tf.cast(noise_multiplier, part.dtype) > 0, deviation * noise, 0.0)

@@ -134,14 +134,10 @@ class Books:
         start = reservation.first_step
         never_ran = (start + record["steps_run"], start + reservation.steps)
         returned = [x for x in (_overlap(piece, never_ran) for piece in reservation.charged) if x]
-        if not returned:
+        # Of a seeded run nothing is given back: another reservation may have been charged nothing for the same steps.
+        if not returned or reservation.key.seed is not None:
             return
         self.charged[reservation.key] -= _length(returned)
-        if reservation.key.seed is not None:
-            known = self._seeded_steps[reservation.key]
-            for piece in returned:
-                known = [x for old in known for x in _minus(old, piece)]
-            self._seeded_steps[reservation.key] = known
 
     def entries(self) -> tuple[LedgerEntry, ...]:
         """Returns what is charged, one entry per kind, in the order of first use."""

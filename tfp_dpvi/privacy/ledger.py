@@ -168,12 +168,14 @@ class PrivacyLedger:
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """What is charged; releases under equal plans are one entry, as their order does not matter."""
-        return self._books.entries()
+        with self._lock:
+            return self._books.entries()
 
     @property
     def num_releases(self) -> int:
         """The number of releases charged."""
-        return sum(self._books.charged.values())
+        with self._lock:
+            return sum(self._books.charged.values())
 
     @property
     def unconfirmed_steps(self) -> int:
@@ -199,14 +201,14 @@ class PrivacyLedger:
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
         """Returns epsilon at `delta` of everything reserved (heterogeneous composition)."""
-        state = tuple(self._books.charged.values())
-        key = (check.delta(delta), accountant, state)
-        if key not in self._epsilon_cache:
-            relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-            self._epsilon_cache.clear()
-            price = accountants.get_accountant(accountant).epsilon
-            self._epsilon_cache[key] = price(self.dp_event, delta, relation)
-        return self._epsilon_cache[key]
+        with self._lock:
+            state = tuple(self._books.charged.values())
+            key = (check.delta(delta), accountant, state)
+            if key not in self._epsilon_cache:
+                relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
+                price = accountants.get_accountant(accountant).epsilon
+                self._epsilon_cache = {key: price(self.dp_event, delta, relation)}
+            return self._epsilon_cache[key]
 
     def reserve(
         self,
@@ -328,7 +330,10 @@ class PrivacyLedger:
         if self._allowance is not None and self._allowance[0] == key and spent + steps <= self._allowance[1]:
             return
         prior = self.events()
-        priced = single.replace(accountant=accountant)
+        try:
+            priced = single.replace(accountant=accountant)
+        except UnsupportedPairError:  # Sampling that the budget's accountant cannot price: by the plan's own.
+            priced = single
         most = max(steps, plan.num_releases)
         if priced.replace(num_releases=most).epsilon(delta, prior) > epsilon:
             most = priced.with_most_releases(epsilon=epsilon, delta=delta, prior_events=prior, limit=most).num_releases

@@ -274,9 +274,10 @@ def _changes(question: _Question) -> list[Price]:
     if question.sampling in ("poisson", "fixed_size"):
         prices.append(
             question.price(
-                "no amplification (each record once per epoch)",
+                "no amplification (replace_one, own batches)",
                 "batches of your own, each record at most once per epoch",
                 sampling="each_record_once_per_epoch",
+                relation=NeighboringRelation.REPLACE_ONE,
             )
         )
     other = NeighboringRelation.REPLACE_ONE

@@ -25,6 +25,8 @@ _NOT_COVERED = (
     "the number of records that was declared, {num_records}: it is taken as public{declared}",
     "the check of record values before training (missing or malformed values), which the holder of "
     "the data runs and whose outcome should stay there",
+    "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
+    "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
     "is slightly irregular",
@@ -153,8 +155,13 @@ class PrivacyReport:
 
     @property
     def private(self) -> bool:
-        """False where noise was missing or came from a fixed seed."""
-        return math.isfinite(self.epsilon) and not self.seeded
+        """False where noise was missing or came from a fixed seed, or exact values were shown."""
+        return math.isfinite(self.epsilon) and not self.seeded and not self.unsafe
+
+    @property
+    def unsafe(self) -> tuple[str, ...]:
+        """The caveats that void the guarantee: those that begin with "NOT PRIVATE"."""
+        return tuple(caveat for caveat in self.caveats if caveat.startswith("NOT PRIVATE"))
 
     @property
     def budget_left(self) -> float | None:
@@ -174,6 +181,7 @@ class PrivacyReport:
                 "seeded: not private. The noise came from a fixed seed; whoever knows the seed can "
                 "remove it. The figures say what an unseeded run with these settings would cost."
             )
+        found += self.unsafe
         if self.num_records is not None and self.delta > 0.1 / self.num_records:
             found.append(
                 f"delta {self.delta:g} is large for {self.num_records} records: it should stay "
@@ -228,9 +236,10 @@ class PrivacyReport:
         lines.append("Not covered:")
         for item in self._not_covered():
             lines += _wrapped(item + ".", "  * ", "    ")
-        if self.caveats:
+        others = [caveat for caveat in self.caveats if caveat not in self.unsafe]
+        if others:
             lines.append("To be read with it:")
-            for item in self.caveats:
+            for item in others:
                 lines += _wrapped(item.rstrip(".") + ".", "  * ", "    ")
         return "\n".join(lines)
 
@@ -243,6 +252,16 @@ class PrivacyReport:
             "add_or_remove_one": "present or absent",
             "replace_one": "as it is or replaced by another",
         }[self.neighboring_relation]
+        if self.unsafe:
+            return (
+                "NOT PRIVATE: exact values were shown beside the private results. Of those private results alone, epsilon "
+                f"is {_shown(self.epsilon)} at delta {self.delta:g}."
+            )
+        if self.seeded:
+            return (
+                f"NOT PRIVATE, since seeded. Unseeded, a run with these settings would be ({_shown(self.epsilon)}, "
+                f"{self.delta:g})-differentially private."
+            )
         return (
             f"The results are ({_shown(self.epsilon)}, {self.delta:g})-differentially private: "
             f"whether any one record is {change} changes the probability of any outcome by a "

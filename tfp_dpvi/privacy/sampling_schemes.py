@@ -163,7 +163,8 @@ class EachRecordOncePerEpoch(SamplingScheme):
     """A user's own batches in which each record occurs at most once per epoch: no amplification.
 
     Declaring it states that the batches of an epoch are disjoint, and that the batch which a record
-    falls into does not depend on which other records are present or on their values.
+    falls into does not depend on the records' values. It is priced under replace-one only: where one record more or
+    less moves others to other batches, as in `dataset.batch(B)`, adding or removing one changes many releases.
 
     Formal guarantee: within an epoch a record touches one release only, so an epoch costs as much as
     one release on all records (parallel composition), however the batches were shuffled.
@@ -192,5 +193,6 @@ class EachRecordOncePerEpoch(SamplingScheme):
         """Returns one sentence for a person who is not a programmer."""
         return (
             "the user's own batches, declared to hold each record at most once per epoch of "
-            f"{self.steps_per_epoch:,} steps; priced without amplification by sampling"
+            f"{self.steps_per_epoch:,} steps, in a batch that does not depend on the records' values; priced without "
+            "amplification by sampling"
         )
