@@ -74,11 +74,11 @@ def test_events_that_cannot_be_priced_are_refused(event):
 def test_swapping_the_sampler_changes_event_and_price():
     """The event is the scheme's (C4): batches dealt once per epoch reported as Poisson would look far too cheap."""
     schemes = [POISSON, FullBatch(), EachRecordOncePerEpoch(100), PoissonSampling(0.011)]
-    plans = [PrivacyPlan(s, 2.0, 1000) for s in schemes]
+    plans = [PrivacyPlan(s, 2.0, 1000, "replace_one") for s in schemes]
     assert len({p.dp_event for p in plans}) == 4
     poisson, full, dealt, _ = (p.epsilon(1e-5) for p in plans)
     assert 10 * poisson < dealt < full
-    assert dealt == PrivacyPlan(FullBatch(), 2.0, 10).epsilon(1e-5)
+    assert dealt == PrivacyPlan(FullBatch(), 2.0, 10, "replace_one").epsilon(1e-5)
 
 
 @pytest.mark.parametrize("z", [0.7, 2.0, 4.0, 30.0])
@@ -173,7 +173,15 @@ def test_calibration_is_conservative_and_close(relation, epsilon, probability, r
 @pytest.mark.parametrize("accountant", ["rdp", "advanced_composition"])
 @pytest.mark.parametrize("sampling", [POISSON, FullBatch(), EachRecordOncePerEpoch(50)])
 def test_calibration_by_the_other_accountants(accountant, sampling):
-    plan = PrivacyPlan.calibrate(epsilon=2.0, delta=1e-5, sampling=sampling, num_releases=200, accountant=accountant)
+    relation = "replace_one" if isinstance(sampling, EachRecordOncePerEpoch) else "add_or_remove_one"
+    plan = PrivacyPlan.calibrate(
+        epsilon=2.0,
+        delta=1e-5,
+        sampling=sampling,
+        num_releases=200,
+        accountant=accountant,
+        neighboring_relation=relation,
+    )
     assert 0.99 * 2.0 <= plan.epsilon(1e-5) <= 2.0
 
 

@@ -145,7 +145,7 @@ def test_json_round_trips(scheme, noise, releases, a, ratio, clip):
         scheme,
         noise,
         releases,
-        "replace_one" if fixed else "add_or_remove_one",
+        "add_or_remove_one" if scheme.name in ("poisson", "full_batch") else "replace_one",
         Sensitivity(a, a * ratio),
         "rdp" if fixed else "pld",
         clip,
