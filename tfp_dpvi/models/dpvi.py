@@ -201,8 +201,8 @@ class DPVI(base.DPModel):
     @property
     def _caveats(self) -> tuple[str, ...]:
         return (
-            "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts: "
-            "intervals read from it are too narrow by that much.",
+            "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts, and "
+            "at small budgets the records inform it little: do not read its intervals as calibrated.",
         )
 
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Any:
