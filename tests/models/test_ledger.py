@@ -165,3 +165,41 @@ def test_fixed_size_batches_under_a_ledgers_budget():
     model = make_model(ledger, neighboring_relation=relation, accountant="rdp")
     fit(model, sampling="fixed_size")
     assert ledger.num_releases == 8
+
+
+@pytest.mark.parametrize(
+    ("compile_with", "fit_with", "named"),
+    [
+        ({"unsafe_training_metrics": True}, {}, "unsafe_training_metrics"),
+        ({}, {"validation_data": (X[:20], Y[:20]), "unsafe_validation": True}, "unsafe_validation"),
+    ],
+)
+def test_what_was_shown_is_in_the_ledger_and_in_every_later_report(tmp_path, compile_with, fit_with, named):
+    path = tmp_path / "ledger"
+    ledger = dpvi.PrivacyLedger(path)
+    model = make_model(ledger, **compile_with)
+    with pytest.raises(ValueError, match="batch_size"):
+        fit(model, batch_size=0, **fit_with)
+    assert ledger.exposures == ()  # Nothing was shown: nothing is held against the data.
+    fit(model, **fit_with)
+    fit(model, **fit_with)
+    assert len(ledger.exposures) == 1
+    assert named in ledger.exposures[0]
+    ledger.close()
+    with dpvi.PrivacyLedger(path) as again:
+        report = make_model(again).privacy_report()  # Another model, as after a restart.
+        assert not report.private
+        assert any(named in warning for warning in report.warnings)
+
+
+def test_what_is_shown_is_written_down_before_it_is_shown(monkeypatch):
+    ledger = dpvi.PrivacyLedger()
+    monkeypatch.setattr(ledger, "record_exposure", lambda text: (_ for _ in ()).throw(OSError("disk full")))
+    seen = []
+    with pytest.raises(OSError, match="disk full"):
+        fit(
+            make_model(ledger, unsafe_training_metrics=True),
+            callbacks=[tf.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs))],
+        )
+    assert seen == []
+    assert ledger.num_releases == 0

@@ -488,3 +488,18 @@ def test_a_missing_folder_is_named(tmp_path):
 def test_bad_arguments(kwargs):
     with pytest.raises((TypeError, ValueError)):
         PrivacyLedger(**kwargs)
+
+
+def test_exposures_are_kept_once_and_survive(tmp_path):
+    with PrivacyLedger(_path(tmp_path)) as ledger:
+        ledger.record_exposure("exact losses were shown")
+        ledger.record_exposure("exact losses were shown")
+        assert ledger.exposures == ("exact losses were shown",)
+        assert ledger.to_json()["exposures"] == ["exact losses were shown"]
+    with PrivacyLedger(_path(tmp_path)) as ledger:
+        assert ledger.exposures == ("exact losses were shown",)
+        for bad in ("", " ", None):
+            with pytest.raises(TypeError, match="text"):
+                ledger.record_exposure(bad)
+    with PrivacyLedger(_path(tmp_path), read_only=True) as ledger, pytest.raises(LedgerError, match="read_only"):
+        ledger.record_exposure("something else")

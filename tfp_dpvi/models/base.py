@@ -382,6 +382,10 @@ class DPModel(Model):
         state.plan = plan
         state.num_records, state.num_records_declared = public_num, num_records is not None
         state.train_function = run
+        if state.settings.unsafe_training_metrics:
+            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
+        if state.unsafe_validation:
+            state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
         user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
@@ -484,9 +488,6 @@ class DPModel(Model):
         self._dp.unsafe_validation = unsafe and not public
         if self._dp.unsafe_validation:
             self.test_function = None  # Traced with the name of the loss in it.
-            self._dp.add_caveat(
-                "NOT PRIVATE: exact losses of private validation records were shown (unsafe_validation)."
-            )
         parts = [checked.x, checked.y, checked.sample_weight]
         while parts[-1] is None:
             parts.pop()
@@ -535,7 +536,7 @@ class DPModel(Model):
             num_records=state.num_records,
             num_records_declared=state.num_records_declared,
             seeded=state.seed is not None,
-            caveats=(*state.caveats, *self._caveats),
+            caveats=self._caveats,
         )
 
 

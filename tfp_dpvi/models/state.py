@@ -43,7 +43,6 @@ class State:
         self.epochs_run = 0.0
         self.num_records: int | None = None
         self.num_records_declared = False
-        self.caveats: list[str] = []
         self.validation_metrics: list[Any] = []
         self.unsafe_validation = False
         self.epsilon_metric = EpsilonSpent()
@@ -51,8 +50,3 @@ class State:
         self.auto_steps_per_execution = True
         self.loops: dict[Any, Callable[..., Any]] = {}
         self.train_function: Callable[..., Any] | None = None
-
-    def add_caveat(self, text: str) -> None:
-        """Remembers a sentence for the report, once."""
-        if text not in self.caveats:
-            self.caveats.append(text)

@@ -61,6 +61,7 @@ class Books:
       budget: (epsilon, delta, accountant) of the ledger-wide budget, or None.
       plans: the distinct plans, in the order in which they were first recorded.
       charged: releases charged by kind.
+      exposures: what was shown of the data beside the releases, as sentences.
       open: reservations that were not confirmed.
       num_reservations: how many reservations were ever made; the next one's id.
     """
@@ -71,6 +72,7 @@ class Books:
         self.plans: list[PrivacyPlan] = []
         self.plan_index: dict[PrivacyPlan, int] = {}
         self.charged: dict[_Key, int] = {}
+        self.exposures: list[str] = []
         self.open: dict[int, _Reservation] = {}
         self.num_reservations = 0
         self.num_records = 0
@@ -95,6 +97,8 @@ class Books:
             self._reserve(record)
         elif kind == "confirm":
             self._confirm(record)
+        elif kind == "exposure":
+            self.exposures.append(record["text"])
         elif kind == "budget":
             self.budget = (record["epsilon"], record["delta"], record["accountant"])
         else:

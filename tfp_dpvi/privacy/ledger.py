@@ -187,6 +187,31 @@ class PrivacyLedger:
         """Whether any release took its noise from a fixed seed."""
         return any(e.seeded for e in self.entries)
 
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """What was shown of the data beside the releases, and void the guarantee: see `record_exposure`."""
+        with self._lock:
+            return tuple(self._books.exposures)
+
+    def record_exposure(self, text: str) -> None:
+        """Records, before it happens, that something exact is shown of the data, which no epsilon covers.
+
+        Every later report of this ledger says so, whichever model or process it comes from. The same sentence is
+        recorded once.
+
+        Args:
+          text: a sentence that reveals nothing itself, for instance "exact training losses were shown".
+
+        Raises:
+          LedgerError: if it could not be written down.
+        """
+        if not (isinstance(text, str) and text.strip()):
+            raise TypeError(f"text={text!r} must be a non-empty string; say what was shown.")
+        with self._lock:
+            self._sync()
+            if text not in self._books.exposures:
+                self._write({"kind": "exposure", "text": text})
+
     def events(self) -> list[DpEvent]:
         """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
         return [e.dp_event for e in self.entries]
@@ -372,6 +397,7 @@ class PrivacyLedger:
             "budget": None if self.budget is None else list(self.budget),
             "num_releases": self.num_releases,
             "unconfirmed_steps": self.unconfirmed_steps,
+            "exposures": list(self.exposures),
             "entries": [
                 {"plan": e.plan.to_json(), "steps": e.steps, "run": e.run, "seeded": e.seeded} for e in self.entries
             ],
