@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfp_dpvi import (
         callbacks,
         datasets,
+        divergences,
         gradients,
         models,
         optimizers,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         sampling,
         surrogates,
     )
-    from tfp_dpvi.models import DPVI, DPModel
+    from tfp_dpvi.models import DPVAE, DPVI, DPModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ if "tensorflow" not in sys.modules:
 _MODULES = (
     "callbacks",
     "datasets",
+    "divergences",
     "gradients",
     "models",
     "optimizers",
@@ -43,6 +45,7 @@ _MODULES = (
 )
 _NAMES = {
     "DPModel": "models",
+    "DPVAE": "models",
     "DPVI": "models",
     "PrivacyLedger": "privacy",
     "PrivacyPlan": "privacy",
@@ -50,6 +53,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "DPVAE",
     "DPVI",
     "DPModel",
     "PrivacyLedger",
@@ -58,6 +62,7 @@ __all__ = [
     "__version__",
     "callbacks",
     "datasets",
+    "divergences",
     "gradients",
     "models",
     "optimizers",

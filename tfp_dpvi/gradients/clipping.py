@@ -1,4 +1,4 @@
-"""Flat clipping of one record's gradient, and the value that carries a clipped sum with its sensitivity."""
+"""Ways to clip one record's gradient, and the value that carries a clipped sum with its sensitivity."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class ClippedSum:
       l2_norm_clip: the bound C on one record's joint l2 norm over all tensors.
       sensitivity: how far one record can move the sum, in units of `l2_norm_clip`: its presence against its absence
         (A) and its replacement by another (D).
+      noise_scales: for each tensor, the standard deviation that its noise is to have over `noise_multiplier *
+        l2_norm_clip`; None: 1 for all. `sensitivity` is that of the tensors divided by these.
 
     #### Formal guarantee
 
@@ -29,6 +31,64 @@ class ClippedSum:
     tensors: Sequence[Any]
     l2_norm_clip: float
     sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
+    noise_scales: Sequence[float] | None = None
+
+
+CLIPPINGS = ("flat", "per_layer", "normalized")
+
+_STABILITY = 0.01
+
+
+def layer_names(variables: Sequence[Any]) -> list[str]:
+    """For each Keras variable the layer that it belongs to, as its name says; itself if the name says nothing."""
+    names = [variable.name for variable in variables]
+    return [name.rsplit("/", 1)[0] if "/" in name else f"{number}" for number, name in enumerate(names)]
+
+
+def clip_factors(
+    squared_norms: Sequence[Any], l2_norm_clip: float, clipping: str = "flat", layers: Sequence[str] | None = None
+) -> list[Any]:
+    """What to multiply each part of a record's gradient by, so that its joint l2 norm is at most `l2_norm_clip`.
+
+    Args:
+      squared_norms: for each part its squared l2 norm, float tensors of one shape (over records).
+      l2_norm_clip: the bound C.
+      clipping: "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is
+        clipped to C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which
+        gives small gradients the weight of large ones (Bu et al. 2022, arXiv:2206.07136).
+      layers: for each part a name of its layer; None: each part is its own.
+
+    Returns:
+      For each part a tensor of factors; they are finite where the norms are.
+
+    #### Formal guarantee
+
+    The scaled gradient's joint norm is at most C under each of these, so the sensitivity is the same.
+    """
+    if clipping == "per_layer":
+        layers = [str(number) for number in range(len(squared_norms))] if layers is None else layers
+        sums = {
+            layer: tf.add_n([s for s, of in zip(squared_norms, layers, strict=True) if of == layer]) for layer in layers
+        }
+        bound = l2_norm_clip / len(sums) ** 0.5
+        factors = {layer: _down_to(bound, tf.sqrt(total)) for layer, total in sums.items()}
+        return [factors[layer] for layer in layers]
+    norm = tf.sqrt(tf.add_n(squared_norms))
+    if clipping == "normalized":
+        factor = _exactly(l2_norm_clip, norm.dtype) / (norm + _STABILITY)
+    else:
+        factor = _down_to(l2_norm_clip, norm)
+    return [factor] * len(squared_norms)
+
+
+def _exactly(number: Any, dtype: Any) -> Any:
+    """`tf.cast` of a Python float rounds it to float32 on the way."""
+    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
+def _down_to(bound: float, norm: Any) -> Any:
+    bound = _exactly(bound, norm.dtype)
+    return tf.where(norm > bound, bound / norm, tf.ones_like(norm))
 
 
 def select_finite(gradient: Sequence[Any], keep: Any) -> tuple[list[Any], Any]:
@@ -46,7 +106,7 @@ def select_finite(gradient: Sequence[Any], keep: Any) -> tuple[list[Any], Any]:
     return [tf.where(keep, part, tf.zeros_like(part)) for part in gradient], keep
 
 
-def clip_record(gradient: Sequence[Any], l2_norm_clip: float) -> list[Any]:
+def clip_record(gradient: Sequence[Any], l2_norm_clip: float, clipping: str = "flat") -> list[Any]:
     """Scales one record's gradient to a joint l2 norm of at most `l2_norm_clip`.
 
     The norm is taken of the gradient over its largest entry, so that finite gradients whose squares overflow are
@@ -55,12 +115,19 @@ def clip_record(gradient: Sequence[Any], l2_norm_clip: float) -> list[Any]:
     Args:
       gradient: finite float tensors, the parts of one record's gradient.
       l2_norm_clip: positive; `math.inf` leaves the gradient as it is.
+      clipping: see `clip_factors`; each part is a layer of its own.
     """
+    if clipping == "per_layer":
+        bound = l2_norm_clip / len(gradient) ** 0.5
+        return [clip_record([part], bound)[0] for part in gradient]
     largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(part)) for part in gradient]))
     unit = tf.where(largest > 0, largest, tf.ones_like(largest))
     parts = [part / unit for part in gradient]
     root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
-    clip = tf.cast(l2_norm_clip, root.dtype)
+    clip = _exactly(l2_norm_clip, root.dtype)
     # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
-    scale = tf.where(unit * root > clip, clip / root, unit)
+    if clipping == "normalized":
+        scale = clip / (root + _STABILITY / unit)
+    else:
+        scale = tf.where(unit * root > clip, clip / root, unit)
     return [part * scale for part in parts]

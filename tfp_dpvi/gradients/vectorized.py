@@ -18,7 +18,7 @@ anything; `clipped_sum` selects once more in any case.
 
 
 def clipped_sum(
-    record_gradient: RecordGradient, records: Any, mask: Any, *, l2_norm_clip: float
+    record_gradient: RecordGradient, records: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat"
 ) -> tuple[ClippedSum, Any]:
     """Sum over a batch of per-record gradients, each clipped to a joint l2 norm.
 
@@ -27,6 +27,7 @@ def clipped_sum(
       records: structure of tensors with a common leading dimension P (the physical batch).
       mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
       l2_norm_clip: the bound C, positive; `math.inf` switches clipping off (and privacy with it).
+      clipping: see `clip_factors`.
 
     Returns:
       The `ClippedSum`, and the sum of the kept records' losses (*not private*: for opt-in monitoring only).
@@ -49,7 +50,7 @@ def clipped_sum(
         keep = keep & tf.math.is_finite(loss)
         selected, keep = select_finite(gradient, keep)
         loss = tf.where(keep, loss, tf.zeros_like(loss))
-        return loss, clip_record(selected, l2_norm_clip)
+        return loss, clip_record(selected, l2_norm_clip, clipping)
 
     losses, clipped = tf.vectorized_map(one, (records, mask))
     total = [tf.reduce_sum(part, axis=0) for part in clipped]

@@ -1,7 +1,8 @@
 """Keras models whose `fit` learns under differential privacy."""
 
 from tfp_dpvi.models.base import DPModel
+from tfp_dpvi.models.dpvae import DPVAE
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.predictive import PosteriorPredictive
 
-__all__ = ["DPVI", "DPModel", "PosteriorPredictive"]
+__all__ = ["DPVAE", "DPVI", "DPModel", "PosteriorPredictive"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,16 +19,13 @@ from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records, make_records
 from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.models.state import State
-from tfp_dpvi.optimizers import as_dp_optimizer
-from tfp_dpvi.privacy import (
-    PrivacyLedger,
-    PrivacyPlan,
-    PrivacyReport,
-)
+from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
+LOG = logging.getLogger("tfp_dpvi")
 _DEFAULT_BATCH_SIZE = 256
 _STEPS_PER_CALL = 50
 
@@ -133,6 +131,31 @@ class DPModel(Model):
         """For subclasses: whatever settings `step_gradients` reads; the step is traced anew when they change."""
         return ()
 
+    @property
+    def gains_from_xla(self) -> bool:
+        """For subclasses: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say."""
+        return True
+
+    @property
+    def _batch_needs(self) -> planning.BatchNeeds | None:
+        """For subclasses whose `step_gradients` has a `clip_batch`: what they ask of the sampler."""
+        return None
+
+    def _noise(
+        self, sampling: SamplingScheme, expected_batch_size: float
+    ) -> tuple[Sensitivity, tuple[float, ...] | None]:
+        """For subclasses: the sensitivity of what a step releases, and the noise scales of its parts (`ClippedSum`)."""
+        del sampling, expected_batch_size
+        return Sensitivity(), None
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """For subclasses: raises if this optimizer does not fit the model."""
+        if isinstance(optimizer, TermwiseOptimizer):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} has a clip for groups of records, and this model has no batch-wise "
+                "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
+            )
+
     def _check_data(self, records: Records) -> None:
         """For subclasses: raises if these records do not fit the model, before anything is spent."""
 
@@ -206,6 +229,7 @@ class DPModel(Model):
                 "optimizer is missing: give for instance dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
             )
         dp_optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+        self._check_optimizer(dp_optimizer)
         settings_lib.check_target(epsilon, delta, dp_optimizer.noise_multiplier)
         settings_lib.check_count("planned_epochs", planned_epochs)
         settings_lib.check_count("physical_batch_size", physical_batch_size)
@@ -362,19 +386,35 @@ class DPModel(Model):
             public_num = records.num if num_records is None else int(num_records)
             batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
             sampler = planning.make_sampler(
-                sampling or "poisson", records.num, public_num, batch_size, physical, self.trainable_variables
+                sampling or "poisson",
+                records.num,
+                public_num,
+                batch_size,
+                physical,
+                self.trainable_variables,
+                self._batch_needs,
             )
             feed = ArrayFeed(records, sampler)
             expected, tensors = float(min(batch_size, public_num)), feed.tensors
             steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
         assert steps_per_epoch is not None
         steps = (epochs - initial_epoch) * steps_per_epoch
-        plan = planning.make_plan(state, feed.sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch)
+        sensitivity, noise_scales = self._noise(feed.sampler.scheme, expected)
+        plan = planning.make_plan(
+            state, feed.sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch, sensitivity
+        )
         allowed = planning.allowed_by_ledger(state, plan)
 
         state.fits += 1
         run = PrivateRun(
-            self, state, feed, plan, allowed=allowed, steps_per_epoch=steps_per_epoch, expected_batch_size=expected
+            self,
+            state,
+            feed,
+            plan,
+            allowed=allowed,
+            steps_per_epoch=steps_per_epoch,
+            expected_batch_size=expected,
+            noise_scales=noise_scales,
         )
         run.try_without_a_step(feed.sampler, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.

@@ -18,16 +18,19 @@ class StepGradients:
     """What a model says about one step, after its Monte Carlo draws.
 
     Attributes:
-      record_gradient: one record's loss and its gradient, before the clip.
+      record_gradient: one record's loss and its gradient, before the clip; or None with `clip_batch`.
       released: tensors with the shapes and dtypes of that gradient's parts, which are what is summed and released.
       data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
       pull_back: from the noisy sum to one tensor for each variable; None where the gradient is by the variables.
+      clip_batch: in place of `record_gradient`, `(records, mask, key) -> (ClippedSum, sum of losses)` for models that
+        work on a batch at once; the key is for draws that belong to single records.
     """
 
-    record_gradient: RecordGradient
+    record_gradient: RecordGradient | None
     released: Sequence[Any]
     data_independent: Sequence[Any] | None
     pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    clip_batch: Callable[[Any, Any, Any], tuple[ClippedSum, Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,7 @@ class LoopSettings:
     expected_batch_size: float
     num_records: int
     sensitivity: Sensitivity
+    noise_scales: tuple[float, ...] | None
     jit_compile: bool
     run_eagerly: bool
 
@@ -59,28 +63,41 @@ def make_loop(
       optimizer: a `DPOptimizer`, already built.
       settings: see `LoopSettings`.
     """
-    clip = optimizer.l2_norm_clip
+    clip, clipping = optimizer.l2_norm_clip, optimizer.clipping
+    static = settings.jit_compile or settings.run_eagerly
 
     def one_step(step: Any, key: Any, noise_multiplier: Any, records: Any) -> Any:
-        sampling_key, draw_key, noise_key = _random.split(_random.fold_in(key, step), 3)
+        sampling_key, draw_key, visits_key, noise_key = _random.split(_random.fold_in(key, step), 4)
         gradients = step_gradients(draw_key, settings.num_records)
 
+        def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, Any]:
+            if gradients.clip_batch is not None:
+                return gradients.clip_batch(batch, mask, visit_key)
+            assert gradients.record_gradient is not None
+            return clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping)
+
         def visit(carry: Any, indices: Any, mask: Any) -> Any:
-            sums, loss = carry
+            sums, loss, number = carry
+            if gradients.clip_batch is not None and not static:
+                # Without XLA shapes may vary: no work for padding, but for one row, so that no batch is empty.
+                indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
+                mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
             batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), dict(records))
             mask &= batch.pop("mask", True)  # Rows of a given batch that are padding.
-            clipped, batch_loss = clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip)
-            if clipped.sensitivity != settings.sensitivity:
+            clipped, batch_loss = clip_visited(batch, mask, _random.fold_in(visits_key, number))
+            stated = (clipped.sensitivity, clipped.noise_scales)
+            if stated != (settings.sensitivity, settings.noise_scales):
                 raise AssertionError(
-                    f"The clipper states {clipped.sensitivity}, the plan was priced for {settings.sensitivity}."
+                    f"The clipper states {stated}, the plan was priced for {settings.sensitivity}, {settings.noise_scales}."
                 )
             sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
-            return sums, loss + batch_loss
+            return sums, loss + batch_loss, number + 1
 
         zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
-        sums, loss = settings.sampler.walk(sampling_key, visit, (zeros, tf.zeros([], variables[0].dtype)))
+        start = (zeros, tf.zeros([], variables[0].dtype), tf.constant(0, tf.int64))
+        sums, loss, _ = settings.sampler.walk(sampling_key, visit, start)
         private = optimizer.privatize(
-            ClippedSum(sums, clip, settings.sensitivity),
+            ClippedSum(sums, clip, settings.sensitivity, settings.noise_scales),
             key=noise_key,
             expected_batch_size=settings.expected_batch_size,
             pull_back=gradients.pull_back,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,10 +15,32 @@ from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
 _CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
 _MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
+_MAX_BATCH_BYTES = 2**30  # What lies between layers in a physical batch, unless physical_batch_size says otherwise.
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNeeds:
+    """What a model that works on a batch at once asks of the sampler.
+
+    Attributes:
+      bytes_each: memory that a record takes.
+      whole: the whole logical batch is needed at once.
+      static: batches have a fixed shape, so padding costs time.
+    """
+
+    bytes_each: int
+    whole: bool
+    static: bool
 
 
 def make_sampler(
-    sampling: str, num_available: int, public_num: int, batch_size: int, physical: int | None, variables: Sequence[Any]
+    sampling: str,
+    num_available: int,
+    public_num: int,
+    batch_size: int,
+    physical: int | None,
+    variables: Sequence[Any],
+    needs: BatchNeeds | None = None,
 ) -> Sampler:
     """The sampler that was asked for, or full batches if a batch is to hold all records.
 
@@ -28,6 +51,7 @@ def make_sampler(
       batch_size: expected size of a logical batch.
       physical: records in memory at a time; None for as many as one visit nearly always covers, within a memory bound.
       variables: of which a record's gradient may have the size.
+      needs: of models that work on a batch at once; None for those that go record by record.
 
     Raises:
       ValueError: an unknown sampling scheme, or one that needs the exact number of records.
@@ -37,6 +61,8 @@ def make_sampler(
             f'sampling={sampling!r} is unknown: choose "poisson" (default) or "fixed_size". Shuffling is neither and cannot '
             "be accounted for as such."
         )
+    if needs is not None:
+        return _sampler_of_batches(sampling, num_available, public_num, batch_size, physical, needs)
     if physical is None:
         bytes_each = sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
         most = max(1, _MAX_GRADIENT_BYTES // max(1, bytes_each))
@@ -45,20 +71,56 @@ def make_sampler(
     if batch_size >= public_num:
         return FullBatchSampler(num_available, min(most, num_available))
     if sampling == "fixed_size":
-        if public_num != num_available:
-            raise ValueError(
-                f'num_records={public_num} and sampling="fixed_size": batches of a fixed size are accounted for by the exact '
-                'number of records. Leave num_records out, or use sampling="poisson".'
-            )
-        return FixedSizeSampler(num_available, batch_size, most)
+        return _fixed_size(num_available, public_num, batch_size, most)
     default = PoissonSampler(num_available, batch_size / public_num)
     if physical is None and default.physical_batch_size <= most:
         return default
     return PoissonSampler(num_available, batch_size / public_num, most)
 
 
+def _fixed_size(num_available: int, public_num: int, batch_size: int, most: int) -> FixedSizeSampler:
+    if public_num != num_available:
+        raise ValueError(
+            f'num_records={public_num} and sampling="fixed_size": batches of a fixed size are accounted for by the exact '
+            'number of records. Leave num_records out, or use sampling="poisson".'
+        )
+    return FixedSizeSampler(num_available, batch_size, most)
+
+
+def _sampler_of_batches(
+    sampling: str, num_available: int, public_num: int, batch_size: int, physical: int | None, needs: BatchNeeds
+) -> Sampler:
+    """For models that work on a batch at once, whose memory goes by what lies between layers."""
+    most = physical or max(1, _MAX_BATCH_BYTES // max(1, needs.bytes_each))
+    full = batch_size >= public_num
+    # Where groups of records are formed in a batch, all of it is visited at once: ten standard deviations are never passed.
+    mean = num_available * batch_size / public_num
+    room = num_available if full else min(num_available, math.ceil(mean + 10.0 * math.sqrt(mean)) + 10)
+    if needs.whole and physical is not None and physical < room:
+        raise ValueError(
+            f"physical_batch_size={physical} would cut batches of up to {room} records in pieces, and a batch_regularizer "
+            "looks at groups from the whole batch. Leave physical_batch_size out."
+        )
+    size = room if needs.whole else min(most, room)
+    if full:
+        return FullBatchSampler(num_available, size)
+    if sampling == "fixed_size":
+        return _fixed_size(num_available, public_num, batch_size, min(size, batch_size))
+    if needs.static and physical is None and not needs.whole:
+        default = PoissonSampler(num_available, batch_size / public_num)
+        if default.physical_batch_size <= most:
+            return default
+    return PoissonSampler(num_available, batch_size / public_num, size)
+
+
 def make_plan(
-    state: State, sampler: Sampler, l2_norm_clip: float, public_num: int, steps: int, steps_per_epoch: int
+    state: State,
+    sampler: Sampler,
+    l2_norm_clip: float,
+    public_num: int,
+    steps: int,
+    steps_per_epoch: int,
+    sensitivity: Sensitivity | None = None,
 ) -> PrivacyPlan:
     """The plan for this fit: exactly `steps` releases, at a noise that keeps the lifetime budget.
 
@@ -71,7 +133,7 @@ def make_plan(
     common: dict[str, Any] = {
         "sampling": sampler.scheme,
         "neighboring_relation": target.neighboring_relation,
-        "sensitivity": Sensitivity(),
+        "sensitivity": sensitivity or Sensitivity(),
         "accountant": target.accountant,
         "l2_norm_clip": None if math.isinf(l2_norm_clip) else l2_norm_clip,
         "num_records": public_num,

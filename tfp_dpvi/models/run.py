@@ -31,6 +31,7 @@ class PrivateRun:
       allowed: how many of the plan's releases the ledger-wide budget allows.
       steps_per_epoch: steps in an epoch.
       expected_batch_size: the public denominator qN.
+      noise_scales: see `ClippedSum`.
 
     #### Formal guarantee
 
@@ -48,6 +49,7 @@ class PrivateRun:
         allowed: int,
         steps_per_epoch: int,
         expected_batch_size: float,
+        noise_scales: tuple[float, ...] | None = None,
     ) -> None:
         assert state.settings is not None
         assert plan.num_records is not None
@@ -57,6 +59,7 @@ class PrivateRun:
         self._allowed = allowed
         self._steps_per_epoch = steps_per_epoch
         self._expected_batch_size = float(expected_batch_size)
+        self._noise_scales = noise_scales
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = tf.constant(_random.new_key(state.seed))
@@ -129,7 +132,7 @@ class PrivateRun:
         model, state = self._model, self._state
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
-        few = self._plan.num_releases < _STEPS_WORTH_COMPILING
+        few = self._plan.num_releases < _STEPS_WORTH_COMPILING or not model.gains_from_xla
         choices = (wanted,) if wanted is not None else (False,) if few else (True, False)
         for jit in choices:
             settings = LoopSettings(
@@ -137,12 +140,16 @@ class PrivateRun:
                 expected_batch_size=self._expected_batch_size,
                 num_records=self._num_records,
                 sensitivity=self._plan.sensitivity,
+                noise_scales=self._noise_scales,
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
             )
-            fixed = (model.optimizer.l2_norm_clip, model.step_identity)  # What a trace takes from the model.
-            identity = (
-                *fixed,
+            identity = (  # What a trace takes from the model.
+                model.optimizer.l2_norm_clip,
+                model.optimizer.clipping,
+                model.step_identity,
+                self._plan.sensitivity,
+                self._noise_scales,
                 sampler.identity,
                 self._expected_batch_size,
                 self._num_records,

@@ -10,6 +10,13 @@ from tfp_dpvi.optimizers.dp_keras import (
     make_dp_optimizer_class,
 )
 from tfp_dpvi.optimizers.noise import PrivatizedGradients, privatize
+from tfp_dpvi.optimizers.termwise import (
+    TermwiseDPKerasAdagradOptimizer,
+    TermwiseDPKerasAdamOptimizer,
+    TermwiseDPKerasSGDOptimizer,
+    TermwiseOptimizer,
+    make_termwise_optimizer_class,
+)
 
 __all__ = [
     "DPKerasAdagradOptimizer",
@@ -17,8 +24,13 @@ __all__ = [
     "DPKerasSGDOptimizer",
     "DPOptimizer",
     "PrivatizedGradients",
+    "TermwiseDPKerasAdagradOptimizer",
+    "TermwiseDPKerasAdamOptimizer",
+    "TermwiseDPKerasSGDOptimizer",
+    "TermwiseOptimizer",
     "UnprivatizedGradientError",
     "as_dp_optimizer",
     "make_dp_optimizer_class",
+    "make_termwise_optimizer_class",
     "privatize",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from tfp_dpvi._keras import Optimizer, keras, register_keras_serializable
-from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi.gradients import CLIPPINGS, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 
 
@@ -56,13 +56,20 @@ class DPOptimizer:
     Attributes:
       l2_norm_clip: bound C on the l2 norm of one record's gradient.
       noise_multiplier: noise standard deviation over C, or None if `compile(epsilon=, delta=)` is to calibrate it.
+      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.clip_factors`.
     """
 
     l2_norm_clip: float
     noise_multiplier: float | None
+    clipping: str
 
-    def _set_privacy(self, l2_norm_clip: Any, noise_multiplier: Any) -> None:
+    def _set_privacy(self, l2_norm_clip: Any, noise_multiplier: Any, clipping: Any = "flat") -> None:
         self.l2_norm_clip = check_l2_norm_clip(l2_norm_clip)
+        if clipping not in CLIPPINGS:
+            raise ValueError(f"clipping={clipping!r} is unknown: choose one of {', '.join(map(repr, CLIPPINGS))}.")
+        if math.isinf(self.l2_norm_clip) and clipping != "flat":
+            raise ValueError(f"clipping={clipping!r} needs a finite l2_norm_clip, got {l2_norm_clip!r}.")
+        self.clipping = clipping
         self.noise_multiplier = check_noise_multiplier(noise_multiplier)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
@@ -165,10 +172,15 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
 
     class _DPKerasOptimizer(DPOptimizer, base):
         def __init__(
-            self, *args: Any, l2_norm_clip: float, noise_multiplier: float | None = None, **kwargs: Any
+            self,
+            *args: Any,
+            l2_norm_clip: float,
+            noise_multiplier: float | None = None,
+            clipping: str = "flat",
+            **kwargs: Any,
         ) -> None:
             super().__init__(*args, **kwargs)
-            self._set_privacy(l2_norm_clip, noise_multiplier)
+            self._set_privacy(l2_norm_clip, noise_multiplier, clipping)
 
         def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
             """One Keras update with gradients that `privatize` returned last; anything else raises.
@@ -193,7 +205,9 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
 
         def get_config(self) -> dict[str, Any]:
             config: dict[str, Any] = super().get_config()
-            config.update(l2_norm_clip=self.l2_norm_clip, noise_multiplier=self.noise_multiplier)
+            config.update(
+                l2_norm_clip=self.l2_norm_clip, noise_multiplier=self.noise_multiplier, clipping=self.clipping
+            )
             return config
 
     _DPKerasOptimizer.__name__ = _DPKerasOptimizer.__qualname__ = name
@@ -203,6 +217,8 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
       *args: as for the Keras class.
       l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
       noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
+      clipping: how a record's gradient is brought to norm C: "flat", "per_layer" or "normalized", see
+        `tfp_dpvi.gradients.clip_factors`. The same guarantee for each.
       **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
         privacy.
 

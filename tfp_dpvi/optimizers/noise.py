@@ -42,17 +42,18 @@ def privatize(
 
     #### Formal guarantee
 
-    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate, independent across coordinates
-    and keys, followed by post-processing. An empty batch is noise alone, and a release like any other.
+    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's `noise_scales`),
+    independent across coordinates and keys, followed by post-processing. An empty batch is noise alone, and a release like any other.
     """
+    dtype = clipped.tensors[0].dtype
+    noise = _random.normals(key, [part.shape.as_list() for part in clipped.tensors], dtype)
+    multiplier = tf.cast(noise_multiplier, dtype)
     released = []
-    for number, part in enumerate(clipped.tensors):
-        noise_key = _random.fold_in(key, number)
-        noise = _random.normal(noise_key, part.shape, part.dtype)
-        deviation = tf.cast(noise_multiplier, part.dtype) * tf.cast(clipped.l2_norm_clip, part.dtype)
+    for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
+        deviation = multiplier * tf.constant(clipped.l2_norm_clip * scale, dtype)
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
-        noise = tf.where(tf.cast(noise_multiplier, part.dtype) > 0, deviation * noise, 0.0)
-        released.append((part + noise) / tf.cast(expected_batch_size, part.dtype))
+        deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
+        released.append((part + deviation * draw) / tf.constant(expected_batch_size, dtype))
     if pull_back is not None:
         released = list(pull_back(released))
     if data_independent is not None:

@@ -28,6 +28,14 @@ from tfp_dpvi.privacy.sampling_schemes import (
     scheme_from_json,
 )
 from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.termwise import (
+    SchemeCost,
+    TermwiseNoise,
+    block_sensitivity,
+    compare_schemes,
+    split_sensitivity,
+    termwise_noise,
+)
 
 __all__ = [
     "ACCOUNTANTS",
@@ -47,9 +55,13 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "SamplingScheme",
+    "SchemeCost",
     "Sensitivity",
+    "TermwiseNoise",
     "UnsupportedPairError",
+    "block_sensitivity",
     "clipped_value_sensitivity",
+    "compare_schemes",
     "get_accountant",
     "group_guarantee",
     "joint_noise_multiplier",
@@ -57,4 +69,6 @@ __all__ = [
     "replace_one_epsilon",
     "replace_one_guarantee",
     "scheme_from_json",
+    "split_sensitivity",
+    "termwise_noise",
 ]

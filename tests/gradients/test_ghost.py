@@ -1,0 +1,303 @@
+"""Ghost norms and sums against TensorFlow's own gradients, one record at a time (contracts C3, C5, C8)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
+
+layers = tf.keras.layers
+
+
+class Scale(layers.Layer):
+    """A layer without a rule."""
+
+    def build(self, shape):
+        self.factor = self.add_weight("factor", shape=[shape[-1]], initializer="random_normal")
+        super().build(shape)
+
+    def call(self, inputs):
+        return inputs * tf.exp(self.factor)
+
+
+class Residual(layers.Layer):
+    """A layer with weights of its own and a layer inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(4, activation="tanh")
+
+    def build(self, shape):
+        self.gate = self.add_weight("gate", shape=[], initializer="ones")
+        super().build(shape)
+
+    def call(self, inputs):
+        return inputs[..., :4] + self.gate * self.dense(inputs)
+
+
+def shared():
+    dense = layers.Dense(5, activation="tanh", name="shared")
+    x = layers.Input([5])
+    return tf.keras.Model(x, layers.Dense(2)(dense(dense(x)) + x))
+
+
+def shared_embedding():
+    table = layers.Embedding(7, 4)
+    x = layers.Input([6], dtype="int32")
+    return tf.keras.Model(x, layers.Dense(3)(layers.Flatten()(table(x) * table(6 - x))))
+
+
+class Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Dense(4, "relu"), Scale(), layers.LayerNormalization(), layers.Dense(2, use_bias=False)]
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def sequential(*parts):
+    return tf.keras.Sequential(list(parts))
+
+
+MODELS = {
+    "dense": ([5], lambda: sequential(layers.Dense(4, "tanh"), layers.Dense(2))),
+    "dense over positions": ([3, 5], lambda: sequential(layers.Dense(4, "tanh"), layers.Dense(2, use_bias=False))),
+    "dense over many positions": ([40, 2], lambda: sequential(layers.Dense(3, "tanh"), layers.Dense(2))),
+    "conv1d": (
+        [9, 3],
+        lambda: sequential(layers.Conv1D(4, 3, 2, "same", activation="relu"), layers.Flatten(), layers.Dense(2)),
+    ),
+    "conv1d causal": (
+        [8, 2],
+        lambda: sequential(layers.Conv1D(3, 3, padding="causal", dilation_rate=2), layers.Dense(1)),
+    ),
+    "conv2d": (
+        [8, 7, 2],
+        lambda: sequential(layers.Conv2D(3, 3, activation="elu"), layers.Conv2D(2, (2, 3), 2, "same")),
+    ),
+    "conv2d dilated": (
+        [8, 8, 1],
+        lambda: sequential(layers.Conv2D(3, 2, dilation_rate=2, padding="same", use_bias=False)),
+    ),
+    "conv2d wide": ([2, 2, 8], lambda: sequential(layers.Conv2D(16, 2, padding="same", activation="tanh"))),
+    "conv2d transposed": ([3, 4, 2], lambda: sequential(layers.Conv2DTranspose(3, 3, 2, "same", activation="tanh"))),
+    "conv2d transposed valid": (
+        [3, 3, 2],
+        lambda: sequential(layers.Conv2DTranspose(2, 3, 2), layers.Conv2DTranspose(1, 2)),
+    ),
+    "embedding": ([6], lambda: sequential(layers.Embedding(5, 3, input_length=6), layers.Flatten(), layers.Dense(2))),
+    "layer normalization": ([4, 5], lambda: sequential(layers.Dense(6), layers.LayerNormalization(), layers.Dense(2))),
+    "layer normalization over several axes": (
+        [3, 4],
+        lambda: sequential(layers.LayerNormalization(axis=[1, 2], center=False)),
+    ),
+    "group normalization": ([4, 4, 6], lambda: sequential(layers.Conv2D(6, 2), layers.GroupNormalization(3))),
+    "shared": ([5], shared),
+    "shared embedding": ([6], shared_embedding),
+    "subclassed": ([5], Subclassed),
+    "without a rule": ([5], lambda: sequential(Scale(), layers.Dense(3, "tanh"), layers.PReLU(), layers.Dense(1))),
+    "nested": ([4], lambda: sequential(Residual(), Residual(), layers.Dense(2))),
+    "nested models": ([5], lambda: sequential(shared(), sequential(layers.Dense(3), layers.Reshape([3, 1])))),
+    "draws in a layer": (
+        [5],
+        lambda: sequential(layers.Dense(4), layers.GaussianNoise(1.0), layers.Dropout(0.5), layers.Dense(2)),
+    ),
+    "frozen": ([5], lambda: sequential(layers.Dense(4, trainable=False), layers.Dense(3))),
+}
+INTEGERS = {"embedding", "shared embedding"}
+
+
+def make(name, dtype, num, seed=0):
+    shape, build = MODELS[name]
+    before = tf.keras.backend.floatx()
+    tf.keras.backend.set_floatx(dtype)
+    tf.keras.utils.set_random_seed(seed)
+    try:
+        model = build()
+        rng = np.random.default_rng(seed)
+        x = (
+            rng.integers(0, 5, [num, *shape]).astype("int32")
+            if name in INTEGERS
+            else rng.normal(size=[num, *shape]).astype(dtype)
+        )
+        model(x[:1])
+    finally:
+        tf.keras.backend.set_floatx(before)
+    for variable in model.trainable_variables:  # Biases and gammas begin at values that hide mistakes.
+        variable.assign_add(0.3 * rng.normal(size=variable.shape))
+    return model, tf.constant(x)
+
+
+def losses_of(model, x):
+    outputs = model(x, training=True)
+    flat = tf.reshape(outputs, [tf.shape(x)[0], -1])
+    return tf.reduce_sum(tf.sin(flat) + 0.5 * flat**2, axis=1)
+
+
+def oracle(model, x, clip, keep=None):
+    """Clipped sum and norms from one backward pass a record, of a forward pass that is the same for all."""
+    num = int(x.shape[0])
+    with tf.GradientTape(persistent=True) as tape:
+        losses = losses_of(model, x)
+        each = tf.unstack(losses, num=num)
+    total = [np.zeros(v.shape) for v in model.trainable_variables]
+    norms = []
+    for number, loss in enumerate(each):
+        gradient = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
+        gradient = [tf.convert_to_tensor(part).numpy().astype("float64") for part in gradient]
+        norm = math.sqrt(sum(float((part**2).sum()) for part in gradient))
+        norms.append(norm)
+        if keep is None or keep[number]:
+            total = [t + part * min(1.0, clip / norm) for t, part in zip(total, gradient, strict=True)]
+    return total, np.array(norms)
+
+
+def engine(model, mapped=False):
+    return LayerGradients(layers_of(model), model.trainable_variables, mapped=mapped)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["ghost", "vectorized"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_clipped_sums_equal_one_backward_pass_a_record(name, dtype, mapped):
+    model, x = make(name, dtype, 6)
+    rtol = 2e-5 if dtype == "float32" else 1e-10
+    keep = np.array([True, True, False, True, True, True])
+    _, norms = oracle(model, x, math.inf) if name != "draws in a layer" else (None, np.array([1.0]))
+    clip = float(np.median(norms))
+
+    @tf.function
+    def both():
+        passed = engine(model, mapped).run(lambda: losses_of(model, x), 6)
+        clipped, loss = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
+        return clipped.tensors, loss, passed.result
+
+    if name == "draws in a layer":
+        check_with_draws(model, x, clip, keep, mapped, rtol)
+        return
+    tensors, loss, losses = both()
+    wanted, _ = oracle(model, x, clip, keep)
+    for got, want in zip(tensors, wanted, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
+    np.testing.assert_allclose(loss.numpy(), losses.numpy()[keep].sum(), rtol=1e-5)
+
+
+def check_with_draws(model, x, clip, keep, mapped, rtol):
+    """Norms, sum and oracle from one and the same pass: draws happen once."""
+
+    @tf.function
+    def both():
+        variables = model.trainable_variables
+        passed = engine(model, mapped).run(lambda: losses_of(model, x), 6, watch=variables)
+        clipped, _ = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
+        each = [
+            passed.tape.gradient(passed.result, variables, output_gradients=only)
+            for only in tf.unstack(tf.eye(6, dtype=x.dtype))
+        ]
+        return clipped.tensors, each
+
+    tensors, gradients = both()
+    wanted = [np.zeros(v.shape) for v in model.trainable_variables]
+    for kept, gradient in zip(keep, gradients, strict=True):
+        gradient = [part.numpy().astype("float64") for part in gradient]
+        norm = math.sqrt(sum(float((part**2).sum()) for part in gradient))
+        if kept:
+            wanted = [t + part * min(1.0, clip / norm) for t, part in zip(wanted, gradient, strict=True)]
+    for got, want in zip(tensors, wanted, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_check_on_made_up_records_accepts_what_is_right(name):
+    model, x = make(name, "float32", 3)
+    checked = engine(model).checked(lambda: losses_of(model, x), 3)
+    assert set(checked.rows_each) == {1}
+    assert bool(checked.notes) == (name in ("subclassed", "without a rule", "nested"))
+
+
+class Mixes(layers.Layer):
+    def call(self, inputs):
+        return inputs - 0.3 * tf.reduce_mean(inputs, axis=0, keepdims=True)
+
+
+class TimeMajor(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):  # [n, 6, 4] -> [6, n, 4]
+        return tf.transpose(self.dense(tf.transpose(inputs, [1, 0, 2])), [1, 0, 2])
+
+
+class OutOfSight(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+
+    def call(self, inputs):
+        return self.dense(inputs) + tf.matmul(inputs, self.dense.kernel)
+
+
+@pytest.mark.parametrize(
+    ("shape", "build"),
+    [
+        ([4], lambda: sequential(layers.Dense(4), Mixes(), layers.Dense(2))),
+        ([6, 4], lambda: sequential(TimeMajor())),
+        ([4], lambda: sequential(OutOfSight())),
+        ([4], lambda: sequential(layers.Dense(3, activity_regularizer="l2"))),
+    ],
+    ids=["mixes records", "time first", "variable out of sight", "add_loss"],
+)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_check_on_made_up_records_refuses_what_is_wrong(shape, build, mapped):
+    model = build()
+    x = tf.random.uniform([3, *shape])
+    model(x)
+    with pytest.raises(UnsupportedLayerError):
+        engine(model, mapped).checked(lambda: losses_of(model, x), 3)
+
+
+def test_batch_normalization_is_refused_with_the_alternative():
+    with pytest.raises(ValueError, match="GroupNormalization"):
+        refuse_mixing(layers_of(sequential(layers.Dense(2), layers.BatchNormalization())))
+
+
+def test_a_random_layer_with_weights_is_refused():
+    class NoisyScale(Scale):
+        def call(self, inputs):
+            return super().call(inputs) * tf.random.normal(tf.shape(inputs))
+
+    model = sequential(NoisyScale())
+    x = tf.ones([3, 2])
+    model(x)
+    with pytest.raises(UnsupportedLayerError, match="C5"):
+        engine(model).checked(lambda: losses_of(model, x), 3)
+
+
+def test_layers_of_a_plain_function_are_found():
+    inner, outer = layers.Dense(2), layers.Dense(3)
+
+    def function(x, second=outer):
+        return second(inner(x))
+
+    assert set(map(id, layers_of(function))) == {id(inner), id(outer)}
+    assert set(map(id, layers_of(lambda x: function(x)))) == {id(inner), id(outer)}
+
+
+def test_layers_are_left_as_they_were():
+    model, x = make("dense", "float32", 3)
+    before = [set(vars(layer)) for layer in layers_of(model)]
+    saved = set(model._trackable_children())
+    engine(model).run(lambda: losses_of(model, x), 3)
+    assert [set(vars(layer)) for layer in layers_of(model)] == before
+    with pytest.raises(RuntimeError):
+        engine(model).run(lambda: (_ for _ in ()).throw(RuntimeError("in the pass")), 3)
+    assert set(model._trackable_children()) == saved
+    assert [set(vars(layer)) for layer in layers_of(model)] == before

@@ -1,0 +1,26 @@
+"""Divergences between the codes of a group of records and a prior, and priors worth matching.
+
+Nothing here knows about privacy: a value depends on every record of its group, so whoever releases a gradient of it must
+clip and price the group as a whole (DESIGN section 5.3).
+"""
+
+from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation
+from tfp_dpvi.divergences.codes import Codes
+from tfp_dpvi.divergences.discrepancy import SCALES, dimensionwise_mmd, mmd
+from tfp_dpvi.divergences.priors import clustered_prior, sparse_prior
+from tfp_dpvi.divergences.regularizers import MMD, DimensionwiseMMD, KLFromPrior, TotalCorrelation
+
+__all__ = [
+    "MMD",
+    "SCALES",
+    "Codes",
+    "DimensionwiseMMD",
+    "KLFromPrior",
+    "TotalCorrelation",
+    "clustered_prior",
+    "dimensionwise_mmd",
+    "kl_from_prior",
+    "mmd",
+    "sparse_prior",
+    "total_correlation",
+]

@@ -1,0 +1,126 @@
+"""Priors that ask for structure in the codes. Their parameters are public constants (contract C2)."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf, tfp
+
+tfd = tfp.distributions
+
+
+def _dtype(dtype: Any) -> Any:
+    kind = tf.as_dtype(dtype)
+    if not kind.is_floating:
+        raise ValueError(f"dtype={dtype!r}: a prior over codes needs tf.float32 or tf.float64.")
+    return kind
+
+
+def _number(value: Any, name: str, low: float, high: float, needs: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= float(value) <= high:
+        raise ValueError(f"{name}={value!r}: it must be {needs}.")
+    return float(value)
+
+
+def sparse_prior(
+    dim: int,
+    sparsity: float = 0.8,
+    spike_scale: float = 0.05,
+    slab_scale: float = 1.0,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "sparse_prior",
+) -> Any:
+    """Independent dimensions, each close to zero with probability `sparsity` and at large otherwise.
+
+    Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults are those of the code of
+    Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
+    where `sparsity` is gamma.
+
+    Args:
+      dim: number of dimensions d, at least 1.
+      sparsity: weight of the narrow normal, in [0, 1]; 0 leaves the wide normal alone.
+      spike_scale: standard deviation of the narrow normal.
+      slab_scale: standard deviation of the wide normal, larger than `spike_scale`.
+      dtype: of the samples.
+      name: name of the distribution.
+
+    Returns:
+      A TFP distribution with event shape [dim]. Its samples are not reparameterised.
+
+    Raises:
+      ValueError: an argument out of its range.
+    """
+    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
+        raise ValueError(f"dim={dim!r}: it must be a whole number of dimensions, at least 1.")
+    sparsity = _number(sparsity, "sparsity", 0.0, 1.0, "a probability in [0, 1], the weight of the narrow normal")
+    tiny, huge = np.nextafter(0.0, 1.0), np.finfo(float).max
+    spike_scale = _number(spike_scale, "spike_scale", tiny, huge, "a positive standard deviation")
+    slab_scale = _number(slab_scale, "slab_scale", tiny, huge, "a positive standard deviation")
+    if not spike_scale < slab_scale:
+        raise ValueError(
+            f"spike_scale={spike_scale} is not below slab_scale={slab_scale}: swap them, or widen the slab."
+        )
+    kind = _dtype(dtype)
+    mixture = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * int(dim), kind)),
+        tfd.Normal(tf.zeros([], kind), tf.constant([[spike_scale, slab_scale]] * int(dim), kind)),
+    )
+    return tfd.Independent(mixture, reinterpreted_batch_ndims=1, name=name)
+
+
+def clustered_prior(
+    locs: Any, scale: Any, probs: Any = None, *, dtype: Any = None, name: str = "clustered_prior"
+) -> Any:
+    """A mixture of normals with diagonal covariances, one for each cluster that the codes should form.
+
+    The four clusters of the pinwheel in the code of Mathieu et al. (2019, arXiv:1812.02833) are
+    `clustered_prior([[0, -1], [0, 1], [1, 0], [-1, 0]], scale=0.03**0.5)`.
+
+    Args:
+      locs: float [k, d], the centres.
+      scale: standard deviations, positive: a scalar, [d], [k, 1] or [k, d].
+      probs: float [k], the clusters' probabilities; None for equal ones.
+      dtype: of the samples; None for that of `locs` if it is a floating array or tensor, else float32.
+      name: name of the distribution.
+
+    Returns:
+      A TFP distribution with event shape [d]. Its samples are not reparameterised.
+
+    Raises:
+      ValueError: shapes or values that make no mixture.
+    """
+    if dtype is None:
+        given = getattr(locs, "dtype", None)
+        dtype = given if given is not None and tf.as_dtype(given).is_floating else tf.float32
+    kind = _dtype(dtype)
+    centres, scales = np.asarray(locs, np.float64), np.asarray(scale, np.float64)
+    if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
+        raise ValueError(
+            f"locs={locs!r}: it must be finite numbers of shape [number of clusters, number of dimensions], such as "
+            "[[0., -1.], [0., 1.]]."
+        )
+    clusters = centres.shape[0]
+    if not (np.isfinite(scales) & (scales > 0)).all():
+        raise ValueError(f"scale={scale!r}: it must be positive and finite, standard deviations of the clusters.")
+    try:
+        scales = np.broadcast_to(scales, centres.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"scale has shape {scales.shape}, locs {centres.shape}: it must be a scalar, [d], [k, 1] or [k, d]."
+        ) from error
+    shares = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
+    if shares.shape != (clusters,) or not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, rel_tol=1e-5):
+        raise ValueError(
+            f"probs={probs!r}: it must be {clusters} probabilities that sum to 1, one for each row of locs. Divide weights "
+            "by their sum."
+        )
+    return tfd.MixtureSameFamily(
+        tfd.Categorical(probs=tf.constant(shares, kind)),
+        tfd.MultivariateNormalDiag(tf.constant(centres, kind), tf.constant(scales, kind)),
+        name=name,
+    )

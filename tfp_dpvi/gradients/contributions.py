@@ -1,0 +1,208 @@
+"""What records contribute to the gradient of one variable, without the per-record gradients themselves.
+
+The gradient of a dense layer's kernel by one record is the outer product of its input and of the gradient at its output.
+Norms and weighted sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost
+clipping", arXiv:2110.05679), in the time of one ordinary weight gradient.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf
+
+_DIRECT_COST = 16.0
+"""Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
+
+_ROUNDING = 8.0
+"""Bound on rounding in a sum of products, in units of machine epsilon and of the sum of the products' sizes."""
+
+
+class Contribution(abc.ABC):
+    """The gradients of one variable by each of n records (or groups of them).
+
+    Attributes:
+      shape: of the variable.
+    """
+
+    shape: tuple[int, ...]
+
+    @abc.abstractmethod
+    def squared_norms(self) -> Any:
+        """Upper bounds on the records' squared l2 norms, of shape [n]; tight to rounding. NaN or Inf if a factor is."""
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+        """`sum_i weights[i] gradient[i]` in the variable's shape.
+
+        Args:
+          weights: float tensor of shape [n].
+          finite: all factors are known to be finite; otherwise records of weight 0 are selected away, NaN and all.
+        """
+
+    @abc.abstractmethod
+    def rows(self, chosen: Any) -> Contribution:
+        """Those of the records with these indices (int tensor of any length)."""
+
+    @abc.abstractmethod
+    def materialize(self) -> Direct:
+        """The per-record gradients themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct(Contribution):
+    """Per-record gradients as they are; for small variables, and where nothing else is known.
+
+    Attributes:
+      values: float tensor of shape [n, *shape].
+    """
+
+    shape: tuple[int, ...]
+    values: Any
+
+    def squared_norms(self) -> Any:
+        """See `Contribution`."""
+        return tf.reduce_sum(tf.square(self._flat()), axis=1)
+
+    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+        """See `Contribution`."""
+        flat = self._flat() if finite else _select(weights, self._flat())
+        return tf.reshape(tf.linalg.matmul(weights[None], flat), self.shape)
+
+    def rows(self, chosen: Any) -> Direct:
+        """See `Contribution`."""
+        return Direct(self.shape, tf.gather(self.values, chosen))
+
+    def materialize(self) -> Direct:
+        """See `Contribution`."""
+        return self
+
+    def _flat(self) -> Any:
+        return tf.reshape(self.values, [tf.shape(self.values)[0], int(np.prod(self.shape))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer(Contribution):
+    """Gradients `sum_t left[i, t] (x) right[i, t]`: kernels of dense layers and of convolutions.
+
+    Attributes:
+      left: float tensor of shape [n, T, K].
+      right: float tensor of shape [n, T, D]; K D is the size of `shape`.
+    """
+
+    shape: tuple[int, ...]
+    left: Any
+    right: Any
+
+    @classmethod
+    def of_cheaper_form(cls, shape: tuple[int, ...], left: Any, right: Any) -> Contribution:
+        """These factors where norms from them are cheaper than per-record gradients, or else those gradients."""
+        outer = cls(shape, left, right)
+        positions, k, d = left.shape[1], left.shape[2], right.shape[2]
+        if positions == 1 or (positions is not None and positions**2 * (k + d) <= _DIRECT_COST * k * d):
+            return outer
+        return outer.materialize()
+
+    def squared_norms(self) -> Any:
+        """See `Contribution`.
+
+        With several positions the sum over pairs of positions cancels; what it may lose by rounding is added, so that no
+        record, however odd, slips under the clip.
+        """
+        of_left = tf.reduce_sum(tf.square(self.left), axis=2)
+        of_right = tf.reduce_sum(tf.square(self.right), axis=2)
+        if self.left.shape[1] == 1:
+            return of_left[:, 0] * of_right[:, 0]
+        pairs = tf.linalg.matmul(self.left, self.left, transpose_b=True)
+        pairs *= tf.linalg.matmul(self.right, self.right, transpose_b=True)
+        most = tf.reduce_sum(tf.sqrt(of_left * of_right), axis=1)
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(most.dtype) * tf.square(most)
+
+    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+        """See `Contribution`."""
+        left, right = (
+            (self.left, self.right) if finite else (_select(weights, part) for part in (self.left, self.right))
+        )
+        if self.left.shape[2] < self.right.shape[2]:
+            left *= weights[:, None, None]
+        else:
+            right *= weights[:, None, None]
+        left = tf.reshape(left, [-1, self.left.shape[2]])
+        right = tf.reshape(right, [-1, self.right.shape[2]])
+        return tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), self.shape)
+
+    def rows(self, chosen: Any) -> Outer:
+        """See `Contribution`."""
+        return Outer(self.shape, tf.gather(self.left, chosen), tf.gather(self.right, chosen))
+
+    def materialize(self) -> Direct:
+        """See `Contribution`."""
+        values = tf.linalg.matmul(self.left, self.right, transpose_a=True)
+        return Direct(self.shape, tf.reshape(values, [-1, *self.shape]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup(Contribution):
+    """Gradients of a table by the rows that records looked up: embeddings.
+
+    Attributes:
+      ids: int tensor of shape [n, T].
+      values: float tensor of shape [n, T, D], the gradients at what was looked up.
+    """
+
+    shape: tuple[int, ...]
+    ids: Any
+    values: Any
+
+    def squared_norms(self) -> Any:
+        """See `Contribution`; rounding is treated as in `Outer`."""
+        squares = tf.reduce_sum(tf.square(self.values), axis=2)
+        if self.ids.shape[1] == 1:
+            return squares[:, 0]
+        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
+        pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
+        most = tf.reduce_sum(tf.sqrt(squares), axis=1)
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(most.dtype) * tf.square(most)
+
+    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+        """See `Contribution`."""
+        values = (self.values if finite else _select(weights, self.values)) * weights[:, None, None]
+        flat = tf.reshape(values, [-1, self.values.shape[2]])
+        return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
+
+    def rows(self, chosen: Any) -> Lookup:
+        """See `Contribution`."""
+        return Lookup(self.shape, tf.gather(self.ids, chosen), tf.gather(self.values, chosen))
+
+    def materialize(self) -> Direct:
+        """See `Contribution`."""
+        one_hot = tf.one_hot(self.ids, self.shape[0], dtype=self.values.dtype)
+        return Direct(self.shape, tf.linalg.matmul(one_hot, self.values, transpose_a=True))
+
+
+def combined(parts: Sequence[Contribution]) -> Contribution:
+    """One contribution of a variable that was used several times in a pass, as in a shared layer."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Outer) for part in parts):
+        left, right = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("left", "right"))
+        return Outer.of_cheaper_form(parts[0].shape, left, right)
+    if all(isinstance(part, Lookup) for part in parts):
+        ids, values = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values"))
+        return Lookup(parts[0].shape, ids, values)
+    return Direct(parts[0].shape, tf.add_n([part.materialize().values for part in parts]))
+
+
+def _select(weights: Any, values: Any) -> Any:
+    """Zeros in the rows of weight 0: 0 x NaN would be NaN (contract C8)."""
+    keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
+    return tf.where(keep, values, tf.zeros([], values.dtype))
+
+
+def _rounding(dtype: Any) -> float:
+    return _ROUNDING * float(np.finfo(dtype.as_numpy_dtype).eps)

@@ -1,0 +1,196 @@
+"""Clipped sums for models of Keras layers, from one forward pass and without per-record gradients in memory.
+
+Layers are watched while a batch goes through them. One backward pass gives the gradient at each layer's output; norms
+and weighted sums of per-record gradients follow from inputs and these ("ghost clipping"; Goodfellow 2015,
+arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679). Both come from the same pass and the same draws (contract C5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients.capture import Capture
+from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
+from tfp_dpvi.gradients.contributions import Contribution
+from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
+from tfp_dpvi.gradients.side_effects import refuse_writes
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGradients:
+    """Which layers and variables, and how their per-record gradients are had.
+
+    Attributes:
+      layers: Keras layers, sublayers included.
+      variables: what the gradient is by.
+      mapped: hold every layer's per-record gradients, by `tf.vectorized_map`, and use no rule.
+      rows_each: see `Capture`; set by `checked`.
+      bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
+      notes: sentences about layers without a rule; set by `checked`.
+    """
+
+    layers: Sequence[Any]
+    variables: Sequence[Any]
+    mapped: bool = False
+    rows_each: tuple[int, ...] | None = None
+    bytes_each: int = 0
+    notes: tuple[str, ...] = ()
+
+    def run(self, function: Callable[[], Any], num_records: int | None = None, watch: Sequence[Any] = ()) -> Pass:
+        """Runs `function` and watches it.
+
+        Args:
+          function: returns a structure of tensors; it is called once.
+          num_records: how many records it works on, if that is known while tracing.
+          watch: what else the pass's tape is to watch.
+        """
+        tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        capture = Capture(self.layers, tape, rows_each=self.rows_each, num_records=num_records, mapped=self.mapped)
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        with tape, capture.watching():
+            tape.watch(watch)
+            result = function()
+            if any(layer._losses or layer._eager_losses for layer in self.layers):
+                raise UnsupportedLayerError(
+                    "A layer uses add_loss or an activity regularizer, which cannot be told apart by record in a batch. Add "
+                    "the term to the distribution or the prior, or write a DPModel with record_loss."
+                )
+        refuse_writes(graph, known)
+        return Pass(self, tape, capture, result)
+
+    def checked(self, function: Callable[[], Any], num_records: int) -> LayerGradients:
+        """Tries the layers on made-up records and compares with TensorFlow's own gradients, record by record.
+
+        Whatever a layer may do to its rows (mix records, reorder them, use a variable out of sight), the sums are right
+        for the records tried, or this raises.
+
+        Args:
+          function: returns losses of shape [num_records].
+          num_records: at least 2, static.
+
+        Returns:
+          This, with what was learned about the layers.
+
+        Raises:
+          UnsupportedLayerError: gradients differ.
+        """
+        found: dict[str, Any] = {}
+
+        def compare() -> Any:
+            one = self.run(function, num_records, watch=self.variables)
+            found["pass"] = one
+            weights = tf.range(1.0, num_records + 1.0) / num_records
+            weights = tf.cast(weights, one.result.dtype)
+            rows = []
+            by_layers = one.contributions(one.result, tf.ones_like(one.result))
+            each = [
+                one.tape.gradient(one.result, self.variables, output_gradients=only, unconnected_gradients="zero")
+                for only in tf.unstack(tf.eye(num_records, dtype=one.result.dtype))
+            ]
+            for number, part in enumerate(by_layers):
+                values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
+                squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
+                total = tf.tensordot(weights, values, axes=1)
+                if part is None:
+                    mine, squared = tf.zeros_like(total), tf.zeros_like(squares)
+                else:
+                    mine, squared = part.weighted_sum(weights), part.squared_norms()
+                scale = tf.reduce_max(tf.abs(values))
+                wrong_norms = tf.reduce_max(tf.abs(squared - squares)) / tf.reduce_max(squares)
+                rows.append([tf.reduce_max(tf.abs(mine - total)) / scale, wrong_norms, scale])
+            return tf.reduce_any(~tf.math.is_finite(one.result)), rows
+
+        odd, rows = tf.function(compare, autograph=False)()
+        tolerance = 1e-2 if self.variables[0].dtype.size <= 4 else 1e-6
+        if odd:
+            raise UnsupportedLayerError("The loss of made-up records between 0 and 1 is not finite.")
+        for variable, (sums, norms, scale) in zip(self.variables, rows, strict=True):
+            wrong = float(scale) > 0 and not (float(sums) < tolerance and float(norms) < tolerance)
+            if wrong or not np.isfinite(float(scale)):
+                raise UnsupportedLayerError(
+                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
+                    "(tried on made-up records): records influence each other, or the variable is used outside its layer."
+                )
+        one = found["pass"]
+        return dataclasses.replace(
+            self,
+            rows_each=tuple(one.capture.rows_each),
+            bytes_each=one.num_bytes // num_records,
+            notes=tuple(dict.fromkeys(one.capture.notes)),
+        )
+
+
+class Pass:
+    """One forward pass of a batch, watched.
+
+    Attributes:
+      result: what the function returned.
+    """
+
+    def __init__(self, gradients: LayerGradients, tape: Any, capture: Capture, result: Any) -> None:
+        self.gradients, self.tape, self.capture, self.result = gradients, tape, capture, result
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors between layers, where their shapes are known."""
+        return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self.capture.probes)
+
+    def contributions(self, values: Any, weights: Any) -> list[Contribution | None]:
+        """For each variable what the records contribute to the gradient of `sum(weights * values)`.
+
+        Args:
+          values: tensor computed in this pass.
+          weights: of the same shape.
+        """
+        probes = self.capture.probes
+        at_probes = self.tape.gradient(values, probes, output_gradients=weights, unconnected_gradients="zero")
+        found = {variable.ref(): part for variable, part in self.capture.contributions(at_probes)}
+        return [found.get(variable.ref()) for variable in self.gradients.variables]
+
+    def clipped_sum(
+        self, losses: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat", weights: Any = None
+    ) -> tuple[ClippedSum, Any]:
+        """The sum over records of their gradients, each clipped.
+
+        Args:
+          losses: of shape [n], computed in this pass; loss i depends on record i alone.
+          mask: bool tensor of shape [n]; False marks padding.
+          l2_norm_clip: the bound C.
+          clipping: see `clip_factors`.
+          weights: float tensor of shape [n] that multiplies the losses before the clip, or None.
+
+        Returns:
+          The `ClippedSum`, and the sum of the kept records' losses (*not private*).
+
+        #### Formal guarantee
+
+        As for `clipped_sum` of `gradients.vectorized`, for losses that depend on one record each (`LayerGradients.checked`
+        tries that): a record contributes a vector of l2 norm at most C up to rounding, and exactly zero if it is masked
+        or its loss or its gradient's squared norm is NaN or Inf. Hence A = C and D = 2C.
+        """
+        weights = tf.ones_like(losses) if weights is None else weights
+        keep = mask & tf.math.is_finite(losses * weights)
+        variables = self.gradients.variables
+        parts = self.contributions(losses, tf.where(keep, weights, tf.zeros_like(weights)))
+        used = [(variable, part) for variable, part in zip(variables, parts, strict=True) if part is not None]
+        squares = [part.squared_norms() for _, part in used]
+        finite = tf.math.is_finite(tf.add_n(squares))
+        keep &= finite
+        factors = clip_factors(squares, l2_norm_clip, clipping, layer_names([variable for variable, _ in used]))
+        factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
+
+        def total(finite: bool) -> list[Any]:
+            pairs = zip(used, factors, strict=True)
+            return [part.weighted_sum(factor, finite=finite) for (_, part), factor in pairs]
+
+        # A finite norm says that all factors are, padding's too; then nothing has to be selected away.
+        totals = tf.cond(tf.reduce_all(finite), lambda: total(True), lambda: total(False))
+        sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
+        tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
+        return ClippedSum(tensors, l2_norm_clip), tf.reduce_sum(tf.where(keep, losses * weights, tf.zeros_like(losses)))
