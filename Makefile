@@ -46,11 +46,15 @@ studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, samp
 	$(BIN)/python examples/logistic_regression.py
 
 .PHONY: bench
-bench: bench-logistic ## All benchmarks
+bench: bench-logistic bench-vae ## All benchmarks
 
 .PHONY: bench-logistic
 bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
 	$(BIN)/python benchmarks/logistic_regression.py
+
+.PHONY: bench-vae
+bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
+	$(BIN)/python benchmarks/vae.py
 
 .PHONY: format
 format: $(STAMP) ## Format and mend what ruff can

@@ -97,17 +97,17 @@ def _sums(parts):
     return [tf.reduce_sum(part, axis=0) for part in parts]
 
 
-def no_clip(record_gradient, records, mask, *, l2_norm_clip):
+def no_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     losses, parts = _mapped(record_gradient, records, mask, list)
     return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
 
 
-def clip_after_sum(record_gradient, records, mask, *, l2_norm_clip):
+def clip_after_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     losses, parts = _mapped(record_gradient, records, mask, list)
     return ClippedSum(clip_record(_sums(parts), l2_norm_clip), l2_norm_clip), tf.reduce_sum(losses)
 
 
-def clip_each_part(record_gradient, records, mask, *, l2_norm_clip):
+def clip_each_part(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     def one(parts):
         return [clip_record([part], l2_norm_clip)[0] for part in parts]
 
@@ -115,13 +115,13 @@ def clip_each_part(record_gradient, records, mask, *, l2_norm_clip):
     return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
 
 
-def mean_for_sum(record_gradient, records, mask, *, l2_norm_clip):
+def mean_for_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     value, loss = clipped_sum(record_gradient, records, mask, l2_norm_clip=l2_norm_clip)
     size = tf.maximum(tf.reduce_sum(tf.cast(mask, loss.dtype)), 1.0)
     return ClippedSum([part / size for part in value.tensors], l2_norm_clip), loss
 
 
-def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip):
+def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     bare = {name: part for name, part in records.items() if name != "sample_weight"}
 
     def each(inputs):
@@ -134,7 +134,7 @@ def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip):
     return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
 
 
-def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip):
+def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     def each(record_and_mask):
         record, keep = record_and_mask
         loss, gradient = record_gradient(record, keep)
@@ -146,7 +146,7 @@ def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip):
     return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
 
 
-def bad_losses_kept(record_gradient, records, mask, *, l2_norm_clip):
+def bad_losses_kept(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     def blind(record, keep):
         loss, gradient = record_gradient(record, keep)
         return tf.zeros_like(loss), gradient
@@ -154,7 +154,7 @@ def bad_losses_kept(record_gradient, records, mask, *, l2_norm_clip):
     return clipped_sum(blind, records, mask, l2_norm_clip=l2_norm_clip)
 
 
-def mask_ignored(record_gradient, records, mask, *, l2_norm_clip):
+def mask_ignored(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     return clipped_sum(record_gradient, records, tf.ones_like(mask), l2_norm_clip=l2_norm_clip)
 
 
@@ -195,7 +195,7 @@ def _second_draw(model, key, num_records):
     return StepGradients(record_gradient, step.released, step.data_independent, step.pull_back)
 
 
-def _norms_of_first_half(record_gradient, records, mask, *, l2_norm_clip):
+def _norms_of_first_half(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     def one(parts):
         half = len(parts) // 2
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(part**2) for part in parts[:half]]))

@@ -75,19 +75,19 @@ def clip_factors(
         return [factors[layer] for layer in layers]
     norm = tf.sqrt(tf.add_n(squared_norms))
     if clipping == "normalized":
-        factor = _exactly(l2_norm_clip, norm.dtype) / (norm + _STABILITY)
+        factor = exactly(l2_norm_clip, norm.dtype) / (norm + _STABILITY)
     else:
         factor = _down_to(l2_norm_clip, norm)
     return [factor] * len(squared_norms)
 
 
-def _exactly(number: Any, dtype: Any) -> Any:
+def exactly(number: Any, dtype: Any) -> Any:
     """`tf.cast` of a Python float rounds it to float32 on the way."""
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
 def _down_to(bound: float, norm: Any) -> Any:
-    bound = _exactly(bound, norm.dtype)
+    bound = exactly(bound, norm.dtype)
     return tf.where(norm > bound, bound / norm, tf.ones_like(norm))
 
 
@@ -124,7 +124,7 @@ def clip_record(gradient: Sequence[Any], l2_norm_clip: float, clipping: str = "f
     unit = tf.where(largest > 0, largest, tf.ones_like(largest))
     parts = [part / unit for part in gradient]
     root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
-    clip = _exactly(l2_norm_clip, root.dtype)
+    clip = exactly(l2_norm_clip, root.dtype)
     # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
     if clipping == "normalized":
         scale = clip / (root + _STABILITY / unit)

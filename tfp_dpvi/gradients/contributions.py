@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,8 @@ from tfp_dpvi._keras import tf
 _DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
 
-_ROUNDING = 8.0
-"""Bound on rounding in a sum of products, in units of machine epsilon and of the sum of the products' sizes."""
+_ROUNDING = 2.0
+"""Rounding in a dot product of length K is taken to be this many sqrt(K) machine epsilons of its factors' norms."""
 
 
 class Contribution(abc.ABC):
@@ -121,7 +122,9 @@ class Outer(Contribution):
         pairs = tf.linalg.matmul(self.left, self.left, transpose_b=True)
         pairs *= tf.linalg.matmul(self.right, self.right, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(of_left * of_right), axis=1)
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(most.dtype) * tf.square(most)
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(
+            most.dtype, self.left.shape[2] + self.right.shape[2]
+        ) * tf.square(most)
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -167,7 +170,9 @@ class Lookup(Contribution):
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(squares), axis=1)
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(most.dtype) * tf.square(most)
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(
+            most.dtype, self.values.shape[2]
+        ) * tf.square(most)
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -204,5 +209,5 @@ def _select(weights: Any, values: Any) -> Any:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def _rounding(dtype: Any) -> float:
-    return _ROUNDING * float(np.finfo(dtype.as_numpy_dtype).eps)
+def _rounding(dtype: Any, length: int) -> float:
+    return _ROUNDING * math.sqrt(length) * float(np.finfo(dtype.as_numpy_dtype).eps)

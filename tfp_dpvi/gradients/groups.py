@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
@@ -22,12 +22,8 @@ def assign(key: Any, num: Any, num_groups: int) -> Any:
     return tf.random.stateless_uniform([num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM)
 
 
-def rows_of_distribution(distribution: Any, rows: Any, num: Any) -> Any:
-    """The batch members `rows` of a TFP distribution with `num` of them in its first batch dimension.
-
-    Raises:
-      TypeError: a distribution that TFP cannot take apart.
-    """
+def _changed(distribution: Any, of_rows: Callable[[Any], Any], num: Any) -> Any:
+    """The distribution with all parameters changed that have `num` rows."""
     plain = getattr(distribution, "tensor_distribution", distribution)  # What a TFP layer returns wraps it.
     try:
         composite = tfp.experimental.as_composite(plain)
@@ -37,8 +33,33 @@ def rows_of_distribution(distribution: Any, rows: Any, num: Any) -> Any:
             "use one of TFP's own distributions."
         ) from error
     leaves = tf.nest.flatten(composite, expand_composites=True)
-    of_rows = [tf.gather(leaf, rows) if leaf.shape.rank and leaf.shape[0] == num else leaf for leaf in leaves]
-    return tf.nest.pack_sequence_as(composite, of_rows, expand_composites=True)
+    changed = [of_rows(leaf) if leaf.shape.rank and leaf.shape[0] == num else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(composite, changed, expand_composites=True)
+
+
+def rows_of_distribution(distribution: Any, rows: Any, num: Any) -> Any:
+    """The batch members `rows` of a TFP distribution with `num` of them (None: as many as there are) in its first dimension.
+
+    Raises:
+      TypeError: a distribution that TFP cannot take apart.
+    """
+    return _changed(distribution, lambda leaf: tf.gather(leaf, rows), num)
+
+
+def distribution_where(distribution: Any, chosen: Any, num: Any) -> Any:
+    """The same distribution with ones as parameters of all batch members that are not chosen.
+
+    Nothing of theirs is in it then, nor a NaN, which would pass through zeros.
+
+    Raises:
+      TypeError: a distribution that TFP cannot take apart.
+    """
+
+    def select(leaf: Any) -> Any:
+        keep = tf.reshape(chosen, [-1] + [1] * (leaf.shape.rank - 1))
+        return tf.where(keep, leaf, tf.ones_like(leaf))
+
+    return _changed(distribution, select, num)
 
 
 def clipped_group_sum(

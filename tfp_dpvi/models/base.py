@@ -375,6 +375,11 @@ class DPModel(Model):
             public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
             self._prepare(feed.probe)
             self._check_data(feed.probe)
+            if self._batch_needs is not None and self._batch_needs.whole:
+                raise ValueError(
+                    "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
+                    "samples by itself. Pass arrays."
+                )
         else:
             if sampling_probability is not None:
                 raise ValueError(

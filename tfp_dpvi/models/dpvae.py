@@ -158,15 +158,15 @@ class DPVAE(base.DPModel):
             )
         return value
 
-    def _terms(self, x: Any, key: Any, num_draws: int) -> _Terms:
+    def _terms(self, x: Any, key: Any, num_draws: int, training: bool = False) -> _Terms:
         """Losses of a batch of records, from `num_draws` draws for each."""
-        posterior = self._distribution("encoder", self.encoder(x))
+        posterior = self._distribution("encoder", _called(self.encoder, x, training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
         event = samples.shape[2:]
         # All draws of one record side by side: its rows in the decoder follow each other.
         codes = tf.reshape(samples, [-1, *event])
-        conditional = self._distribution("decoder", self.decoder(codes))
+        conditional = self._distribution("decoder", _called(self.decoder, codes, training))
         repeated = x if num_draws == 1 else tf.nest.map_structure(lambda part: tf.repeat(part, num_draws, axis=0), x)
         log_prob = conditional.log_prob(_as_event(repeated, conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
@@ -212,7 +212,7 @@ class DPVAE(base.DPModel):
         assignment = groups.assign(group_key, tf.shape(mask)[0], optimizer.num_partitions) if by_group else None
 
         def forward() -> tuple[_Terms, Any]:
-            terms = self._terms(x, draw_key, self.num_draws)
+            terms = self._terms(x, draw_key, self.num_draws, training=True)
             values = self._group_terms(terms, assignment, mask, prior_key) if by_group else None
             return terms, values
 
@@ -239,10 +239,11 @@ class DPVAE(base.DPModel):
             chosen = (assignment == group) & mask
             samples = prior.sample(self._prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
             if self._static:
-                # All rows, at a fixed shape. Other groups' are taken from a record of no consequence: none, so zeros.
+                # All rows, at a fixed shape, with nothing of other groups' records in theirs.
                 weights = tf.cast(chosen, terms.samples.dtype)
                 shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
-                codes = Codes(shown, weights, terms.posterior, prior, samples)
+                posterior = groups.distribution_where(terms.posterior, chosen, terms.samples.shape[0])
+                codes = Codes(shown, weights, posterior, prior, samples)
             else:
                 rows = tf.where(chosen)[:, 0]
                 posterior = groups.rows_of_distribution(terms.posterior, rows, terms.samples.shape[0])
@@ -273,8 +274,10 @@ class DPVAE(base.DPModel):
         )
         sensitivity, scales = self._noise_of_terms
         factor = self._expected / optimizer.num_partitions
+        # Subtracted, not added: TensorFlow 2.15 would join this sum and the loop's into one with a temporary variable, and the
+        # second call of the compiled step then fails (AlreadyExistsError at AddOpsRewrite_.../tmp_var).
         tensors = [
-            part + tf.constant(factor, part.dtype) * more for part, more in zip(clipped.tensors, sums, strict=True)
+            part - tf.constant(-factor, part.dtype) * more for part, more in zip(clipped.tensors, sums, strict=True)
         ]
         return ClippedSum(tensors, clipped.l2_norm_clip, sensitivity, scales)
 
@@ -351,6 +354,19 @@ class DPVAE(base.DPModel):
     def _record_dtype(self) -> Any:
         return self._parts_of_model.dtype.as_numpy_dtype
 
+    @property
+    def _caveats(self) -> tuple[str, ...]:
+        found = [
+            "the encoding of a record is that record's own: the guarantee covers the networks, not their outputs for it."
+        ]
+        optimizer = self.optimizer
+        if self.batch_regularizer is not None and isinstance(optimizer, TermwiseOptimizer):
+            found.append(
+                f"each release is the sum of records' clipped gradients and of those of {optimizer.num_partitions} random groups, "
+                f"clipped to {optimizer.batch_l2_norm_clip:g}; one record moves a group's by up to twice that, and both are priced."
+            )
+        return tuple(found)
+
     def _prepare(self, records: Records) -> None:
         if records.y is not None:
             raise ValueError("y was given, but a DPVAE learns from records x alone: call fit(x).")
@@ -385,7 +401,7 @@ class DPVAE(base.DPModel):
     def _called(self, part: str, function: Callable[[], Any], given: Any) -> Any:
         try:
             return function()
-        except base.LIKELIHOOD_ERRORS as error:
+        except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
             if str(error).startswith((f"{part} returned", "prior")):
                 raise
             shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
@@ -413,7 +429,7 @@ class DPVAE(base.DPModel):
         )
         key = tf.constant([1, 2], tf.int64)
         try:
-            gradients = gradients.checked(lambda: self._terms(x, key, self.num_draws).losses, _TRIED)
+            gradients = gradients.checked(lambda: self._terms(x, key, self.num_draws, training=True).losses, _TRIED)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         for note in gradients.notes:
@@ -528,6 +544,11 @@ class _Parts:
         self.encoder, self.decoder, self.prior, self.regularizer = encoder, decoder, prior, regularizer
         self.dtype = dtype
         self.layers = list({id(layer): layer for layer in layers}.values())
+
+
+def _called(part: Any, inputs: Any, training: bool) -> Any:
+    """A network's output, in training mode where it has one (dropout)."""
+    return part(inputs, training=training) if getattr(part, "_expects_training_arg", False) else part(inputs)
 
 
 def _outermost(part: Any) -> list[Any]:

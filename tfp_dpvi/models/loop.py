@@ -41,9 +41,9 @@ class LoopSettings:
     expected_batch_size: float
     num_records: int
     sensitivity: Sensitivity
-    noise_scales: tuple[float, ...] | None
     jit_compile: bool
     run_eagerly: bool
+    noise_scales: tuple[float, ...] | None = None
 
 
 def make_loop(

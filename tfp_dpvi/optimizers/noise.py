@@ -8,7 +8,7 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi.gradients import ClippedSum, exactly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ def privatize(
     multiplier = tf.cast(noise_multiplier, dtype)
     released = []
     for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
-        deviation = multiplier * tf.constant(clipped.l2_norm_clip * scale, dtype)
+        deviation = multiplier * exactly(clipped.l2_norm_clip * scale, dtype)
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
-        released.append((part + deviation * draw) / tf.constant(expected_batch_size, dtype))
+        released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
     if pull_back is not None:
         released = list(pull_back(released))
     if data_independent is not None:

@@ -1,0 +1,430 @@
+"""DPVAE: the loss, the clip, what it gives back, and what it refuses (contracts C1, C2, C3, C5, C8, C9)."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from support.logs import no_fallback
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.models.loop import LoopSettings, make_loop
+from tfp_dpvi.sampling import FullBatchSampler
+
+tfd, tfpl, layers = tfp.distributions, tfp.layers, tf.keras.layers
+D = 2
+X = np.random.default_rng(0).uniform(size=[60, 6]).astype("float32")
+
+
+def diagonal(t):
+    return tfd.MultivariateNormalDiag(t[..., :D], 0.1 + tf.nn.softplus(t[..., D:]))
+
+
+def standard(dtype="float32"):
+    return tfd.MultivariateNormalDiag(tf.zeros(D, dtype), tf.ones(D, dtype))
+
+
+def dense_encoder(dtype=None, width=5, features=6):
+    return tf.keras.Sequential(
+        [layers.Input([features]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(2 * D, dtype=dtype),
+         tfpl.DistributionLambda(diagonal, dtype=dtype)]
+    )  # fmt: skip
+
+
+def dense_decoder(dtype=None, width=5, features=6):
+    return tf.keras.Sequential(
+        [layers.Input([D]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(features, dtype=dtype),
+         tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1), dtype=dtype)]
+    )  # fmt: skip
+
+
+def make(encoder=None, decoder=None, prior=None, **kwargs):
+    return dpvi.DPVAE(encoder or dense_encoder(), decoder or dense_decoder(), prior or standard(), **kwargs)
+
+
+def optimizer(noise=1.0, clip=0.5, rate=0.01, **kwargs):
+    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs)
+
+
+def compiled(model=None, how=None, **kwargs):
+    model = make() if model is None else model
+    model.compile(optimizer() if how is None else how, delta=1e-5, **kwargs)
+    return model
+
+
+def fitted(model=None, x=X, how=None, **kwargs):
+    compile_with = {
+        key: kwargs.pop(key) for key in ("jit_compile", "physical_batch_size", "run_eagerly") if key in kwargs
+    }
+    model = compiled(model, how, **compile_with)
+    model.fit(x, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
+    return model
+
+
+def clip_of(model, x, mask=None, key=(3, 4), **records):
+    mask = tf.ones([len(x)], tf.bool) if mask is None else tf.constant(mask)
+    step = tf.function(lambda k: list(model._clip_batch({"x": tf.constant(x), **records}, mask, k)[0].tensors))
+    return [part.numpy() for part in step(tf.constant(key, tf.int64))]
+
+
+def norm(parts):
+    return math.sqrt(sum(float((part.astype("float64") ** 2).sum()) for part in parts))
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+@pytest.mark.parametrize("num_draws", [1, 4])
+@pytest.mark.parametrize("kl", ["analytic", "monte_carlo"])
+def test_the_loss_is_the_elbo_written_out(kl, num_draws):
+    model = fitted(make(num_draws=num_draws, kl=kl, beta=0.7))
+    key = tf.constant([5, 6], tf.int64)
+    terms = model._terms(tf.constant(X), key, num_draws)
+    q = model.encode(X)
+    z = q.sample(num_draws, seed=dpvi._random.tfp_seed(key)).numpy()
+    loc, scale = q.mean().numpy(), q.stddev().numpy()
+    np.testing.assert_allclose(terms.samples.numpy(), z[0], rtol=1e-6)
+    wanted = np.zeros(len(X))
+    for draw in z:
+        logits = model.decode(draw).distribution.logits_parameter().numpy()
+        wanted -= (X * logits - np.logaddexp(0, logits)).sum(1) / num_draws
+        if kl == "monte_carlo":
+            log_q = (-0.5 * ((draw - loc) / scale) ** 2 - np.log(scale)).sum(1)
+            wanted += 0.7 * (log_q + 0.5 * (draw**2).sum(1)) / num_draws
+    if kl == "analytic":
+        wanted += 0.7 * (0.5 * (scale**2 + loc**2 - 1) - np.log(scale)).sum(1)
+    np.testing.assert_allclose(terms.losses.numpy(), wanted, rtol=1e-4)
+
+
+def test_a_linear_model_reaches_the_closed_form():
+    """Probabilistic PCA's maximum likelihood (Tipping and Bishop 1999) is the best ELBO of a linear Gaussian VAE."""
+    rng = np.random.default_rng(1)
+    noise = 0.5
+    x = (rng.normal(size=[400, D]) @ rng.normal(size=[D, 5]) + noise * rng.normal(size=[400, 5])).astype("float32")
+    x -= x.mean(0)
+    eigenvalues = np.sort(np.linalg.eigvalsh(x.T @ x / len(x)))[::-1]
+    kept = np.maximum(eigenvalues[:D], noise**2)  # Variance of the noise held fixed.
+    best = -0.5 * (
+        5 * np.log(2 * np.pi) + np.log(kept).sum() + D + (5 - D) * np.log(noise**2) + eigenvalues[D:].sum() / noise**2
+    )
+    encoder = tf.keras.Sequential(
+        [layers.Input([5]), layers.Dense(D + D * (D + 1) // 2), tfpl.MultivariateNormalTriL(D)]
+    )
+    decoder = tf.keras.Sequential(
+        [
+            layers.Input([D]),
+            layers.Dense(5),
+            tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, noise * tf.ones_like(t))),
+        ]
+    )
+    model = dpvi.DPVAE(encoder, decoder, standard(), seed=3)
+    how = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.02, use_ema=True
+    )
+    model.compile(how, delta=1e-5)
+    model.fit(x, batch_size=400, epochs=1500, verbose=0)
+    reached = model.elbo(x, num_draws=100).mean()
+    assert best - 0.1 < reached < best + 0.05
+
+
+# ---------------------------------------------------------------------- the clip
+
+
+@pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_one_record_moves_the_sum_by_the_clip_at_most(gradients, num_draws):
+    """C3, replay: same draws, one record masked at its place, whatever it holds."""
+    model = fitted(make(gradients=gradients, num_draws=num_draws), how=optimizer(clip=0.3))
+    x = X[:12].copy()
+    x[3], x[4], x[5], x[6] = 1e6, np.nan, np.inf, -1e30
+    whole = clip_of(model, x)
+    assert all(np.isfinite(part).all() for part in whole)
+    moved = []
+    for number in range(12):
+        without = clip_of(model, x, [i != number for i in range(12)])
+        moved.append(norm([a - b for a, b in zip(whole, without, strict=True)]))
+    assert max(moved) <= 0.3 * (1 + 1e-4)
+    assert moved[4] == moved[5] == 0.0
+    assert moved[0] > 0.2
+
+
+def test_ghost_and_vectorized_agree_on_every_style_of_clip():
+    for clipping in ("flat", "per_layer", "normalized"):
+        sums = []
+        for gradients in ("ghost", "vectorized"):
+            model = fitted(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
+            rng = np.random.default_rng(0)
+            model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+            sums.append(clip_of(model, X))
+            one = clip_of(model, X[:1])
+            assert norm(one) <= 0.3 * (1 + 1e-5)
+        for a, b in zip(*sums, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_act_inside_the_clip():
+    model = fitted(how=optimizer(clip=0.3))
+    weights = tf.constant([1e6] * 4 + [0.0] * 8)
+    heavy = clip_of(model, X[:12], sample_weight=weights)
+    assert norm(heavy) <= 4 * 0.3 * (1 + 1e-5)
+    only = clip_of(model, X[:12], [True] * 4 + [False] * 8, sample_weight=weights)
+    for a, b in zip(heavy, only, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_an_empty_batch_is_zero():
+    model = fitted()
+    assert norm(clip_of(model, X[:5], [False] * 5)) == 0.0
+
+
+def test_a_second_draw_between_norm_and_sum_is_caught():
+    """C5: the replay above would fail if norms came from other draws than gradients."""
+    model = fitted(how=optimizer(clip=0.05))
+    gradients = model._checked[1]
+    x = tf.constant(X[:1])
+
+    @tf.function
+    def broken(key):
+        first = gradients.run(lambda: model._terms(x, key, 1).losses)
+        second = gradients.run(lambda: model._terms(x, key + 1, 1).losses)
+        ones = tf.ones([1])
+        square = tf.add_n([part.squared_norms() for part in first.contributions(first.result, ones)])
+        factor = tf.minimum(1.0, 0.05 / tf.sqrt(square))
+        return [part.weighted_sum(factor) for part in second.contributions(second.result, ones)]
+
+    def farthest(step):
+        return max(norm([part.numpy() for part in step(tf.constant([k, k], tf.int64))]) for k in range(30))
+
+    assert farthest(broken) > 0.05 * 1.05
+    sound = tf.function(lambda key: model._clip_batch({"x": x}, tf.constant([True]), key)[0].tensors)
+    assert farthest(sound) <= 0.05 * (1 + 1e-5)
+
+
+def test_draws_differ_between_records_steps_and_physical_batches():
+    model = fitted()
+    same = tf.constant(np.repeat(X[:1], 8, axis=0))
+    one, two = (model._terms(same, tf.constant(key, tf.int64), 1).samples.numpy() for key in ([1, 2], [1, 3]))
+    assert len({tuple(row) for row in np.concatenate([one, two])}) == 16
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_physical_batches_change_nothing(jit_compile):
+    """Full batches in pieces of 7 give the sum of all records' clipped gradients, once each."""
+    model = fitted(jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
+    variables = model.trainable_variables
+    sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-3, noise_multiplier=0.0, learning_rate=1.0)
+    sgd.build(variables)
+    moves = []
+    before = [v.numpy() for v in variables]
+    for physical in (60, 7):
+        settings = LoopSettings(
+            FullBatchSampler(60, physical), 60.0, 60, dpvi.privacy.Sensitivity(), jit_compile, False
+        )
+        run = make_loop(model.step_gradients, variables, sgd, settings)
+        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        run(tf.constant([7, 8], tf.int64), zero, one, tf.constant(0.0, tf.float64), {"x": tf.constant(X)})
+        moves.append([v.numpy() - b for v, b in zip(variables, before, strict=True)])
+        for v, b in zip(variables, before, strict=True):
+            v.assign(b)
+    # Clips bind for every record, so both moves have a norm of nearly C; draws differ, directions hardly do.
+    cosine = sum(float((a * b).sum()) for a, b in zip(*moves, strict=True)) / (norm(moves[0]) * norm(moves[1]))
+    assert cosine > 0.9
+    assert norm(moves[1]) == pytest.approx(norm(moves[0]), rel=0.1)
+
+
+# ---------------------------------------------------------------------- fits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fits_compile_without_a_fallback(dtype, jit_compile):
+    model = make(dense_encoder(dtype), dense_decoder(dtype), standard(dtype))
+    with no_fallback():
+        fitted(model, X.astype(dtype), jit_compile=jit_compile)
+    assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
+    assert model.privacy_ledger.num_releases == 6
+
+
+def test_learning_improves_the_bound_and_spends_what_the_plan_says():
+    rng = np.random.default_rng(0)
+    x = (rng.uniform(size=[600, 1]) > 0.5) * np.ones([600, 6]) * 0.9 + 0.05
+    model = make(dense_encoder(width=16), dense_decoder(width=16))
+    model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.02), epsilon=3.0, delta=1e-5)
+    model.fit(
+        x.astype("float32"),
+        batch_size=100,
+        epochs=1,
+        verbose=0,
+        validation_data=(X[:8], None),
+        validation_is_public=True,
+    )
+    model = make(dense_encoder(width=16), dense_decoder(width=16))
+    model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.02), epsilon=3.0, delta=1e-5)
+    model._prepare(dpvi.models.records.make_records(x, None, None, dtype=np.float32, validate=False))
+    before = model.elbo(x).mean()
+    history = model.fit(
+        x.astype("float32"),
+        batch_size=100,
+        epochs=40,
+        verbose=0,
+        validation_data=(X[:8], None),
+        validation_is_public=True,
+    )
+    assert np.isfinite(history.history["val_loss"]).all()
+    assert model.elbo(x).mean() > before + 1.0
+    assert 0.99 * 3.0 <= history.history["epsilon"][-1] <= 3.0
+    report = model.privacy_report()
+    assert report.epsilon <= 3.0
+    assert report.num_releases == 240
+
+
+def test_what_comes_out_has_the_records_shape():
+    model = fitted()
+    assert model.encode(X[:3]).batch_shape == [3]
+    assert model.decode(np.zeros([4, D], "float32")).batch_shape == [4]
+    assert model.reconstruct(X[:5]).shape == (5, 6)
+    assert ((model.reconstruct(X[:5]) > 0) & (model.reconstruct(X[:5]) < 1)).all()
+    drawn = model.sample_predictive(7, seed=1)
+    assert drawn.shape == (7, 6)
+    assert set(np.unique(drawn)) <= {0.0, 1.0}
+    np.testing.assert_array_equal(drawn, model.sample_predictive(7, seed=1))
+    grey = model.sample_predictive(7, seed=1, mean=True)
+    assert 0 < grey.min() < grey.max() < 1
+    assert model.elbo(X).shape == (60,)
+    assert model.elbo(X).mean() == pytest.approx(-model.evaluate(X, verbose=0), rel=0.2)
+
+
+def test_plain_functions_with_layers_in_their_closure():
+    hidden, last, back = layers.Dense(5, "relu"), layers.Dense(2 * D), layers.Dense(6)
+    model = make(
+        lambda x: diagonal(last(hidden(x))),
+        lambda z: tfd.Independent(tfd.Bernoulli(logits=back(z)), 1),
+    )
+    fitted(model)
+    assert len(model.trainable_variables) == 6
+
+
+def test_convolutions_and_images(tmp_path):
+    encoder = tf.keras.Sequential(
+        [layers.Input([8, 8, 1]), layers.Conv2D(4, 3, 2, "same", activation="relu"), layers.GroupNormalization(2),
+         layers.Flatten(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+    )  # fmt: skip
+    decoder = tf.keras.Sequential(
+        [layers.Input([D]), layers.Dense(4 * 4 * 2), layers.Reshape([4, 4, 2]), layers.Conv2DTranspose(3, 3, 2, "same", activation="relu"),
+         layers.Conv2D(1, 3, padding="same"), layers.Flatten(), tfpl.IndependentBernoulli([8, 8, 1])]
+    )  # fmt: skip
+    images = np.random.default_rng(0).uniform(size=[40, 8, 8, 1]).astype("float32")
+    model = fitted(make(encoder, decoder), images, batch_size=10)
+    assert model.sample_predictive(2).shape == (2, 8, 8, 1)
+    model.save_weights(tmp_path / "weights.h5")
+    before = model.reconstruct(images[:2])
+    fitted(model, images, batch_size=10)
+    assert not np.allclose(before, model.reconstruct(images[:2]))
+    model.load_weights(tmp_path / "weights.h5")
+    np.testing.assert_allclose(before, model.reconstruct(images[:2]), rtol=1e-6)
+
+
+def test_weight_regularizers_are_exact_and_outside_the_clip():
+    """C2: with no records and no noise the step is the regularizer's gradient alone."""
+    encoder = tf.keras.Sequential(
+        [
+            layers.Input([6]),
+            layers.Dense(2 * D, kernel_regularizer=tf.keras.regularizers.L2(10.0)),
+            tfpl.DistributionLambda(diagonal),
+        ]
+    )
+    model = make(encoder)
+    sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-9, noise_multiplier=0.0, learning_rate=0.01)
+    model.compile(sgd, delta=1e-5)
+    model._prepare(dpvi.models.records.make_records(X, None, None, dtype=np.float32, validate=False))
+    before = encoder.layers[0].kernel.numpy()
+    model.fit(X, batch_size=60, epochs=1, verbose=0)
+    np.testing.assert_allclose(encoder.layers[0].kernel.numpy(), before * (1 - 0.01 * 2 * 10.0), rtol=1e-4)
+
+
+def test_a_layer_without_a_rule_is_said_in_the_log(caplog):
+    encoder = tf.keras.Sequential(
+        [layers.Input([6]), layers.PReLU(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+    )
+    with caplog.at_level(logging.INFO, "tfp_dpvi"), no_fallback():
+        fitted(make(encoder))
+    assert any("PReLU" in message and "no rule" in message for message in caplog.messages)
+
+
+def test_integer_records_and_embeddings():
+    ids = np.random.default_rng(0).integers(0, 5, [40, 3]).astype("int32")
+    encoder = tf.keras.Sequential(
+        [
+            layers.Input([3], dtype="int32"),
+            layers.Embedding(5, 4),
+            layers.Flatten(),
+            layers.Dense(2 * D),
+            tfpl.DistributionLambda(diagonal),
+        ]
+    )
+    decoder = tf.keras.Sequential(
+        [layers.Input([D]), layers.Dense(15), layers.Reshape([3, 5]),
+         tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Categorical(logits=t), 1))]
+    )  # fmt: skip
+    model = fitted(make(encoder, decoder), ids, batch_size=10)
+    assert model.sample_predictive(6).shape == (6, 3)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+class Counted(layers.Layer):
+    """Not a distribution."""
+
+    def call(self, inputs):
+        return tf.reduce_sum(inputs, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"prior": 3.0}, TypeError, ["prior", "3.0"]),
+        ({"encoder": "dense"}, TypeError, ["encoder", "'dense'"]),
+        ({"beta": -1.0}, ValueError, ["beta", "-1.0"]),
+        ({"num_draws": 0}, ValueError, ["num_draws", "0"]),
+        ({"gradients": "fast"}, ValueError, ["gradients", "'fast'", "ghost"]),
+        ({"kl": "exact"}, ValueError, ["kl", "'exact'"]),
+        ({"batch_regularizer": 1.0}, TypeError, ["batch_regularizer", "1.0"]),
+        ({"prior": tfd.MultivariateNormalDiag(tf.Variable(tf.zeros(D)))}, ValueError, ["prior", "trainable"]),
+        ({"encoder": tf.keras.Sequential([layers.Dense(3), layers.BatchNormalization()])}, ValueError, ["BatchNormalization", "GroupNormalization"]),
+    ],
+)  # fmt: skip
+def test_bad_arguments_name_themselves(arguments, error, words):
+    with pytest.raises(error) as caught:
+        make(**arguments)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(2 * D)])), ["encoder", "distribution"]),
+        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(6)])), ["decoder", "distribution"]),
+        (lambda: make(prior=tfd.MultivariateNormalDiag(tf.zeros(3), tf.ones(3))), ["encoder", "event shape", "(3,)"]),
+        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.DistributionLambda(lambda t: tfd.Normal(t, 1.0))])), ["encoder", "Independent"]),
+        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(6), tfpl.DistributionLambda(lambda t: tfd.Bernoulli(logits=t))])), ["decoder", "log_prob", "[3, 6]"]),
+        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(4), tfpl.IndependentBernoulli([4])])), ["decoder failed"]),
+        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.IndependentPoisson([D])])), ["encoder", "reparameterised"]),
+        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(4, activity_regularizer="l2"), tfpl.DistributionLambda(diagonal)])), ["add_loss"]),
+    ],
+)  # fmt: skip
+def test_networks_that_do_not_fit_are_refused_before_anything_is_spent(model, words):
+    model = compiled(model())
+    with pytest.raises((ValueError, TypeError)) as caught:
+        model.fit(X, batch_size=20, verbose=0)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_labels_are_refused():
+    with pytest.raises(ValueError, match=r"fit\(x\)"):
+        compiled().fit(X, X[:, 0], verbose=0)
