@@ -524,8 +524,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if memory is not None:
         found["memory_over_nonprivate_at_4096"] = memory["private"]["median"] / memory["non-private"]["median"]
     reached = {
-        name: found[name] is not None and found[name] <= TARGET_RATIO
-        for name in ("private_over_nonprivate", "gradients_over_nonprivate")
+        name: value is not None and value <= TARGET_RATIO
+        for name, value in found.items()
+        if name in ("private_over_nonprivate", "gradients_over_nonprivate")
     }
     result = {
         **{name: None if value is None else round(value, 3) for name, value in found.items()},
