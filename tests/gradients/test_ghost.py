@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
 
@@ -301,3 +303,49 @@ def test_layers_are_left_as_they_were():
         engine(model).run(lambda: (_ for _ in ()).throw(RuntimeError("in the pass")), 3)
     assert set(model._trackable_children()) == saved
     assert [set(vars(layer)) for layer in layers_of(model)] == before
+
+
+@st.composite
+def architectures(draw):
+    """A shape of records and a stack of layers that fits it."""
+    rank = draw(st.sampled_from([1, 2, 3]))
+    shape = [draw(st.integers(4, 6)) for _ in range(rank)]
+    kinds = {
+        1: ["dense", "normal", "scale"],
+        2: ["dense", "conv", "normal", "scale"],
+        3: ["dense", "conv", "transposed", "group", "normal"],
+    }[rank]
+    return shape, draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=4)), draw(st.integers(0, 2**16))
+
+
+def stack(rank, kinds):
+    made = []
+    for kind in kinds:
+        if kind == "dense":
+            made.append(layers.Dense(4, "tanh"))
+        elif kind == "conv":
+            made.append((layers.Conv1D if rank == 2 else layers.Conv2D)(4, 2, padding="same", activation="elu"))
+        elif kind == "transposed":
+            made.append(layers.Conv2DTranspose(4, 3, padding="same"))
+        elif kind == "group":
+            made.extend([layers.Dense(4), layers.GroupNormalization(2)])
+        else:
+            made.append({"normal": layers.LayerNormalization, "scale": Scale}[kind]())
+    return made
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(architectures())
+def test_random_architectures(case):
+    shape, kinds, seed = case
+    tf.keras.utils.set_random_seed(seed)
+    model = tf.keras.Sequential([layers.Input(shape), *stack(len(shape), kinds)])
+    x = tf.constant(np.random.default_rng(seed).normal(size=[5, *shape]).astype("float32"))
+    _, norms = oracle(model, x, math.inf)
+    clip = float(np.median(norms))
+    wanted, _ = oracle(model, x, clip)
+    for mapped in (False, True):
+        passed = engine(model, mapped).run(lambda: losses_of(model, x), 5)
+        clipped, _ = passed.clipped_sum(passed.result, tf.fill([5], True), l2_norm_clip=clip)
+        for got, want in zip(clipped.tensors, wanted, strict=True):
+            np.testing.assert_allclose(got.numpy(), want, rtol=2e-3, atol=2e-4 * max(1e-3, np.abs(want).max()))
