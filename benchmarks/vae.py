@@ -51,6 +51,7 @@ layers = keras.layers
 PIXELS, LATENT, PARAMETERS = 784, 50, 688_884
 LEARNING_RATE, CLIP, NOISE_MULTIPLIER = 1e-3, 1.0, 1.0
 TARGET_RATIO = 1.5
+ENOUGH_SECONDS = 240.0  # No round of repetitions starts later: a busy machine has fewer, not a longer run.
 MEMORY_STEPS, MEMORY_RECORDS = 3, 8192
 MEMORY = (
     "MiB that training adds, median over fresh processes: the peak of resident memory (VmHWM, reset just before) while 3 "
@@ -370,14 +371,18 @@ def ratios(times: dict[str, list[float]]) -> tuple[dict[str, float | None], dict
     return medians, spreads
 
 
-def draw(times: dict[str, list[float]], path: pathlib.Path, subtitle: str) -> None:
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw(times: dict[str, list[float]], path: pathlib.Path, batch_size: int, subtitle: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     panels = {
-        "Train step of a VAE 784-400-50-400-784 (688,884 parameters), batch 128": [
+        f"Train step of a VAE 784-400-50-400-784 ({PARAMETERS:,} parameters), batch {batch_size}": [
             ("without privacy", "non-private"),
             ("tfp_dpvi", "private"),
             ("tf.vectorized_map", "vectorized_map"),
@@ -387,7 +392,7 @@ def draw(times: dict[str, list[float]], path: pathlib.Path, subtitle: str) -> No
             ("without privacy", "gradients, non-private"),
             ("tfp_dpvi, clipped by record", "gradients, private"),
         ],
-        "Train step of a convolutional VAE, batch 128": [
+        f"Train step of a convolutional VAE, batch {batch_size}": [
             ("without privacy", "convolutional, non-private"),
             ("tfp_dpvi", "convolutional, private"),
         ],
@@ -411,9 +416,9 @@ def draw(times: dict[str, list[float]], path: pathlib.Path, subtitle: str) -> No
             color = "0.6" if label.startswith("without") else "C0" if label.startswith("tfp_dpvi") else "C1"
             axes.barh(place, median, color=color, alpha=0.7)
             axes.plot(values, [place] * len(values), "k.", ms=3)
-            text = f"{median:.3g} ms" + (f", {median / base:.3g} times" if place else "")
+            text = f"{_short(median)} ms" + (f", {_short(median / base)} times" if place else "")
             axes.text(max(values) + 0.015 * longest, place, text, va="center")
-        axes.set(xlim=(0.0, 1.3 * longest))
+        axes.set(xlim=(0.0, 1.4 * longest))
         axes.set_yticks(range(len(bars)), [label for label, _ in bars])
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=10)
@@ -453,7 +458,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         batch_size, steps, repetitions, slow_repetitions = 8, 2, 1, 1
         memory_repetitions, memory_batch, per_call = 1, 64, 2
     # What a call costs once is nothing beside such steps, and pairs that are compared closely have equally many.
-    slow_per_call, conv_per_call = min(5, per_call), min(10, per_call)
+    slow_per_call, conv_per_call = min(3, per_call), min(10, per_call)
     failed: dict[str, str] = {}
 
     def tried(name: str, function: Callable[[], Any]) -> Any:
@@ -479,7 +484,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "vectorized_map": lambda: make_vectorized(x, batch_size, slow_per_call),
         "TensorFlow Privacy": lambda: make_tensorflow_privacy(tensor, batch_size, slow_per_call),
         "convolutional, non-private": lambda: make_plain(
-            conv_parts(), tf.reshape(tensor, images.shape), batch_size, per_call
+            conv_parts(), tf.reshape(tensor, images.shape), batch_size, conv_per_call
         )[1],
         "convolutional, private": lambda: make_private(conv_parts(), images, batch_size, conv_per_call)[1],
     }
@@ -505,6 +510,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     times: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(repetitions):
+        if repetition and time.perf_counter() - began > ENOUGH_SECONDS:
+            print("Enough time has gone: no further repetitions.", flush=True)
+            break
         for name, (run, each) in list(cases.items()):
             if name in slow and repetition >= slow_repetitions:
                 continue
@@ -542,7 +550,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "batch_size": batch_size,
         "steps": {"all": steps, "convolutional": steps // 5, "vectorized_map, TensorFlow Privacy": slow_per_call},
         "steps_per_execution": {name: each for name, (_, each) in cases.items() if not name.startswith("gradients")},
-        "repetitions": {"all": repetitions, "vectorized_map, TensorFlow Privacy": slow_repetitions},
+        "repetitions": {name: len(values) for name, values in times.items()},
         "quick": options.quick,
         "benchmark": "vae",
         "machine": {
@@ -562,7 +570,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "vae.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(times, options.output / "vae.png", f"{cpu_name()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}")
+    draw(
+        times,
+        options.output / "vae.png",
+        batch_size,
+        f"{cpu_name()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
+    )
     print(json.dumps(result))
     return result
 
