@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients.contributions import Lookup, Outer
 
 layers = tf.keras.layers
 
@@ -219,7 +220,7 @@ def check_with_draws(model, x, clip, keep, mapped, rtol):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_check_on_made_up_records_accepts_what_is_right(name):
     model, x = make(name, "float32", 3)
-    checked = engine(model).checked(lambda: losses_of(model, x), 3)
+    checked = engine(model).checked(lambda part: losses_of(model, part), x)
     assert set(checked.rows_each) == {1}
     assert bool(checked.notes) == (name in ("subclassed", "without a rule", "nested"))
 
@@ -236,6 +237,85 @@ class TimeMajor(layers.Layer):
 
     def call(self, inputs):  # [n, 6, 4] -> [6, n, 4]
         return tf.transpose(self.dense(tf.transpose(inputs, [1, 0, 2])), [1, 0, 2])
+
+
+MIXERS = {
+    "divides by the largest": lambda h: h / tf.reduce_max(tf.abs(h)),
+    "takes the mean away": lambda h: h - tf.reduce_mean(h, axis=0),
+    "normalises the batch": tf.nn.l2_normalize,
+    "clips the batch": lambda h: tf.clip_by_norm(h, 10.0),
+    "divides by a constant of the batch": lambda h: h / tf.stop_gradient(tf.reduce_max(tf.abs(h))),
+    "adds a little of the mean": lambda h: h + 1e-3 * tf.reduce_mean(h, axis=0),
+    "sorts by record": lambda h: tf.sort(h, axis=0),
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "hidden"])
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_layers_that_mix_records_are_found(mixer, first, mapped):
+    """Before the first variable, behind stop_gradient, weakly, or for large values alone: each moves all records' sums."""
+    layer = layers.Lambda(MIXERS[mixer])
+    inner = [layer, layers.Dense(4)] if first else [layers.Dense(4), layer]
+    model = sequential(layers.Input([4]), *inner, layers.Dense(2))
+    x = tf.random.stateless_uniform([3, 4], [1, 2])
+    with pytest.raises(UnsupportedLayerError):
+        engine(model, mapped).checked(lambda part: losses_of(model, part), x)
+
+
+def test_an_axis_of_the_batch_is_found():
+    model = sequential(layers.Input([4]), layers.UnitNormalization(axis=0), layers.Dense(2))
+    x = tf.random.stateless_uniform([3, 4], [1, 2])
+    with pytest.raises(UnsupportedLayerError, match="influence each other"):
+        engine(model).checked(lambda part: losses_of(model, part), x)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("positions", [1, 2, 3])
+@pytest.mark.parametrize(("left", "right"), [(8e18, 1e-19), (1e-19, 8e18), (1e-20, 1e-20), (1e19, 1e-30), (3e-25, 1.0)])
+def test_norms_do_not_underflow(left, right, positions, jit_compile):
+    """A factor whose squares are flushed to zero has a norm all the same; else its record is not clipped."""
+    outer = Outer((4, 400), tf.fill([1, positions, 4], left), tf.fill([1, positions, 400], right))
+    true = positions * np.sqrt(4 * 400) * left * right
+    squared = tf.function(outer.squared_norms, jit_compile=jit_compile)().numpy()[0]
+    # Not finite is sound as well: such a record contributes zero.
+    assert not np.isfinite(squared) or squared >= (true * (1 - 1e-5)) ** 2 or true < 1e-16
+    lookup = Lookup((9, 400), tf.zeros([1, positions], tf.int32), tf.fill([1, positions, 400], right))
+    true = positions * np.sqrt(400) * right
+    assert (
+        tf.function(lookup.squared_norms, jit_compile=jit_compile)().numpy()[0] >= (true * (1 - 1e-5)) ** 2
+        or true < 1e-16
+    )
+
+
+def test_an_adversarial_cancellation_stays_under_the_clip():
+    """Positions that cancel to rounding: the sum of a record of huge factors must not exceed its bound."""
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for seed in range(50):
+        left = np.repeat(rng.normal(size=[1, 1, 300]), 2, axis=1).astype("float32") * 10.0 ** rng.uniform(0, 8)
+        right = rng.normal(size=[1, 2, 200]).astype("float32")
+        right[0, 1] = -right[0, 0] * np.float32(1 + rng.uniform(-3e-6, 3e-6))
+        part = Outer((300, 200), tf.constant(left), tf.constant(right))
+        factor = tf.minimum(1.0, 1.0 / tf.sqrt(part.squared_norms()))
+        worst = max(worst, float(tf.norm(part.weighted_sum(factor))))
+        del seed
+    assert worst <= 1.0 + 1e-4
+
+
+def test_an_unknown_category_contributes_zero():
+    """C8: an id out of range stops no step and shows nothing."""
+    model, x = make("embedding", "float32", 4)
+    bad = tf.constant(np.where(np.arange(4)[:, None] == 2, 4711, x.numpy()))
+    ones = tf.fill([4], True)
+
+    @tf.function
+    def total(ids, mask):
+        passed = engine(model).run(lambda: losses_of(model, ids), 4)
+        return passed.clipped_sum(passed.result, mask, l2_norm_clip=0.5)[0].tensors
+
+    for got, want in zip(total(bad, ones), total(x, tf.constant([True, True, False, True])), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
 class OutOfSight(layers.Layer):
@@ -263,7 +343,7 @@ def test_the_check_on_made_up_records_refuses_what_is_wrong(shape, build, mapped
     x = tf.random.uniform([3, *shape])
     model(x)
     with pytest.raises(UnsupportedLayerError):
-        engine(model, mapped).checked(lambda: losses_of(model, x), 3)
+        engine(model, mapped).checked(lambda part: losses_of(model, part), x)
 
 
 def test_batch_normalization_is_refused_with_the_alternative():
@@ -280,7 +360,7 @@ def test_a_random_layer_with_weights_is_refused():
     x = tf.ones([3, 2])
     model(x)
     with pytest.raises(UnsupportedLayerError, match="C5"):
-        engine(model).checked(lambda: losses_of(model, x), 3)
+        engine(model).checked(lambda part: losses_of(model, part), x)
 
 
 def test_layers_of_a_plain_function_are_found():

@@ -428,3 +428,43 @@ def test_networks_that_do_not_fit_are_refused_before_anything_is_spent(model, wo
 def test_labels_are_refused():
     with pytest.raises(ValueError, match=r"fit\(x\)"):
         compiled().fit(X, X[:, 0], verbose=0)
+
+
+def test_a_layer_frozen_between_fits_stays_as_it_is():
+    model = fitted()
+    model.encoder.layers[0].trainable = False
+    before = model.encoder.layers[0].kernel.numpy()
+    others = model.encoder.layers[1].kernel.numpy()
+    model.fit(X, batch_size=20, epochs=1, verbose=0)
+    np.testing.assert_array_equal(before, model.encoder.layers[0].kernel.numpy())
+    assert not np.array_equal(others, model.encoder.layers[1].kernel.numpy())
+
+
+def test_layers_are_tried_again_at_every_fit():
+    class Switch(layers.Layer):
+        on = False
+
+        def call(self, inputs):
+            return inputs - tf.reduce_mean(inputs, axis=0) if self.on else inputs
+
+    switch = Switch()
+    encoder = tf.keras.Sequential(
+        [layers.Input([6]), layers.Dense(4), switch, layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+    )
+    model = fitted(make(encoder))
+    spent = model.privacy_ledger.num_releases
+    switch.on = True
+    compiled(model)
+    with pytest.raises(ValueError, match="records influence each other"):
+        model.fit(X, batch_size=20, verbose=0)
+    assert model.privacy_ledger.num_releases == spent
+
+
+def test_a_refused_fit_holds_nothing_against_a_later_one():
+    model = compiled()
+    with pytest.raises(ValueError, match="batch_size"):
+        model.fit(X, batch_size=0, verbose=0, validation_data=(X, None), unsafe_validation=True)
+    with pytest.raises(ValueError, match="sampling"):
+        model.fit(X, batch_size=20, sampling="shuffled", verbose=0, validation_data=(X, None), unsafe_validation=True)
+    model.fit(X, batch_size=20, verbose=0)
+    assert model.privacy_ledger.exposures == ()

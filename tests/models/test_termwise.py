@@ -287,3 +287,22 @@ def test_optimizers_survive_their_config():
         )
         again = type(made).from_config(made.get_config())
         assert again.get_config() == made.get_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("l2_norm_clip", 0.01), ("batch_l2_norm_clip", 50.0), ("num_partitions", 1)]
+)
+def test_clips_cannot_change_under_a_fit_that_was_priced(name, value):
+    model = make(batch_regularizer=steep)
+    model.compile(termwise(), delta=1e-5)
+
+    def change(epoch, logs):
+        if epoch == 1:
+            setattr(model.optimizer, name, value)
+
+    with pytest.raises(RuntimeError, match="priced"):
+        model.fit(
+            X, batch_size=20, epochs=3, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=change)]
+        )
+    model.fit(X, batch_size=20, epochs=1, verbose=0)
+    assert model.privacy_plan.sensitivity == model._noise_of_terms[0]

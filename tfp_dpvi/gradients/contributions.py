@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +19,8 @@ from tfp_dpvi._keras import tf
 _DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
 
-_ROUNDING = 2.0
-"""Rounding in a dot product of length K is taken to be this many sqrt(K) machine epsilons of its factors' norms."""
+_TENSOR_FLOAT_32 = 2.0**-10
+"""Machine epsilon of matrix products on GPUs that round their factors."""
 
 
 class Contribution(abc.ABC):
@@ -68,7 +67,8 @@ class Direct(Contribution):
 
     def squared_norms(self) -> Any:
         """See `Contribution`."""
-        return tf.reduce_sum(tf.square(self._flat()), axis=1)
+        flat = self._flat()
+        return tf.reduce_sum(tf.square(flat), axis=1) + flat.shape[1] * _tiny(flat.dtype)
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -112,19 +112,21 @@ class Outer(Contribution):
     def squared_norms(self) -> Any:
         """See `Contribution`.
 
-        With several positions the sum over pairs of positions cancels; what it may lose by rounding is added, so that no
+        What sums lose by underflow, and by rounding where the sum over pairs of positions cancels, is added, so that no
         record, however odd, slips under the clip.
         """
-        of_left = tf.reduce_sum(tf.square(self.left), axis=2)
-        of_right = tf.reduce_sum(tf.square(self.right), axis=2)
+        k, d, tiny = self.left.shape[2], self.right.shape[2], _tiny(self.left.dtype)
+        of_left = tf.reduce_sum(tf.square(self.left), axis=2) + k * tiny
+        of_right = tf.reduce_sum(tf.square(self.right), axis=2) + d * tiny
         if self.left.shape[1] == 1:
             return of_left[:, 0] * of_right[:, 0]
         pairs = tf.linalg.matmul(self.left, self.left, transpose_b=True)
         pairs *= tf.linalg.matmul(self.right, self.right, transpose_b=True)
-        most = tf.reduce_sum(tf.sqrt(of_left * of_right), axis=1)
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(
-            most.dtype, self.left.shape[2] + self.right.shape[2]
-        ) * tf.square(most)
+        most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
+        flushed = d * tiny * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
+        flushed += k * tiny * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
+        lost = (k + d + self.left.shape[1] ** 2) * _epsilon(most.dtype) * tf.square(most) + flushed
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -164,15 +166,15 @@ class Lookup(Contribution):
 
     def squared_norms(self) -> Any:
         """See `Contribution`; rounding is treated as in `Outer`."""
-        squares = tf.reduce_sum(tf.square(self.values), axis=2)
-        if self.ids.shape[1] == 1:
+        d, positions = self.values.shape[2], self.ids.shape[1]
+        squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * _tiny(self.values.dtype)
+        if positions == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(squares), axis=1)
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + _rounding(
-            most.dtype, self.values.shape[2]
-        ) * tf.square(most)
+        lost = (d + positions**2) * _epsilon(most.dtype) * tf.square(most)
+        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -209,5 +211,13 @@ def _select(weights: Any, values: Any) -> Any:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def _rounding(dtype: Any, length: int) -> float:
-    return _ROUNDING * math.sqrt(length) * float(np.finfo(dtype.as_numpy_dtype).eps)
+def _epsilon(dtype: Any) -> float:
+    rounds = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
+    if rounds and tf.config.list_physical_devices("GPU"):
+        return _TENSOR_FLOAT_32
+    return float(np.finfo(dtype.as_numpy_dtype).eps)
+
+
+def _tiny(dtype: Any) -> float:
+    """The smallest normal number: TensorFlow flushes what is below it to zero."""
+    return float(np.finfo(dtype.as_numpy_dtype).tiny)

@@ -155,7 +155,11 @@ def _embedding(layer: Any, inputs: Any) -> Probed | None:
     ids = tf.cast(inputs, tf.int32)
     if ids.shape.rank is None or ids.shape.rank < 1:
         return None
+    # An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+    known = (ids >= 0) & (ids < layer.embeddings.shape[0])
+    ids = tf.where(known, ids, tf.zeros_like(ids))
     outputs = tf.nn.embedding_lookup(layer.embeddings, ids)
+    outputs = tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype))
 
     def contributions(gradients: Sequence[Any], by_record: ByRecord) -> Found:
         values = by_record(gradients[0])

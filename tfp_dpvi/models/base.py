@@ -148,6 +148,9 @@ class DPModel(Model):
         del sampling, expected_batch_size
         return Sensitivity(), None
 
+    def _check_unchanged(self) -> None:
+        """For subclasses: raises if what this fit was priced for has been changed while it runs."""
+
     def _check_optimizer(self, optimizer: Any) -> None:
         """For subclasses: raises if this optimizer does not fit the model."""
         if isinstance(optimizer, TermwiseOptimizer):
@@ -429,7 +432,8 @@ class DPModel(Model):
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
-        if state.unsafe_validation:
+        if validation is not None and unsafe_validation and not validation_is_public:
+            state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
             state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
         user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
@@ -530,9 +534,6 @@ class DPModel(Model):
             )
         x, y, weight = (*data, None) if len(data) == 2 else data
         checked = make_records(x, y, weight, dtype=self._record_dtype, validate=True)
-        self._dp.unsafe_validation = unsafe and not public
-        if self._dp.unsafe_validation:
-            self.test_function = None  # Traced with the name of the loss in it.
         parts = [checked.x, checked.y, checked.sample_weight]
         while parts[-1] is None:
             parts.pop()

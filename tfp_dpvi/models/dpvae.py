@@ -112,8 +112,9 @@ class DPVAE(base.DPModel):
         self._encoder_layers, self._decoder_layers = _outermost(encoder), _outermost(decoder)
         self.beta, self.num_draws, self.kl, self.gradients = float(beta), num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = float(regularizer_weight), num_prior_samples
-        self._checked: tuple[Any, LayerGradients] | None = None
+        self._checked: tuple[int, LayerGradients] | None = None  # How often layers changed, and what is known of them.
         self._expected: float | None = None
+        self._priced: tuple[Any, ...] = ()
         self._prior_samples: int | None = None
         self._noise_of_terms: tuple[Sensitivity, tuple[float, ...] | None] = (Sensitivity(), None)
 
@@ -289,7 +290,7 @@ class DPVAE(base.DPModel):
     @property
     def step_identity(self) -> tuple[Any, ...]:
         """The settings that a traced step holds."""
-        layers = id(self._checked[1]) if self._checked else None
+        layers = self._checked[0] if self._checked else None
         return (self.gradients, self.num_draws, self.beta, self.kl, self.regularizer_weight, layers)
 
     @property
@@ -346,7 +347,20 @@ class DPVAE(base.DPModel):
         self._prior_samples = self.num_prior_samples or max(8, round(expected_batch_size / optimizer.num_partitions))
         scales = tuple(noise.encoder_scale if yes else noise.rest_scale for yes in reached)
         self._noise_of_terms = (noise.sensitivity, scales)
+        self._priced = self._terms_settings
         return self._noise_of_terms
+
+    @property
+    def _terms_settings(self) -> tuple[Any, ...]:
+        optimizer = self.optimizer
+        return (optimizer.l2_norm_clip, optimizer.batch_l2_norm_clip, optimizer.num_partitions, id(optimizer))
+
+    def _check_unchanged(self) -> None:
+        if self.batch_regularizer is not None and self._priced != self._terms_settings:
+            raise RuntimeError(
+                f"l2_norm_clip, batch_l2_norm_clip, num_partitions = {self._terms_settings[:3]}: they were {self._priced[:3]} when "
+                "this fit was priced, and noise and sensitivity follow from them. Change them between fits."
+            )
 
     # ------------------------------------------------------------------ checks
 
@@ -409,12 +423,7 @@ class DPVAE(base.DPModel):
 
     def _check_data(self, records: Records) -> None:
         """Tries the layers on made-up records, before anything is spent."""
-        optimizer = self.optimizer
-        shapes = tf.nest.map_structure(lambda part: (part.dtype.str, part.shape[1:]), records.x)
-        identity = (repr(shapes), self.gradients, self.num_draws, self.beta, self.kl)
-        if self._checked is not None and self._checked[0] == identity:
-            return
-        if self.batch_regularizer is not None and optimizer is not None:
+        if self.batch_regularizer is not None:
             self._check_reach()
         rng = np.random.default_rng(0)
 
@@ -429,12 +438,16 @@ class DPVAE(base.DPModel):
         )
         key = tf.constant([1, 2], tf.int64)
         try:
-            gradients = gradients.checked(lambda: self._terms(x, key, self.num_draws, training=True).losses, _TRIED)
+            gradients = gradients.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
+        changes, known = self._checked or (-1, None)
+        if known is not None and known.rows_each == gradients.rows_each and known.notes == gradients.notes:
+            self._checked = (changes, gradients)  # What was traced with the old ones is right still.
+            return
         for note in gradients.notes:
             base.LOG.info("%s", note)
-        self._checked = (identity, gradients)
+        self._checked = (changes + 1, gradients)
 
     def _check_reach(self) -> None:
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}

@@ -130,6 +130,7 @@ class PrivateRun:
     def _loop(self, sampler: Sampler, tensors: Any) -> Callable[..., Any]:
         """The loop for tensors of these shapes, made once for a compiled model."""
         model, state = self._model, self._state
+        model._check_unchanged()
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         few = self._plan.num_releases < _STEPS_WORTH_COMPILING or not model.gains_from_xla
@@ -148,6 +149,7 @@ class PrivateRun:
                 model.optimizer.l2_norm_clip,
                 model.optimizer.clipping,
                 model.step_identity,
+                tuple(id(variable) for variable in model.trainable_variables),
                 self._plan.sensitivity,
                 self._noise_scales,
                 sampler.identity,

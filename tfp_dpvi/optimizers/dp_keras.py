@@ -24,9 +24,13 @@ class _Minted:
         self.tensors: Sequence[Any] | None = None
 
 
+_SMALLEST_CLIP = 1e-12  # Far below, float32 would flush noise to zero.
+
+
 def check_l2_norm_clip(l2_norm_clip: Any) -> float:
     """The clip as a float, or a `ValueError` that says what to do."""
-    if isinstance(l2_norm_clip, bool) or not isinstance(l2_norm_clip, numbers.Real) or not float(l2_norm_clip) > 0:
+    number = isinstance(l2_norm_clip, numbers.Real) and not isinstance(l2_norm_clip, bool)
+    if not number or not float(l2_norm_clip) >= _SMALLEST_CLIP:
         raise ValueError(
             f"l2_norm_clip must be a positive number, got {l2_norm_clip!r}. It bounds the l2 norm of one record's "
             "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
