@@ -13,6 +13,9 @@ it; and the first with noise and clips off. The unit of privacy is one record, t
 Figures are of 2,000 fresh records from another seed: squared error of a reconstruction, the ELBO, KL(p || q) (nats) and the
 purity of clusters (the share of records whose nearest prior centre is that of most of their spiral's company). Saves the
 figures as JSON, with pictures of reconstructions and codes. Models start from fresh random weights in each repeat.
+
+What to expect: without the term, some runs leave clusters of the prior empty, and their KL(p || q) is large; with it, that
+is rare. It is paid for with a larger noise: where the plain model happens to find all clusters, its figures are better.
 """
 
 from __future__ import annotations
@@ -38,13 +41,15 @@ CENTRES = np.array([[0, -1], [0, 1], [1, 0], [-1, 0]], "float32")
 PRIOR_SCALE = 0.173
 DATA_SEED, TEST_SEED = 2020, 12020
 
-# Chosen on simulated records with seeds 1 to 3; those that are learned from and scored have other seeds. The records are
-# made up, so the choice cost no budget; on private ones it would.
+# Chosen by a few runs on simulated records with seeds 1 to 6; those that are learned from and scored have other seeds. The
+# records are made up, so the choice cost no budget; on private ones it would. With a decoder of scale 0.2 the records' own
+# term finds all four clusters in most runs, and the batch-wise term is not worth its noise; at 0.4 both models miss some.
 SETTINGS: dict[str, Any] = {
     "hidden_units": 16,
-    "decoder_scale": 0.2,  # Of the Gaussian decoder; public.
+    "decoder_scale": 0.3,  # Of the Gaussian decoder; public.
+    "beta": 1.0,  # Weight of the records' own KL(q(z|x) || p).
     "l2_norm_clip": 1.0,
-    "batch_l2_norm_clip": 0.02,
+    "batch_l2_norm_clip": 0.03,
     "num_partitions": 8,  # Groups of about 50 records.
     "num_prior_samples": 128,
     "regularizer_weight": 10.0,
@@ -97,11 +102,12 @@ def make_model(method: str, settings: dict[str, Any]) -> dpvi.DPVAE:
         ]
     )
     if method == "unregularized":
-        return dpvi.DPVAE(encoder, decoder, make_prior())
+        return dpvi.DPVAE(encoder, decoder, make_prior(), beta=settings["beta"])
     return dpvi.DPVAE(
         encoder,
         decoder,
         make_prior(),
+        beta=settings["beta"],
         batch_regularizer=dpvi.divergences.KLFromPrior(),
         regularizer_weight=settings["regularizer_weight"],
         num_prior_samples=settings["num_prior_samples"],
@@ -245,7 +251,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 spent[method] = max(spent.get(method, 0.0), model.privacy_report().epsilon)
             if repeat == 0:
                 shown[method] = model
-        print(f"repeat {repeat + 1} of {options.repeats}: {time.perf_counter() - begin:.0f} s", flush=True)
+        kl = ", ".join(f"{METHODS[method]} {rows[-1]['kl_from_prior']:.3f}" for method, rows in scores.items())
+        print(
+            f"repeat {repeat + 1} of {options.repeats}, {time.perf_counter() - begin:.0f} s: KL(p || q) {kl}",
+            flush=True,
+        )
 
     names = list(scores["regularized"][0])
     figures = {m: {name: summary([row[name] for row in rows]) for name in names} for m, rows in scores.items()}
@@ -287,9 +297,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     }
     (options.output / "privae_pinwheel.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"Pictures and figures: {options.output}; {seconds:.0f} s")
-    kl = {method: figures[method]["kl_from_prior"]["mean"] for method in METHODS}
+    divergence = {method: figures[method]["kl_from_prior"]["mean"] for method in METHODS}
     print(
-        f"privae_pinwheel: epsilon {max(spent.values()):.4f} kl {kl['regularized']:.4f} without {kl['unregularized']:.4f} "
+        f"privae_pinwheel: epsilon {max(spent.values()):.4f} kl {divergence['regularized']:.4f} without {divergence['unregularized']:.4f} "
         f"purity {figures['regularized']['purity']['mean']:.4f} without {figures['unregularized']['purity']['mean']:.4f}"
     )
     return result

@@ -16,16 +16,20 @@ the same two terms, at the same clips and the same privacy:
   record then moves it by as much as it may be long. (Every 32nd code enters the MMD, whose cost is quadratic.)
 
 Micro-aggregation, where one clip is for both terms of a group of records, is not among them: DPVAE always clips the
-records' own terms one by one. For orientation: both models with noise and clips off.
+records' own terms one by one. For orientation: both models with noise and clips off. A noise
+multiplier is over the clip of a record; with the regulariser it is not comparable between methods, epsilon is.
 
 Figures are of test images: the Hoyer sparsity (sqrt(d) - |y|_1 / |y|_2) / (sqrt(d) - 1) of the codes' means, y being
 divided by each dimension's standard deviation over the images, as Mathieu et al. do; the reconstruction log-probability
 of an image at one draw and the ELBO (beta 1), in nats, of grey values as Bernoulli means; and the dimension-wise MMD of
 codes from as many draws of the prior. The unit of privacy is one image, the adjacency adding or removing one.
 
-Clips, groups, learning rate and weight were chosen by short runs on 55,000 training images, looked at on other training
-images. These are public; on private ones such a search costs budget. By default all 60,000 images and 3 epochs; --full
-takes 20, and Fashion-MNIST as the paper does. Settings are this library's: the paper's clips and rates are not at hand.
+Clips, groups, learning rate and weight were chosen by short runs at epsilon 1 and 8 on 55,000 training images, scored on
+other training images. These are public; on private ones such a search costs budget. By default all 60,000 images and 3
+epochs; --full takes 20 epochs and every method at every epsilon. The settings are this library's own.
+
+What to expect: sparser codes, nearer to the prior, at every epsilon, and blurrier reconstructions. Codes of independent
+normal dimensions have Hoyer sparsity 0.235, whatever their widths, and the prior's own draws 0.65.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ class Method:
 
 
 METHODS = {
-    "mmd": Method("MMD (term-wise, blocks)", "C0"),
+    "mmd": Method("MMD, term-wise", "C0"),
     "without": Method("without MMD", "C1", regularized=False),
     "two_draws": Method("MMD, two draws", "C2", noise={"noise": "split", "split": "paper"}, comparator=True),
     "one_size": Method("MMD, one size", "C4", noise={"noise": "single"}, comparator=True),
@@ -242,7 +246,7 @@ def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> 
         place.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
         place.set(xticks=[], yticks=[])
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -257,7 +261,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     changes: dict[str, Any] = {}
     if options.quick:
-        changes = {"num_records": 512, "num_test": 200, "batch_size": 64, "num_partitions": 4, "epochs": 1}
+        changes = {"num_records": 512, "num_test": 200, "batch_size": 64, "num_partitions": 2, "epochs": 1}
     elif options.full:
         changes = {"epochs": 20}
     if options.epochs is not None:
@@ -286,6 +290,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
 
     ends = {options.epsilon[0], options.epsilon[-1]}
+    left_out = {"one_group", "one_size", "non_private_without"} if options.quick else set()
     tasks: list[tuple[str, float | None]] = [(name, None) for name, method in METHODS.items() if not method.private]
     for epsilon in options.epsilon:
         at = [
@@ -294,6 +299,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             if m.private and (options.full or not m.comparator or epsilon == options.epsilon[-1])
         ]
         tasks += [(name, epsilon) for name in at]
+
+    tasks = [task for task in tasks if task[0] not in left_out]
 
     shown = x_test[:14]
     reconstructions, samples = {"test images": shown}, {}

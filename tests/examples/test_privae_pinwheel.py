@@ -23,6 +23,7 @@ def example():
     return module
 
 
+@pytest.mark.timeout(600)  # Three models are traced: much work for one processor.
 def test_quick_run(example, tmp_path, capsys, monkeypatch):
     """So few steps settle nothing: figures are finite, in their ranges, and those that were printed."""
     monkeypatch.setattr(example.tf.get_logger(), "level", 0)  # The script lowers it for its own run.

@@ -32,6 +32,7 @@ def example():
         yield module
 
 
+@pytest.mark.timeout(600)  # Four models are traced: much work for one processor.
 def test_quick_run(example, tmp_path, capsys, monkeypatch):
     """The figures are those of a few steps: that they are in their ranges and tell the methods apart is all they say."""
     monkeypatch.setattr(example.tf.get_logger(), "level", 0)  # The script lowers it for its own run.
@@ -46,7 +47,7 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     assert "epsilon" in result["privacy_report"]
     saved = json.loads((tmp_path / "privae_sparse.json").read_text())
     points = {point["method"]: point for point in saved["points"]}
-    assert set(points) == set(example.METHODS) - {"one_size", "non_private_without"}
+    assert set(points) == set(example.METHODS) - {"one_group", "one_size", "non_private_without"}
     ours, without = points["mmd"], points["without"]
     figures = (ours["epsilon"], ours["hoyer"], without["hoyer"], ours["mmd"], without["mmd"])
     for text, value in zip(found.groups(), figures, strict=True):
@@ -64,7 +65,7 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     assert points["two_draws"]["noise_multiplier"] == pytest.approx(
         math.sqrt(2) * without["noise_multiplier"], rel=1e-3
     )
-    assert points["one_group"]["noise_multiplier"] > ours["noise_multiplier"]
+    assert without["noise_multiplier"] < ours["noise_multiplier"]
     assert saved["settings"]["epochs"] == 1
     assert set(saved["versions"]) >= {"python", "tensorflow", "tfp"}
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["figure.png", "reconstructions.png", "samples.png"]
