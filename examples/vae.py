@@ -199,6 +199,8 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     difference = np.subtract(results["d3p"]["scores"], results["recommended"]["scores"])
     print(f"\n{'recipe':52s} -ELBO a test image (nats), mean +- standard error")
     for name, result in results.items():
+        if not result["scores"]:
+            continue
         print(f"{name:52s} {result['mean']:8.2f} +- {result['standard_error']:.2f}   ({len(result['scores'])} seeds)")
     errors = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     print(
