@@ -166,8 +166,10 @@ def engine(model, mapped=False):
     return LayerGradients(layers_of(model), model.trainable_variables, mapped=mapped)
 
 
-@pytest.mark.parametrize("mapped", [False, True], ids=["ghost", "vectorized"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+SLOWLY = pytest.param("float64", True, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("dtype", "mapped"), [("float32", False), ("float64", False), ("float32", True), SLOWLY])
 @pytest.mark.parametrize("name", MODELS)
 def test_clipped_sums_equal_one_backward_pass_a_record(name, dtype, mapped):
     model, x = make(name, dtype, 6)
@@ -252,7 +254,7 @@ MIXERS = {
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "hidden"])
 @pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("mapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_that_mix_records_are_found(mixer, first, mapped):
     """Before the first variable, behind stop_gradient, weakly, or for large values alone: each moves all records' sums."""
     layer = layers.Lambda(MIXERS[mixer])

@@ -435,6 +435,7 @@ def test_a_layer_frozen_between_fits_stays_as_it_is():
     model.encoder.layers[0].trainable = False
     before = model.encoder.layers[0].kernel.numpy()
     others = model.encoder.layers[1].kernel.numpy()
+    compiled(model)  # As Keras wants it.
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     np.testing.assert_array_equal(before, model.encoder.layers[0].kernel.numpy())
     assert not np.array_equal(others, model.encoder.layers[1].kernel.numpy())

@@ -110,7 +110,7 @@ def test_groups_are_independent_uniform_and_keep_their_place():
     assert (groups.assign(key, 100, 5).numpy() == drawn[:100]).all()
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regularizer",
     [dpvi.divergences.MMD(), dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior(), dpvi.divergences.TotalCorrelation()],
@@ -122,7 +122,7 @@ def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compi
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     """Against autodiff of each group's term by itself, clipped and added up."""
     regularizer = dpvi.divergences.KLFromPrior()
