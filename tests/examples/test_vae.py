@@ -47,6 +47,7 @@ def test_the_dense_network_is_the_literatures(example):
     assert prior.event_shape == [50]
 
 
+@pytest.mark.slow
 def test_the_study_counts_seeds_and_variants(example, tmp_path, capsys):
     example.main(["--study", "--quick", "--output", str(tmp_path)])
     saved = json.loads((tmp_path / "vae_study.json").read_text())["study"]

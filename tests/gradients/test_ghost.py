@@ -416,7 +416,7 @@ def stack(rank, kinds):
     return made
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(architectures())
 def test_random_architectures(case):
     shape, kinds, seed = case
