@@ -5,7 +5,10 @@
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
+# Processes that run tests: most of their work is tracing, which has one thread in each.
+WORKERS ?= 2
 BIN := $(VENV)/bin
+JAX := .venv-jax
 STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
 
@@ -29,7 +32,7 @@ quickstart: $(STAMP) ## Make the environment and run the main job on real patien
 
 .PHONY: test
 test: lint $(STAMP) ## Format check, lint, types and the fast tests
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## Format check, lint and types only
@@ -46,7 +49,8 @@ studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, samp
 	$(BIN)/python examples/logistic_regression.py
 
 .PHONY: bench
-bench: bench-logistic bench-vae ## All benchmarks
+bench: $(STAMP) $(JAX)/.installed ## Every case beside its peers: the table of the README
+	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --check
 
 .PHONY: bench-logistic
 bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
@@ -55,6 +59,11 @@ bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
 .PHONY: bench-vae
 bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
 	$(BIN)/python benchmarks/vae.py
+
+$(JAX)/.installed: benchmarks/peers/jax.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(JAX)
+	$(JAX)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 .PHONY: format
 format: $(STAMP) ## Format and mend what ruff can

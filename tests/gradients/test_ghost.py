@@ -112,9 +112,18 @@ MODELS = {
         [5],
         lambda: sequential(layers.Dense(4), layers.GaussianNoise(1.0), layers.Dropout(0.5), layers.Dense(2)),
     ),
+    "masked": (
+        [6],
+        lambda: sequential(
+            layers.Embedding(5, 3, mask_zero=True),
+            layers.Dense(4, "tanh"),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(2),
+        ),
+    ),
     "frozen": ([5], lambda: sequential(layers.Dense(4, trainable=False), layers.Dense(3))),
 }
-INTEGERS = {"embedding", "shared embedding"}
+INTEGERS = {"embedding", "shared embedding", "masked"}
 
 
 def make(name, dtype, num, seed=0):
@@ -219,7 +228,10 @@ def check_with_draws(model, x, clip, keep, mapped, rtol):
         np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICK = ("dense over positions", "conv2d", "embedding", "group normalization", "nested")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_the_check_on_made_up_records_accepts_what_is_right(name):
     model, x = make(name, "float32", 3)
     checked = engine(model).checked(lambda part: losses_of(model, part), x)

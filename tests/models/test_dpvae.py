@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -65,10 +66,16 @@ def fitted(model=None, x=X, how=None, **kwargs):
     return model
 
 
+TRACED = weakref.WeakKeyDictionary()  # Of a model its clipped sum, traced once a shape.
+
+
 def clip_of(model, x, mask=None, key=(3, 4), **records):
     mask = tf.ones([len(x)], tf.bool) if mask is None else tf.constant(mask)
-    step = tf.function(lambda k: list(model._clip_batch({"x": tf.constant(x), **records}, mask, k)[0].tensors))
-    return [part.numpy() for part in step(tf.constant(key, tf.int64))]
+    if model not in TRACED:
+        own = weakref.ref(model)
+        TRACED[model] = tf.function(lambda r, m, k: list(own()._clip_batch(r, m, k)[0].tensors))
+    tensors = TRACED[model]({"x": tf.constant(x), **records}, mask, tf.constant(key, tf.int64))
+    return [part.numpy() for part in tensors]
 
 
 def norm(parts):
@@ -152,18 +159,18 @@ def test_one_record_moves_the_sum_by_the_clip_at_most(gradients, num_draws):
     assert moved[0] > 0.2
 
 
-def test_ghost_and_vectorized_agree_on_every_style_of_clip():
-    for clipping in ("flat", "per_layer", "normalized"):
-        sums = []
-        for gradients in ("ghost", "vectorized"):
-            model = fitted(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
-            rng = np.random.default_rng(0)
-            model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
-            sums.append(clip_of(model, X))
-            one = clip_of(model, X[:1])
-            assert norm(one) <= 0.3 * (1 + 1e-5)
-        for a, b in zip(*sums, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("clipping", ["flat", pytest.param("per_layer", marks=pytest.mark.slow), "normalized"])
+def test_ghost_and_vectorized_agree_on_every_style_of_clip(clipping):
+    sums = []
+    for gradients in ("ghost", "vectorized"):
+        model = fitted(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
+        rng = np.random.default_rng(0)
+        model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+        sums.append(clip_of(model, X))
+        one = clip_of(model, X[:1])
+        assert norm(one) <= 0.3 * (1 + 1e-5)
+    for a, b in zip(*sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_act_inside_the_clip():
@@ -214,7 +221,14 @@ def test_draws_differ_between_records_steps_and_physical_batches():
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_physical_batches_change_nothing(jit_compile):
     """Full batches in pieces of 7 give the sum of all records' clipped gradients, once each."""
-    model = fitted(jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
+    certain = tf.keras.Sequential(  # Codes of next to no spread: the pieces' own draws then change nothing either.
+        [
+            layers.Input([6]),
+            layers.Dense(D),
+            tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, tf.fill(tf.shape(t), 1e-6))),
+        ]
+    )
+    model = fitted(make(certain), jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
     variables = model.trainable_variables
     sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-3, noise_multiplier=0.0, learning_rate=1.0)
     sgd.build(variables)
@@ -230,10 +244,9 @@ def test_physical_batches_change_nothing(jit_compile):
         moves.append([v.numpy() - b for v, b in zip(variables, before, strict=True)])
         for v, b in zip(variables, before, strict=True):
             v.assign(b)
-    # Clips bind for every record, so both moves have a norm of nearly C; draws differ, directions hardly do.
-    cosine = sum(float((a * b).sum()) for a, b in zip(*moves, strict=True)) / (norm(moves[0]) * norm(moves[1]))
-    assert cosine > 0.9
-    assert norm(moves[1]) == pytest.approx(norm(moves[0]), rel=0.1)
+    assert norm(moves[0]) > 1e-4
+    for a, b in zip(*moves, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-3 * norm(moves[0]))
 
 
 # ---------------------------------------------------------------------- fits

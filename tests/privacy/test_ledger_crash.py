@@ -112,6 +112,7 @@ def _forked_writer(path, released, seed):
         ledger.confirm(reservation)
 
 
+@pytest.mark.slow
 def test_sigkill_at_200_random_moments_of_a_forked_writer(tmp_path):
     rng = random.Random(3)
     path, released = tmp_path / "ledger", tmp_path / "released"

@@ -5,11 +5,13 @@ import time
 import numpy as np
 import pytest
 import scipy.stats
+import tensorflow as tf
 from support import statistics
 from support.poisson import capacity, check_poisson, draw, drawer, make_keys
 
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import PoissonSampler
+from tfp_dpvi.sampling.poisson import partial_sums
 
 
 @pytest.mark.parametrize(
@@ -117,3 +119,13 @@ def test_bad_counts_are_refused(arguments):
     """C8: the message names the argument."""
     with pytest.raises(ValueError, match=r"num_available|physical_batch_size"):
         PoissonSampler(*arguments)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 308, 1000])
+def test_partial_sums_are_exact(count):
+    """Up to the largest that there can be below 2^53, and never fewer than N beyond."""
+    gaps = np.random.default_rng(count).integers(1, 2**52 // count, count)
+    np.testing.assert_array_equal(partial_sums(tf.constant(gaps)), np.cumsum(gaps))
+    beyond = partial_sums(tf.fill([count], tf.constant(2**52, tf.int64))).numpy()
+    assert np.all(np.diff(beyond) > 0)
+    np.testing.assert_array_equal(beyond[1:] >= 2**53, True)

@@ -58,9 +58,11 @@ def through_draws(
             inner.watch(draws)
             loss = record_loss(record)
         by_draws = inner.gradient(loss, draws, unconnected_gradients="zero")
+        if aligned:
+            return loss, by_draws
         # Selected before the pull-back, whose sums would spread one NaN over the record's whole gradient (C8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
-        return loss, by_draws if aligned else pull_back(by_draws)
+        return loss, pull_back(by_draws)
 
     if aligned:
         return ThroughDraws(record_gradient, draws, pull_back)

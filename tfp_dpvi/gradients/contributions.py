@@ -68,7 +68,7 @@ class Direct(Contribution):
     def squared_norms(self) -> Any:
         """See `Contribution`."""
         flat = self._flat()
-        return tf.reduce_sum(tf.square(flat), axis=1) + flat.shape[1] * _tiny(flat.dtype)
+        return tf.reduce_sum(tf.square(flat), axis=1) + flat.shape[1] * tiny(flat.dtype)
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -115,16 +115,16 @@ class Outer(Contribution):
         What sums lose by underflow, and by rounding where the sum over pairs of positions cancels, is added, so that no
         record, however odd, slips under the clip.
         """
-        k, d, tiny = self.left.shape[2], self.right.shape[2], _tiny(self.left.dtype)
-        of_left = tf.reduce_sum(tf.square(self.left), axis=2) + k * tiny
-        of_right = tf.reduce_sum(tf.square(self.right), axis=2) + d * tiny
+        k, d, smallest = self.left.shape[2], self.right.shape[2], tiny(self.left.dtype)
+        of_left = tf.reduce_sum(tf.square(self.left), axis=2) + k * smallest
+        of_right = tf.reduce_sum(tf.square(self.right), axis=2) + d * smallest
         if self.left.shape[1] == 1:
             return of_left[:, 0] * of_right[:, 0]
         pairs = tf.linalg.matmul(self.left, self.left, transpose_b=True)
         pairs *= tf.linalg.matmul(self.right, self.right, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
-        flushed = d * tiny * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
-        flushed += k * tiny * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
+        flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
+        flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
         lost = (k + d + self.left.shape[1] ** 2) * _epsilon(most.dtype) * tf.square(most) + flushed
         return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
@@ -167,7 +167,7 @@ class Lookup(Contribution):
     def squared_norms(self) -> Any:
         """See `Contribution`; rounding is treated as in `Outer`."""
         d, positions = self.values.shape[2], self.ids.shape[1]
-        squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * _tiny(self.values.dtype)
+        squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * tiny(self.values.dtype)
         if positions == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
@@ -218,6 +218,6 @@ def _epsilon(dtype: Any) -> float:
     return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
-def _tiny(dtype: Any) -> float:
+def tiny(dtype: Any) -> float:
     """The smallest normal number: TensorFlow flushes what is below it to zero."""
     return float(np.finfo(dtype.as_numpy_dtype).tiny)

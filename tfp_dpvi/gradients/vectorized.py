@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import ClippedSum, clip_record, select_finite
+from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors
+from tfp_dpvi.gradients.contributions import tiny
 from tfp_dpvi.gradients.side_effects import refuse_writes
+
+_LARGE = 4096
+"""Entries of a record's gradient from which a matrix product is faster than a loop over products."""
 
 RecordGradient = Callable[[Any, Any], tuple[Any, Sequence[Any]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
@@ -37,8 +43,8 @@ def clipped_sum(
 
     #### Formal guarantee
 
-    A record contributes a vector of joint l2 norm at most C, and exactly zero if it is masked or if its loss or its
-    gradient holds NaN or Inf. Its contribution depends on no other record. Hence A = C and D = 2C.
+    A record contributes a vector of joint l2 norm at most C up to rounding, and exactly zero if it is masked or if its loss
+    or its gradient's squared norm is NaN or Inf. Its contribution depends on no other record. Hence A = C and D = 2C.
     """
 
     def one(record_and_mask: Any) -> tuple[Any, list[Any]]:
@@ -47,11 +53,26 @@ def clipped_sum(
         num_known = len(graph.get_operations())
         loss, gradient = record_gradient(record, keep)
         refuse_writes(graph, num_known)
-        keep = keep & tf.math.is_finite(loss)
-        selected, keep = select_finite(gradient, keep)
-        loss = tf.where(keep, loss, tf.zeros_like(loss))
-        return loss, clip_record(selected, l2_norm_clip, clipping)
+        return loss, list(gradient)
 
-    losses, clipped = tf.vectorized_map(one, (records, mask))
-    total = [tf.reduce_sum(part, axis=0) for part in clipped]
-    return ClippedSum(total, l2_norm_clip), tf.reduce_sum(losses)
+    losses, gradients = tf.vectorized_map(one, (records, mask))
+    rows = [tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients]
+    # Squares that are flushed to zero are made up for, so that a norm is never too small.
+    squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]
+    keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
+    factors = [
+        tf.where(keep, factor, tf.zeros_like(factor)) for factor in clip_factors(squares, l2_norm_clip, clipping)
+    ]
+    total = [
+        tf.reshape(_weighted_sum(part, factor, keep), gradient.shape[1:])
+        for part, factor, gradient in zip(rows, factors, gradients, strict=True)
+    ]
+    return ClippedSum(total, l2_norm_clip), tf.reduce_sum(tf.where(keep, losses, tf.zeros_like(losses)))
+
+
+def _weighted_sum(rows: Any, factors: Any, keep: Any) -> Any:
+    """`sum_i factors[i] rows[i]` over kept rows; what is not kept is selected away, since 0 x NaN is NaN (C8)."""
+    rows = tf.where(keep[:, None], rows, tf.zeros([], rows.dtype))
+    if rows.shape[1] < _LARGE:
+        return tf.reduce_sum(rows * factors[:, None], axis=0)  # XLA makes one loop of it all.
+    return tf.linalg.matmul(factors[None], rows)[0]

@@ -214,11 +214,10 @@ class DPVAE(base.DPModel):
 
         def forward() -> tuple[_Terms, Any]:
             terms = self._terms(x, draw_key, self.num_draws, training=True)
-            values = self._group_terms(terms, assignment, mask, prior_key) if by_group else None
-            return terms, values
+            return terms, self._group_terms(terms, assignment, mask, prior_key) if by_group else None
 
         one = self._checked[1].run(forward)
-        terms, values = one.result
+        terms, value = one.result
         clipped, loss = one.clipped_sum(
             terms.losses,
             mask,
@@ -227,42 +226,54 @@ class DPVAE(base.DPModel):
             weights=records.get("sample_weight"),
         )
         if by_group:
-            clipped = self._with_groups(one, values, clipped, assignment, mask)
+            clipped = self._with_groups(one, value, clipped, assignment, mask)
         return clipped, loss
 
-    def _group_terms(self, terms: _Terms, assignment: Any, mask: Any, prior_key: Any) -> list[Any]:
-        """The regularizer's value for each group, each from its own records' codes alone."""
+    def _group_terms(self, terms: _Terms, assignment: Any, mask: Any, prior_key: Any) -> Any:
+        """The sum of the regularizer's values for groups, each from its own records' codes alone.
+
+        One group's value has no part in the gradient by another's codes, so the sum serves for all of them.
+        """
+        num = self.optimizer.num_partitions
+
+        def body(group: Any, total: Any) -> tuple[Any, Any]:
+            return group + 1, total + self._group_term(group, terms, assignment, mask, prior_key)
+
+        # A loop of the graph, not of Python: 64 groups would take a minute to trace.
+        start = (tf.constant(0), tf.zeros([], terms.samples.dtype))
+        return tf.while_loop(lambda group, _: group < num, body, start, maximum_iterations=num, parallel_iterations=1)[
+            1
+        ]
+
+    def _group_term(self, group: Any, terms: _Terms, assignment: Any, mask: Any, prior_key: Any) -> Any:
         regularizer, prior = self.batch_regularizer, self.prior
         assert regularizer is not None
         assert self._prior_samples is not None
-        values = []
-        for group in range(self.optimizer.num_partitions):
-            chosen = (assignment == group) & mask
-            samples = prior.sample(self._prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
-            if self._static:
-                # All rows, at a fixed shape, with nothing of other groups' records in theirs.
-                weights = tf.cast(chosen, terms.samples.dtype)
-                shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
-                posterior = groups.distribution_where(terms.posterior, chosen, terms.samples.shape[0])
-                codes = Codes(shown, weights, posterior, prior, samples)
-            else:
-                rows = tf.where(chosen)[:, 0]
-                posterior = groups.rows_of_distribution(terms.posterior, rows, terms.samples.shape[0])
-                own = tf.gather(terms.samples, rows)
-                codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, prior, samples)
-            value = tf.convert_to_tensor(regularizer(codes))
-            if value.shape.rank != 0:
-                raise ValueError(
-                    f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group of records. Reduce "
-                    "it, for instance with tf.reduce_sum."
-                )
-            values.append(value * self.regularizer_weight)
-        return values
+        chosen = (assignment == group) & mask
+        samples = prior.sample(self._prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
+        if self._static:
+            # All rows, at a fixed shape, with nothing of other groups' records in theirs.
+            weights = tf.cast(chosen, terms.samples.dtype)
+            shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
+            posterior = groups.distribution_where(terms.posterior, chosen, terms.samples.shape[0])
+            codes = Codes(shown, weights, posterior, prior, samples)
+        else:
+            rows = tf.where(chosen)[:, 0]
+            posterior = groups.rows_of_distribution(terms.posterior, rows, terms.samples.shape[0])
+            own = tf.gather(terms.samples, rows)
+            codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, prior, samples)
+        value = tf.convert_to_tensor(regularizer(codes))
+        if value.shape.rank != 0:
+            raise ValueError(
+                f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group of records. Reduce "
+                "it, for instance with tf.reduce_sum."
+            )
+        return tf.cast(value, terms.samples.dtype) * self.regularizer_weight
 
-    def _with_groups(self, one: Pass, values: Any, clipped: ClippedSum, assignment: Any, mask: Any) -> ClippedSum:
+    def _with_groups(self, one: Pass, value: Any, clipped: ClippedSum, assignment: Any, mask: Any) -> ClippedSum:
         """The sum of both terms, for one division by the expected batch size."""
         optimizer, variables = self.optimizer, self.trainable_variables
-        parts = one.contributions(values, [tf.ones_like(value) for value in values])
+        parts = one.contributions(value, tf.ones_like(value))
         reached = [part if yes else None for part, yes in zip(parts, self._reaches(), strict=True)]
         sums = groups.clipped_group_sum(
             reached,
@@ -391,7 +402,7 @@ class DPVAE(base.DPModel):
     def _check_shapes(self, x: Any) -> None:
         """Runs both networks on zeros: variables are made, and mistakes are named."""
         prior = self.prior
-        posterior = self._called("encoder", lambda: self.encode(x), x)
+        posterior = self._tried("encoder", lambda: self.encode(x), x)
         if posterior.batch_shape.as_list() != [_TRIED] or posterior.event_shape != prior.event_shape:
             raise ValueError(
                 f"encoder returned a distribution of batch shape {posterior.batch_shape} and event shape "
@@ -404,15 +415,15 @@ class DPVAE(base.DPModel):
                 "Use a normal, a logistic or another continuous distribution."
             )
         z = tf.zeros([_TRIED, *prior.event_shape], self._parts_of_model.dtype)
-        conditional = self._called("decoder", lambda: self.decode(z), z)
-        log_prob = self._called("decoder", lambda: conditional.log_prob(_as_event(x, conditional)), z)
+        conditional = self._tried("decoder", lambda: self.decode(z), z)
+        log_prob = self._tried("decoder", lambda: conditional.log_prob(_as_event(x, conditional)), z)
         if log_prob.shape.as_list() != [_TRIED]:
             raise ValueError(
                 f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {_TRIED} records; it "
                 f"must be [{_TRIED}]: one record is one event. Its event shape is {conditional.event_shape}."
             )
 
-    def _called(self, part: str, function: Callable[[], Any], given: Any) -> Any:
+    def _tried(self, part: str, function: Callable[[], Any], given: Any) -> Any:
         try:
             return function()
         except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:

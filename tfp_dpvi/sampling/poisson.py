@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi.privacy import PoissonSampling
@@ -24,6 +26,20 @@ def poisson_gaps(key: Any, shape: list[int], probability: float, limit: int) -> 
     uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
     return tf.cast(tf.minimum(skipped, tf.constant(limit, tf.float64)), tf.int64) + 1
+
+
+def partial_sums(gaps: Any) -> Any:
+    """Cumulative sums of positive int64 of shape [P], exact below 2^53 and at least 2^53 beyond.
+
+    As products with triangular matrices of ones, in about sqrt(P) rows: XLA's own cumulative sum takes three times as long.
+    """
+    count = int(gaps.shape[0])
+    width = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / width)
+    table = tf.reshape(tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]]), [rows, width])
+    within = tf.linalg.matmul(table, tf.constant(np.triu(np.ones([width, width]))))
+    before = tf.linalg.matvec(tf.constant(np.tril(np.ones([rows, rows]), -1)), within[:, -1])
+    return tf.cast(tf.reshape(within + before[:, None], [rows * width])[:count], tf.int64)
 
 
 class PoissonSampler(Sampler):
@@ -80,7 +96,7 @@ class PoissonSampler(Sampler):
 
         def body(last: Any, number: Any, carry: Any) -> tuple[Any, Any, Any]:
             gaps = poisson_gaps(_random.fold_in(key, number), [self.physical_batch_size], self.probability, count)
-            indices = last + tf.cumsum(gaps)
+            indices = last + partial_sums(gaps)
             mask = indices < count
             carry = visit(carry, tf.minimum(indices, count - 1), mask)
             return indices[-1], number + 1, carry
