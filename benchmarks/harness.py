@@ -1,0 +1,161 @@
+"""What all benchmarks share: interleaved repetitions, ratios with their spread, and what to say about the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and all values."""
+    values = list(values)
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
+
+
+def cpu_name() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "processor": cpu_name(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
+
+
+def versions(**packages: str) -> dict[str, str]:
+    """Of Python and of installed packages, given as `key="distribution"`."""
+    return {"python": platform.python_version(), **{key: metadata.version(name) for key, name in packages.items()}}
+
+
+@dataclasses.dataclass
+class Runner:
+    """One way of doing a case.
+
+    Attributes:
+      run: `steps -> seconds for them`, without compiling; called with 0 first, which compiles.
+      steps: how many a repetition times.
+      repetitions: at most so many; None for all.
+    """
+
+    run: Callable[[int], float]
+    steps: int
+    repetitions: int | None = None
+
+
+def interleaved(
+    makers: dict[str, Callable[[], Runner]], repetitions: int, *, seconds: float = float("inf"), name: str = ""
+) -> tuple[dict[str, list[float]], dict[str, float], dict[str, str]]:
+    """Seconds per step of each way, in rounds, so that a busy moment meets all of them.
+
+    Args:
+      makers: one for each way; what cannot be made is left out and said.
+      repetitions: rounds.
+      seconds: no round starts later than this.
+      name: of the case, for what is printed.
+
+    Returns:
+      Seconds per step by way; seconds of the first call, with tracing and compiling; what failed, and why.
+    """
+    times: dict[str, list[float]] = {}
+    first: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    runners: dict[str, Runner] = {}
+
+    def tried(way: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            failed[way] = f"{type(error).__name__}: {str(error)[:400]}"
+            print(f"{name}, {way} failed:\n{traceback.format_exc()}", flush=True)
+            return None
+
+    began = time.perf_counter()
+    for way, make in makers.items():
+
+        def begin(way: str = way, make: Callable[[], Runner] = make) -> bool:
+            runner = make()
+            start = time.perf_counter()
+            runner.run(0)
+            first[way] = time.perf_counter() - start
+            runners[way] = runner
+            return True
+
+        tried(way, begin)
+    for repetition in range(repetitions):
+        if repetition and time.perf_counter() - began > seconds:
+            break
+        for way, runner in list(runners.items()):
+            if runner.repetitions is not None and repetition >= runner.repetitions:
+                continue
+            value = tried(way, lambda runner=runner: runner.run(runner.steps))
+            if value is None:
+                del runners[way]
+            else:
+                times.setdefault(way, []).append(value / max(1, runner.steps))
+    shown = ", ".join(f"{way} {1e3 * statistics.median(values):.4g}" for way, values in times.items())
+    print(f"{name}: {shown} ms a step; load {os.getloadavg()[0]:.1f}", flush=True)
+    return times, first, failed
+
+
+def ratio(times: dict[str, list[float]], over: str, under: str) -> dict[str, Any] | None:
+    """Ratio of medians over the rounds that have both, with the rounds' own ratios; None without such a round."""
+    rounds = list(zip(times.get(over, []), times.get(under, []), strict=False))
+    if not rounds:
+        return None
+    value = statistics.median(a for a, _ in rounds) / statistics.median(b for _, b in rounds)
+    return {"ratio": value, "rounds": spread([a / b for a, b in rounds])}
+
+
+class Peer:
+    """A child process in an environment of its own, which answers JSON requests, one a line.
+
+    Args:
+      python: its interpreter.
+      script: what it runs.
+    """
+
+    def __init__(self, python: str, script: pathlib.Path) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        self._child = subprocess.Popen(
+            [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.versions = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The peer ended with status {self._child.wait()}.")
+        return json.loads(line)
+
+    def seconds(self, steps: int, **case: Any) -> float:
+        """Runs so many steps of a case; with 0 one, to compile."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps({**case, "steps": max(1, steps)}) + "\n")
+        self._child.stdin.flush()
+        answer = self._answer()
+        if not answer["finite"]:
+            raise RuntimeError(f"{case}: the result is not finite.")
+        return float(answer["seconds"])
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(timeout=60)
