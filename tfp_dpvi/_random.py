@@ -56,6 +56,11 @@ def split(key: Any, num: int) -> list[Any]:
     return tf.unstack(keys)
 
 
+def keys_of_step(key: Any, step: Any) -> list[Any]:
+    """Keys of one training step: for sampling, shared draws, draws of visits, and noise."""
+    return split(fold_in(key, step), 4)
+
+
 def normal(key: Any, shape: Any, dtype: Any) -> Any:
     """Standard normals whose tails are a Gaussian's as far as 8.49 standard deviations.
 

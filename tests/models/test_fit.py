@@ -399,18 +399,6 @@ def test_a_subclass_can_be_evaluated():
     assert model.privacy_ledger.num_releases == 0
 
 
-def test_several_replicas_are_refused(monkeypatch):
-    class Two:
-        num_replicas_in_sync = 2
-
-    model = make_model()
-    model.compile(optimizer=adam(), **TARGET)
-    monkeypatch.setattr(tf.distribute, "get_strategy", Two)
-    with pytest.raises(NotImplementedError, match="strategy"):
-        model.fit(X, Y, verbose=0)
-    assert model.privacy_ledger.num_releases == 0
-
-
 def test_add_loss_goes_through_the_clip():
     model = Regression(penalty=1e6)
     model(X[:1])

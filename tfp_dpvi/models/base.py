@@ -18,6 +18,7 @@ from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records, make_records
 from tfp_dpvi.models.run import PrivateRun
+from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
@@ -151,6 +152,16 @@ class DPModel(Model):
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
+    def _check_trainable(self) -> None:
+        """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
+        now = tuple(id(variable) for variable in self.trainable_variables)
+        if self._dp.trained not in (None, now):
+            raise ValueError(
+                "The model's trainable variables are not those of its last fit: `trainable` was changed, or layers were. Call "
+                "compile again, as Keras asks for after such a change; nothing was spent."
+            )
+        self._dp.trained = now
+
     def _check_optimizer(self, optimizer: Any) -> None:
         """For subclasses: raises if this optimizer does not fit the model."""
         if isinstance(optimizer, TermwiseOptimizer):
@@ -268,6 +279,7 @@ class DPModel(Model):
         state.auto_steps_per_execution = steps_per_execution is None
         state.validation_metrics = metric_objects
         state.loops = {}
+        state.trained = None
         state.plan = None
 
     @property
@@ -300,13 +312,15 @@ class DPModel(Model):
         validation_freq: Any = 1,
         validation_batch_size: int | None = None,
         validate: bool = True,
+        stream: bool | None = None,
         **refused: Any,
     ) -> Any:
         """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], or dict or tuple of such arrays; or a `tf.data.Dataset` of batches x, (x, y) or
-            (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
+          x: array of shape [N, ...], or dict or tuple of such arrays; or, for records that do not fit into memory, memory
+            maps or sources with a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of
+            batches x, (x, y) or (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with probability
             B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
@@ -329,7 +343,9 @@ class DPModel(Model):
           validation_freq: as in Keras.
           validation_batch_size: default 1024.
           validate: look for NaN and infinite values first. This check is the curator's, outside the guarantee; without
-            it such records contribute exactly zero.
+            it such records contribute exactly zero. Streamed records are not looked through.
+          stream: read the rows that a step draws from where they are stored, instead of holding all on the device; by
+            default for sources that are no arrays and for memory maps above 2 GiB. Same batches, same guarantee.
 
         Returns:
           A Keras `History`: epsilon, public and privatised values only.
@@ -345,11 +361,12 @@ class DPModel(Model):
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
         _refuse_arguments(refused)
-        strategies = (tf.distribute.get_strategy(), self.distribute_strategy)
-        if any(strategy.num_replicas_in_sync > 1 for strategy in strategies):
-            raise NotImplementedError(
-                "fit under a tf.distribute strategy with several replicas is not supported yet: noise would be drawn and "
-                "accounted for wrongly. Build and fit the model outside strategy.scope()."
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        outer = tf.distribute.get_strategy()
+        if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, self.variables)):
+            raise ValueError(
+                "fit is called in the scope of a tf.distribute strategy that the model was not built in: build and compile the "
+                "model inside strategy.scope() too, so that its variables are on all replicas."
             )
         if x is None:
             raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
@@ -361,7 +378,7 @@ class DPModel(Model):
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
         validation = self._check_validation(validation_data, validation_is_public, unsafe_validation)
         physical = state.settings.physical_batch_size
-        feed: ArrayFeed | DatasetFeed
+        feed: ArrayFeed | DatasetFeed | SourceFeed
         if isinstance(x, tf.data.Dataset):
             if y is not None or sample_weight is not None or batch_size is not None:
                 raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
@@ -383,29 +400,47 @@ class DPModel(Model):
                     "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
                     "samples by itself. Pass arrays."
                 )
+            traced: Any = feed.sampler
         else:
             if sampling_probability is not None:
                 raise ValueError(
                     f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
                 )
-            records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
+            source = None
+            if wants_stream((x, y), stream):
+                source = RecordSource(x, y, sample_weight, self._record_dtype)
+                records = source.probe
+            else:
+                records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
             self._prepare(records)
             self._check_data(records)
-            public_num = records.num if num_records is None else int(num_records)
+            available = records.num if source is None else source.num
+            public_num = available if num_records is None else int(num_records)
             batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
             sampler = planning.make_sampler(
                 sampling or "poisson",
-                records.num,
+                available,
                 public_num,
                 batch_size,
                 physical,
                 self.trainable_variables,
                 self._batch_needs,
             )
-            feed = ArrayFeed(records, sampler)
-            expected, tensors = float(min(batch_size, public_num)), feed.tensors
+            if source is None:
+                feed = ArrayFeed(records, sampler)
+                traced, tensors = sampler, feed.tensors
+            else:
+                feed = SourceFeed(source, sampler)
+                traced, tensors = feed.given, feed.probe_tensors
+            expected = float(min(batch_size, public_num))
             steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
         assert steps_per_epoch is not None
+        self._check_trainable()
+        if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
+            raise ValueError(
+                f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
+                "batch out: fit it outside the strategy's scope."
+            )
         steps = (epochs - initial_epoch) * steps_per_epoch
         sensitivity, noise_scales = self._noise(feed.sampler.scheme, expected)
         plan = planning.make_plan(
@@ -424,7 +459,7 @@ class DPModel(Model):
             expected_batch_size=expected,
             noise_scales=noise_scales,
         )
-        run.try_without_a_step(feed.sampler, tensors)
+        run.try_without_a_step(traced, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
         run.curve = planning.make_curve(state, plan, steps_per_epoch)
         state.plan = plan
@@ -440,7 +475,8 @@ class DPModel(Model):
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
         try:
             return super().fit(
-                tf.data.Dataset.range(1).repeat(),  # Keras counts steps on it; records are sampled inside the step.
+                # Keras counts steps on it; records are sampled inside the step.
+                tf.data.Dataset.range(replicas).batch(replicas).repeat(),
                 epochs=epochs,
                 steps_per_epoch=steps_per_epoch,
                 initial_epoch=initial_epoch,

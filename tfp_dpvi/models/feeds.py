@@ -36,8 +36,9 @@ class ArrayFeed:
         self.sampler = sampler
         self.tensors = records.tensors()
 
-    def calls(self, steps: int) -> Iterator[tuple[int, Sampler, Any]]:
-        """One call for all steps."""
+    def calls(self, steps: int, key: Any, first: int, compiled: bool) -> Iterator[tuple[int, Sampler, Any]]:
+        """One call for all steps, which draw their records from the key themselves."""
+        del key, first, compiled
         yield steps, self.sampler, self.tensors
 
 
@@ -108,8 +109,9 @@ class DatasetFeed:
         self.probe = self._probe()
         self.sampler = self._sampler(self._rows)
 
-    def calls(self, steps: int) -> Iterator[tuple[int, Sampler, Any]]:
+    def calls(self, steps: int, key: Any, first: int, compiled: bool) -> Iterator[tuple[int, Sampler, Any]]:
         """One call for each batch."""
+        del key, first, compiled
         for _ in range(steps):
             tensors, rows = self._padded(self._next())
             yield 1, self._sampler(rows), tensors

@@ -10,7 +10,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, RecordGradient, clipped_sum
 from tfp_dpvi.privacy import Sensitivity
-from tfp_dpvi.sampling import Sampler
+from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,11 @@ class StepGradients:
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
-    """What is fixed while tracing; everything else is an argument of the compiled function."""
+    """What is fixed while tracing; everything else is an argument of the compiled function.
+
+    With a `strategy` of several replicas each takes its share of every physical batch; the shares' clipped sums are
+    added up, and all replicas add one and the same noise, drawn from the step's key, and make the same update.
+    """
 
     sampler: Sampler
     expected_batch_size: float
@@ -44,6 +48,7 @@ class LoopSettings:
     jit_compile: bool
     run_eagerly: bool
     noise_scales: tuple[float, ...] | None = None
+    strategy: Any = None
 
 
 def make_loop(
@@ -65,26 +70,44 @@ def make_loop(
     """
     clip, clipping = optimizer.l2_norm_clip, optimizer.clipping
     static = settings.jit_compile or settings.run_eagerly
+    replicas = 1 if settings.strategy is None else settings.strategy.num_replicas_in_sync
 
     def one_step(step: Any, key: Any, noise_multiplier: Any, records: Any) -> Any:
-        sampling_key, draw_key, visits_key, noise_key = _random.split(_random.fold_in(key, step), 4)
+        sampling_key, draw_key, visits_key, noise_key = _random.keys_of_step(key, step)
         gradients = step_gradients(draw_key, settings.num_records)
 
         def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, Any]:
             if gradients.clip_batch is not None:
                 return gradients.clip_batch(batch, mask, visit_key)
             assert gradients.record_gradient is not None
+            if replicas > 1 and settings.jit_compile and gradients.pull_back is not None:
+                # Tensors in, tensors out: compiled code cannot read the variables of a replica.
+                compiled = tf.function(sums_of, jit_compile=True, autograph=False)
+                tensors, batch_loss = compiled(batch, mask)
+                return ClippedSum(tensors, clip), batch_loss
             return clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping)
+
+        def sums_of(batch: Any, mask: Any) -> tuple[Any, Any]:
+            assert gradients.record_gradient is not None
+            clipped, batch_loss = clipped_sum(
+                gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping
+            )
+            return list(clipped.tensors), batch_loss
 
         def visit(carry: Any, indices: Any, mask: Any) -> Any:
             sums, loss, number = carry
+            if replicas > 1:
+                indices, mask = _share(indices, mask, replicas)
+            own = dict(records)
+            given = own.pop("mask", None)
+            if given is not None:
+                mask &= tf.gather(given, indices)  # Rows of a given batch that are padding.
             if gradients.clip_batch is not None and not static:
                 # Without XLA shapes may vary: no work for padding, but for one row, so that no batch is empty.
                 indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
                 mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
-            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), dict(records))
-            mask &= batch.pop("mask", True)  # Rows of a given batch that are padding.
-            clipped, batch_loss = clip_visited(batch, mask, _random.fold_in(visits_key, number))
+            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), own)
+            clipped, batch_loss = clip_visited(batch, mask, _random.fold_in(visits_key, number * replicas + _replica()))
             stated = (clipped.sensitivity, clipped.noise_scales)
             if stated != (settings.sensitivity, settings.noise_scales):
                 raise AssertionError(
@@ -95,7 +118,14 @@ def make_loop(
 
         zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
         start = (zeros, tf.zeros([], variables[0].dtype), tf.constant(0, tf.int64))
-        sums, loss, _ = settings.sampler.walk(sampling_key, visit, start)
+        sampler = settings.sampler
+        if isinstance(sampler, GivenBatchSampler):
+            sums, loss, _ = sampler.walk(sampling_key, visit, start, given=records["mask"])
+        else:
+            sums, loss, _ = sampler.walk(sampling_key, visit, start)
+        if replicas > 1:
+            context = tf.distribute.get_replica_context()
+            *sums, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums, loss])
         private = optimizer.privatize(
             ClippedSum(sums, clip, settings.sensitivity, settings.noise_scales),
             key=noise_key,
@@ -104,12 +134,20 @@ def make_loop(
             data_independent=gradients.data_independent,
             noise_multiplier=noise_multiplier,
         )
-        optimizer.apply_gradients(zip(private.tensors, variables, strict=True))
+        pairs = zip(private.tensors, variables, strict=True)
+        if replicas > 1:
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)  # They are the same everywhere already.
+        else:
+            optimizer.apply_gradients(pairs)
         return loss / tf.cast(settings.expected_batch_size, loss.dtype)
 
     def run(key: Any, first_step: Any, num_steps: Any, noise_multiplier: Any, records: Any) -> Any:
         def body(done: Any, total: Any) -> tuple[Any, Any]:
-            return done + 1, total + one_step(first_step + done, key, noise_multiplier, records)
+            arguments = (first_step + done, key, noise_multiplier, records)
+            if replicas == 1:
+                return done + 1, total + one_step(*arguments)
+            losses = settings.strategy.run(one_step, args=arguments)
+            return done + 1, total + settings.strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
         start = (tf.constant(0, tf.int64), tf.zeros([], variables[0].dtype))
         _, total = tf.while_loop(lambda done, _: done < num_steps, body, start, parallel_iterations=1)
@@ -117,4 +155,20 @@ def make_loop(
 
     if settings.run_eagerly:
         return run
-    return tf.function(run, jit_compile=settings.jit_compile, autograph=False)
+    return tf.function(run, jit_compile=settings.jit_compile and replicas == 1, autograph=False)
+
+
+def _replica() -> Any:
+    """Number of the replica that this is traced for, 0 without a strategy."""
+    context = tf.distribute.get_replica_context()
+    number = None if context is None else context.replica_id_in_sync_group
+    return tf.constant(0, tf.int64) if number is None else tf.cast(number, tf.int64)
+
+
+def _share(indices: Any, mask: Any, replicas: int) -> tuple[Any, Any]:
+    """This replica's part of a physical batch: parts are disjoint, of one size, and all of it together."""
+    size = -(-int(indices.shape[0]) // replicas)
+    padding = size * replicas - int(indices.shape[0])
+    begin = _replica() * size
+    indices = tf.concat([indices, tf.repeat(indices[:1], padding)], axis=0)
+    return indices[begin : begin + size], tf.pad(mask, [[0, padding]])[begin : begin + size]

@@ -12,6 +12,7 @@ from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.models import planning
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, make_loop
+from tfp_dpvi.models.sources import SourceFeed
 from tfp_dpvi.models.state import State
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan
 from tfp_dpvi.sampling import Sampler
@@ -43,7 +44,7 @@ class PrivateRun:
         self,
         model: Any,
         state: State,
-        feed: ArrayFeed | DatasetFeed,
+        feed: ArrayFeed | DatasetFeed | SourceFeed,
         plan: PrivacyPlan,
         *,
         allowed: int,
@@ -62,8 +63,9 @@ class PrivateRun:
         self._noise_scales = noise_scales
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
-        self._key = tf.constant(_random.new_key(state.seed))
+        self._key = _agreed(model.distribute_strategy, tf.constant(_random.new_key(state.seed)))
         self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
+        self._compiled = False
         self._done = 0
         self._curve_from = 0
         self._known_releases = state.ledger.num_releases
@@ -89,7 +91,7 @@ class PrivateRun:
         self._done += steps
         self._known_releases = state.ledger.num_releases
         loss = 0.0
-        for several, sampler, tensors in self._feed.calls(steps):
+        for several, sampler, tensors in self._feed.calls(steps, self._key, number, self._compiled):
             counts = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
             mean = self._loop(sampler, tensors)(self._key, *counts, self._noise_multiplier, tensors)
             loss += mean * (several / steps)
@@ -133,6 +135,7 @@ class PrivateRun:
         model._check_unchanged()
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
+        strategy = model.distribute_strategy if model.distribute_strategy.num_replicas_in_sync > 1 else None
         few = self._plan.num_releases < _STEPS_WORTH_COMPILING or not model.gains_from_xla
         choices = (wanted,) if wanted is not None else (False,) if few else (True, False)
         for jit in choices:
@@ -144,6 +147,7 @@ class PrivateRun:
                 noise_scales=self._noise_scales,
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
+                strategy=strategy,
             )
             identity = (  # What a trace takes from the model.
                 model.optimizer.l2_norm_clip,
@@ -159,6 +163,7 @@ class PrivateRun:
                 model.run_eagerly,
                 spec,
             )
+            self._compiled = jit
             if identity in state.loops:
                 return state.loops[identity]
             variables = model.trainable_variables
@@ -176,3 +181,17 @@ class PrivateRun:
             state.loops[identity] = loop
             return loop
         raise AssertionError("unreachable: the last choice returns or raises")
+
+
+def _agreed(strategy: Any, key: Any) -> Any:
+    """The first worker's key, on every worker: all draw the same batches and the same noise."""
+    if not strategy.extended._in_multi_worker_mode():
+        return key
+
+    def of_first() -> Any:
+        context = tf.distribute.get_replica_context()
+        first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), 0)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, key, tf.zeros_like(key)))
+
+    agreed = tf.function(lambda: strategy.run(of_first), autograph=False)()
+    return tf.identity(strategy.experimental_local_results(agreed)[0])

@@ -49,4 +49,5 @@ class State:
         self.loss_metric = keras.metrics.Mean(name="loss")
         self.auto_steps_per_execution = True
         self.loops: dict[Any, Callable[..., Any]] = {}
+        self.trained: tuple[int, ...] | None = None
         self.train_function: Callable[..., Any] | None = None

@@ -1,0 +1,180 @@
+"""Records that are read from where they are stored: the same batches as from memory, and clear errors (C4, C6)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+
+tfd = tfp.distributions
+N, D = 300, 3
+X = np.random.default_rng(0).normal(size=[N, D]).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+
+
+class Rows:
+    """A source that is no array; remembers what it was asked for."""
+
+    def __init__(self, array, length=None, fail_after=None):
+        self.array, self.length, self.fail_after = array, length or len(array), fail_after
+        self.asked = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, indices):
+        self.asked.append(np.array(indices))
+        if self.fail_after is not None and len(self.asked) > self.fail_after:
+            raise OSError("the disk is gone")
+        return self.array[indices]
+
+
+def memmap(tmp_path, array, name="x"):
+    mapped = np.memmap(tmp_path / name, dtype=array.dtype, mode="w+", shape=array.shape)
+    mapped[:] = array
+    mapped.flush()
+    return np.memmap(tmp_path / name, dtype=array.dtype, mode="r", shape=array.shape)
+
+
+def model(seed=3, **kwargs):
+    prior = tfd.Sample(tfd.Normal(0.0, 1.0), D)
+    made = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), seed=seed)
+    how = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.05)
+    made.compile(how, delta=1e-5, **kwargs)
+    return made
+
+
+def weights(made):
+    return np.concatenate([v.numpy().ravel() for v in made.trainable_variables])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+@pytest.mark.parametrize("physical", [None, 7])
+def test_streamed_equals_resident_in_seeded_mode(tmp_path, jit_compile, sampling, physical):
+    """Step for step the same batches in the same order, so the same sums to rounding."""
+    relation = dpvi.privacy.NeighboringRelation.REPLACE_ONE if sampling == "fixed_size" else None
+    more = {} if relation is None else {"neighboring_relation": relation, "accountant": "rdp"}
+    common = {"batch_size": 20, "epochs": 1, "steps_per_epoch": 12, "sampling": sampling, "verbose": 0}
+    ends = []
+    for x in (X, memmap(tmp_path, X), Rows(X)):
+        made = model(jit_compile=jit_compile, physical_batch_size=physical, steps_per_execution=4, **more)
+        made.fit(x, Y, stream=None if x is X else True, **common)
+        ends.append(weights(made))
+        assert made.privacy_ledger.num_releases == 12
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(ends[2], ends[1])
+
+
+def test_a_vae_of_a_source_equals_one_of_arrays():
+    """Integer records, and a model that takes a batch at once."""
+    data = np.random.default_rng(1).integers(0, 256, [80, 6]).astype("uint8")
+    layers = tf.keras.layers
+    ends = []
+    for x in (data, Rows(data)):
+        tf.keras.utils.set_random_seed(0)
+        encoder = tf.keras.Sequential(
+            [
+                layers.Input([6], dtype="uint8"),
+                layers.Rescaling(1 / 255.0),
+                layers.Dense(4),
+                tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.exp(t[..., 2:]))),
+            ]
+        )
+        decoder = tf.keras.Sequential(
+            [
+                layers.Input([2]),
+                layers.Dense(6),
+                tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, 100.0), 1)),
+            ]
+        )
+        made = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2)), seed=5)
+        how = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+        made.compile(how, delta=1e-5)
+        made.fit(x, batch_size=10, epochs=1, verbose=0)
+        ends.append(weights(made))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-4, atol=1e-6)
+
+
+def test_only_drawn_rows_are_read_and_no_step_is_traced_anew():
+    source = Rows(X)
+    made = model(seed=None, jit_compile=False)
+    made.fit(source, Y, batch_size=20, epochs=3, steps_per_epoch=20, verbose=0)
+    sizes = [len(indices) for indices in source.asked[1:]]  # The first asks for a row's shape.
+    assert len(sizes) == 60
+    assert len(set(sizes)) > 5
+    assert 60 * 20 - 7 * (60 * 20) ** 0.5 < sum(sizes) < 60 * 20 + 7 * (60 * 20) ** 0.5  # p < 1e-11.
+    assert all(np.all(np.diff(indices) > 0) for indices in source.asked[1:])
+    (loop,) = made._dp.loops.values()
+    assert loop.experimental_get_tracing_count() == 1
+
+
+def test_the_plan_is_that_of_arrays():
+    plans = []
+    for x in (X, Rows(X)):
+        made = model()
+        made.fit(x, Y, batch_size=20, epochs=1, num_records=310, verbose=0)
+        plans.append(made.privacy_plan)
+    assert plans[0] == plans[1]
+
+
+def test_large_memory_maps_are_streamed_and_small_ones_loaded(tmp_path, monkeypatch):
+    from tfp_dpvi.models import sources
+
+    mapped = memmap(tmp_path, X)
+    assert not sources.wants_stream((mapped, Y), None)
+    monkeypatch.setattr(sources, "RESIDENT_BYTES", 1000)
+    assert sources.wants_stream((mapped, Y), None)
+    assert not sources.wants_stream((mapped, Y), False)
+    assert sources.wants_stream(({"a": Rows(X)}, None), None)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "words"),
+    [
+        (Rows(X), Y[:-1], {}, ["Lengths differ", "299"]),
+        (Rows(X[:0], length=0), None, {}, ["no records"]),
+        (Rows(X), Y, {"stream": False}, ["stream=False"]),
+        (Rows(X), Y, {"batch_size": N}, ["batch_size", "arrays"]),
+        (Rows(np.array([["a"]] * N)), Y, {}, ["numbers"]),
+    ],
+)
+def test_bad_sources_are_refused_before_anything_is_spent(x, y, options, words):
+    made = model()
+    with pytest.raises(ValueError, match=words[0]) as caught:
+        made.fit(x, y, **{"batch_size": 20, "verbose": 0, **options})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert made.privacy_ledger.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (lambda: Rows(X, fail_after=6), ["could not be read", "disk is gone"]),
+        (lambda: Rows(X, length=N + 300), ["could not be read", "IndexError"]),
+        (lambda: Short(X), ["shorter"]),
+    ],
+)
+def test_a_source_that_fails_stops_the_fit_and_the_ledger_holds_what_ran(source, words):
+    made = model(seed=None, steps_per_execution=4)
+    x = source()
+    before = weights(made) if made.trainable_variables else None
+    with pytest.raises(RuntimeError) as caught:
+        made.fit(x, np.zeros(len(x), "int32"), batch_size=30, epochs=1, steps_per_epoch=40, verbose=0)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    charged = made.privacy_ledger.num_releases
+    assert charged % 4 == 0
+    assert charged >= int(made.optimizer.iterations.numpy())
+    assert charged - int(made.optimizer.iterations.numpy()) <= 4
+    assert before is None or np.isfinite(weights(made)).all()
+    made.fit(X, Y, batch_size=20, epochs=1, verbose=0)  # Usable still.
+
+
+class Short(Rows):
+    """Silently gives fewer rows than asked for."""
+
+    def __getitem__(self, indices):
+        return super().__getitem__(indices[: max(1, len(indices) - 1)])

@@ -1,0 +1,223 @@
+"""Records that stay where they are: memory maps and other indexable sources, read by the rows that a step draws."""
+
+from __future__ import annotations
+
+import collections
+import math
+import mmap
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import tf
+from tfp_dpvi.models.records import Records
+from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, GivenBatchSampler, HostDraws, PoissonSampler, Sampler
+
+RESIDENT_BYTES = 2**31
+"""Memory maps up to this size are loaded: a device's memory is faster than any disk."""
+
+_AHEAD = 8  # Steps whose rows the operating system is told of before they are read.
+_READY = 4  # Batches that wait for the loop.
+
+
+def is_source(value: Any) -> bool:
+    """Whether `value` is indexable by rows without being an array: it has `source[indices]` and a length."""
+    plain = isinstance(value, list | tuple | dict | str | bytes | tf.Tensor | tf.data.Dataset)
+    return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def wants_stream(parts: Any, stream: bool | None) -> bool:
+    """Whether to read these records by rows: sources always, memory maps that are large, or as the user says.
+
+    Raises:
+      ValueError: `stream=False` of a source that is no array.
+    """
+    leaves = tf.nest.flatten(parts)
+    sources = any(is_source(leaf) for leaf in leaves)
+    if stream is False and sources:
+        raise ValueError("stream=False, but x or y is a source that is read by rows: leave stream out, or pass arrays.")
+    mapped = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.memmap))
+    return sources or (mapped > RESIDENT_BYTES if stream is None else bool(stream))
+
+
+class RecordSource:
+    """Structures of arrays, memory maps or sources with a common length, one record a row.
+
+    Args:
+      x: structure of leaves with a length, and `leaf[indices]` for an increasing int64 array of indices.
+      y: likewise, or None.
+      sample_weight: array of shape [N], or None.
+      dtype: NumPy float type of the model; floats are cast to it as they are read, integers stay.
+
+    Raises:
+      ValueError: lengths differ, no records, or a row that is no array of numbers.
+    """
+
+    def __init__(self, x: Any, y: Any, sample_weight: Any, dtype: Any) -> None:
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        self._parts = {name: part for name, part in given.items() if part is not None}
+        self._leaves = [
+            leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
+            for leaf in tf.nest.flatten(self._parts)
+        ]
+        self._dtype = np.dtype(dtype)
+        lengths = {len(leaf) for leaf in self._leaves}
+        if len(lengths) != 1:
+            raise ValueError(f"Lengths differ: x, y and sample_weight have {sorted(lengths)} rows. Give one a record.")
+        self.num = lengths.pop()
+        if self.num == 0:
+            raise ValueError("x holds no records: there is nothing to learn from.")
+        for leaf in self._leaves:
+            if isinstance(leaf, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
+                _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
+        self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
+
+    def _row(self, number: int, leaf: Any) -> np.ndarray:
+        row = leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
+        if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
+            raise ValueError(
+                f"Part {number} of the records gives {row.dtype} of shape {row.shape} for source[[0]]: it must give one row of "
+                "numbers for each index, float, integer or bool."
+            )
+        return np.zeros(row.shape, self._kind(row.dtype))
+
+    def _kind(self, dtype: Any) -> Any:
+        return self._dtype if np.dtype(dtype).kind in "fb" else dtype
+
+    @property
+    def probe(self) -> Records:
+        """One record of the right shapes, all zero."""
+        parts = tf.nest.pack_sequence_as(self._parts, self._specs)
+        return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), 1)
+
+    def advise(self, indices: np.ndarray) -> None:
+        """Tells the operating system which rows will be read, so that it reads them side by side."""
+        for leaf in self._leaves:
+            if isinstance(leaf, np.memmap) and leaf.flags.c_contiguous and hasattr(mmap, "MADV_WILLNEED"):
+                mapped, offset = _map_of(leaf)
+                width = leaf.strides[0]
+                first = (offset + indices * width) // mmap.PAGESIZE * mmap.PAGESIZE
+                for start, index in zip(first.tolist(), indices.tolist(), strict=True):
+                    mapped.madvise(mmap.MADV_WILLNEED, start, offset + (index + 1) * width - start)
+
+    def take(self, indices: np.ndarray, rows: int) -> Any:
+        """The records with these indices as a structure of arrays, and rows of zeros up to `rows`.
+
+        Raises:
+          RuntimeError: the source gave something else, or failed.
+        """
+        return tf.nest.pack_sequence_as(
+            self._parts, [self._read(number, indices, rows) for number in range(len(self._leaves))]
+        )
+
+    def _read(self, number: int, indices: np.ndarray, rows: int) -> np.ndarray:
+        leaf, spec = self._leaves[number], self._specs[number]
+        filled = np.zeros([rows, *spec.shape[1:]], spec.dtype)
+        if len(indices) == 0:
+            return filled
+        try:
+            found = np.asarray(leaf[indices])
+        except Exception as error:
+            raise RuntimeError(
+                f"Part {number} of the records could not be read at rows {indices[0]} to {indices[-1]} of {self.num}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if found.shape != (len(indices), *spec.shape[1:]):
+            raise RuntimeError(
+                f"Part {number} of the records gave shape {found.shape} for {len(indices)} rows; it must be "
+                f"{(len(indices), *spec.shape[1:])}. Is the source shorter than its length of {self.num}?"
+            )
+        filled[: len(indices)] = found
+        return filled
+
+
+def _map_of(leaf: Any) -> tuple[Any, int]:
+    """The mmap under an array and where in it the array begins, in bytes."""
+    mapped: Any = leaf._mmap
+    begins = np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
+    return mapped, leaf.__array_interface__["data"][0] - begins
+
+
+class SourceFeed:
+    """Batches of a `RecordSource` drawn by a sampler on the host, each one step, read ahead while steps run.
+
+    The same records in the same order as from arrays on the device; the sampler's scheme is what is accounted for.
+
+    Args:
+      source: the records.
+      sampler: draws from them.
+    """
+
+    def __init__(self, source: RecordSource, sampler: Sampler) -> None:
+        if isinstance(sampler, FullBatchSampler):
+            raise ValueError(
+                f"batch_size is not below the number of records, {source.num}, and they are read from where they are stored: a "
+                "step would read them all. Choose a smaller batch_size, or pass arrays."
+            )
+        assert isinstance(sampler, PoissonSampler | FixedSizeSampler)
+        self.sampler, self._source = sampler, source
+        # Room that no batch passes but once in 10^15; what passes it is not lost, it is traced anew.
+        size = sampler.physical_batch_size
+        if isinstance(sampler, PoissonSampler):
+            mean = sampler.num_available * sampler.probability
+        else:
+            mean = float(sampler.batch_size)
+        visits = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / size))
+        self._draws = HostDraws(sampler, visits)
+        self._rows = size * visits
+        self.given = self._given(self._rows)
+        self.probe_tensors = tf.nest.map_structure(
+            tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows)
+        )
+        self.probe_tensors["mask"] = tf.zeros([self._rows], tf.bool)
+
+    def _given(self, rows: int) -> GivenBatchSampler:
+        return GivenBatchSampler(rows, self.sampler.scheme, self.sampler.physical_batch_size)
+
+    def calls(self, steps: int, key: Any, first: int, compiled: bool) -> Iterator[tuple[int, Sampler, Any]]:
+        """One call for each batch."""
+        ready: queue.Queue[Any] = queue.Queue(_READY)
+        stopped = threading.Event()
+
+        def put(item: Any) -> None:
+            while not stopped.is_set():
+                try:
+                    return ready.put(item, timeout=0.1)
+                except queue.Full:
+                    continue
+
+        def read() -> None:
+            drawn: collections.deque[Any] = collections.deque()
+            step = first
+            try:
+                while (step < first + steps or drawn) and not stopped.is_set():
+                    while step < first + steps and len(drawn) < _AHEAD:
+                        drawn.append(self._draws(key, step, compiled))
+                        self._source.advise(drawn[-1][0])
+                        step += 1
+                    put(self._batch(*drawn.popleft()))
+            except Exception as error:
+                put(error)
+
+        reader = threading.Thread(target=read, name="tfp_dpvi reader", daemon=True)
+        reader.start()
+        try:
+            for _ in range(steps):
+                batch = ready.get()
+                if isinstance(batch, Exception):
+                    raise batch
+                rows, arrays = batch
+                yield 1, self._given(rows), tf.nest.map_structure(tf.convert_to_tensor, arrays)
+        finally:
+            stopped.set()
+            reader.join()
+
+    def _batch(self, indices: np.ndarray, visits: int) -> tuple[int, Any]:
+        # What is drawn comes before what is padding, in every visit, so that the records can be laid end to end.
+        rows = max(self._rows, visits * self.sampler.physical_batch_size)
+        arrays = self._source.take(indices, rows)
+        arrays["mask"] = np.arange(rows) < len(indices)
+        return rows, arrays
