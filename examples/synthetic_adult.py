@@ -44,7 +44,7 @@ NUMBERS = {
 # Chosen on the training records alone, a fifth of them held out, in a NumPy simulation of the same steps. The records are
 # public, so the choice cost no budget; on private ones it would: take these.
 SETTINGS = {"num_components": 24, "steps": 200, "l2_norm_clip": 1.0, "learning_rate": 0.1, "ema_momentum": 0.97}
-QUICK = {"num_components": 8, "steps": 60, "ema_momentum": 0.9}
+QUICK = {"num_components": 8, "steps": 40, "ema_momentum": 0.9}
 
 
 def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -100,22 +100,21 @@ def design(table: Table, data: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_classifier(table: Table, data: Any, epochs: int) -> Any:
-    """Plain logistic regression in Keras."""
+    """Plain logistic regression in Keras: weights [levels, 1] and the intercept [1]."""
     x, y = design(table, data)
     model = keras.Sequential([keras.Input([x.shape[1]]), keras.layers.Dense(1, activation="sigmoid")])
     steps = epochs * math.ceil(len(x) / 256)
     rate = keras.optimizers.schedules.CosineDecay(0.02, steps)
-    model.compile(keras.optimizers.Adam(rate), "binary_crossentropy", metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(rate), "binary_crossentropy")
     model.fit(x, y, batch_size=256, epochs=epochs, verbose=0)
-    return model
+    return model.get_weights()
 
 
 def test_accuracy(table: Table, data: Any, test: Any, epochs: int) -> float:
     """Accuracy on real test records of a classifier trained on `data`."""
     x, y = design(table, test)
-    return float(
-        np.mean((train_classifier(table, data, epochs).predict(x, batch_size=8192, verbose=0)[:, 0] > 0.5) == y)
-    )
+    weights, intercept = train_classifier(table, data, epochs)
+    return float(np.mean(((x @ weights + intercept)[:, 0] > 0.0) == y))
 
 
 # ---------------------------------------------------------------------- how alike tables are
