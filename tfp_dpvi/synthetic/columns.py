@@ -135,6 +135,9 @@ class _Numeric(Column):
 class Continuous(_Numeric):
     """Real numbers between public bounds.
 
+    Only a number's bin is learned, and samples are uniform within it. So where records crowd to one end of a wide bin, means
+    of samples are off whatever the budget; where values are known to heap (zeros, round numbers), give them narrow bins.
+
     Attributes:
       lower: the least value allowed.
       upper: the largest value allowed.
@@ -167,7 +170,7 @@ class Continuous(_Numeric):
 
 @dataclasses.dataclass(frozen=True)
 class Integer(_Numeric):
-    """Whole numbers between public bounds, both included.
+    """Whole numbers between public bounds, both included. As for `Continuous`, samples are uniform within a bin.
 
     Attributes:
       lower: the least value allowed.
