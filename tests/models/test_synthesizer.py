@@ -57,7 +57,7 @@ def shares(data):
 def fitted():
     """Without noise and clip, so that what is learned can be compared closely."""
     synthesizer = dpvi.Synthesizer(TABLE, 4, target="kind", seed=1)
-    return synthesizer.fit(make_data(), noise_multiplier=0.0, l2_norm_clip=math.inf, delta=1e-5, steps=200)
+    return synthesizer.fit(make_data(), noise_multiplier=0.0, l2_norm_clip=math.inf, delta=1e-5, steps=400)
 
 
 def test_it_learns_the_table(fitted):

@@ -57,7 +57,7 @@ def tables_by_hand(params):
 
     def normal(place, centres):
         location, log_scale = params["normals"][:, place, 0, None], params["normals"][:, place, 1, None]
-        return soft(-0.5 * ((centres - location) / (0.01 + np.exp(log_scale))) ** 2, axis=1)
+        return soft(-0.5 * ((centres - 0.1 * location) / (0.01 + np.exp(log_scale))) ** 2, axis=1)
 
     def with_missing(shares, absent):
         absent = soft(absent, axis=1)

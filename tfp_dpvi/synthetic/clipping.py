@@ -15,7 +15,7 @@ from typing import Any
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, clip_factors
 from tfp_dpvi.gradients.contributions import _epsilon
-from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, TableMixture, _log_table, _Segments
+from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
 
 
 def table_clipped_sum(
@@ -80,10 +80,10 @@ def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
             scale = _LEAST_SCALE + tf.exp(log_scale)
-            z = (segments.centres[place] - location) / scale
-            # Of the level's logit -z^2 / 2 by location and log scale; the normaliser takes off their mean.
+            z = (segments.centres[place] - _LOCATION_UNIT * location) / scale
+            # Of the level's logit -z^2 / 2 by the location's parameter and the log scale; the normaliser takes off their mean.
             found = tf.zeros_like(part)
-            for slope in (z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):
+            for slope in (_LOCATION_UNIT * z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):
                 centred = slope - tf.reduce_sum(shares * slope, axis=-1, keepdims=True)
                 most = tf.reduce_max(tf.abs(slope), axis=-1, keepdims=True)
                 found += tf.square(tf.abs(centred) + 4.0 * _epsilon(part.dtype) * most)

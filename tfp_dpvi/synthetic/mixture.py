@@ -29,6 +29,9 @@ _Mixture: Any = tfd.MixtureSameFamily
 
 _LEAST_SCALE = 0.01  # Of a normal over [-1, 1]: keeps its gradients finite.
 _START_SCALE = 0.5
+# Of the parameter, on [-1, 1]. By a location itself the gradient is one over the scale, so records with a narrow column
+# would be clipped for it and those that miss it would weigh more.
+_LOCATION_UNIT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +80,8 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
 
     Returns:
       TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant; and, for
-      columns with `shape="normal"`, "normals" [K, columns, 2] of locations and log scales on bounds mapped to [-1, 1].
+      columns with `shape="normal"`, "normals" [K, columns, 2] of locations, in tenths, and log scales, on bounds mapped
+      to [-1, 1].
     """
     num = check.count("num_components", num_components, 1)
     alpha = np.float32(check.positive("concentration", concentration))
@@ -88,8 +92,9 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
     if segments.free:
         parts["levels"] = tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), [num, sum(segments.free)])
     if segments.centres:
-        start = np.array([0.0, math.log(_START_SCALE)], np.float32)
-        normals = tfd.Normal(np.broadcast_to(start, [num, len(segments.centres), 2]), np.float32(1.0))
+        middle = np.array([0.0, math.log(_START_SCALE)], np.float32)
+        spread = np.array([1.0 / _LOCATION_UNIT, 1.0], np.float32)
+        normals = tfd.Normal(np.broadcast_to(middle, [num, len(segments.centres), 2]), spread)
         parts["normals"] = tfd.Independent(normals, 3)
     return tfd.JointDistributionNamed(parts)
 
@@ -133,7 +138,7 @@ def starting_point(
         _place_of(target, table, segments)
     if segments.centres:
         normals = np.zeros([num_components, len(segments.centres), 2])
-        normals[..., 0] = generator.normal(0.0, spread, normals.shape[:2])
+        normals[..., 0] = generator.normal(0.0, spread / _LOCATION_UNIT, normals.shape[:2])
         normals[..., 1] = math.log(_START_SCALE)
         start["normals"] = normals.astype(np.float32)
     return start
@@ -158,7 +163,7 @@ def _log_table(segments: _Segments, params: Any) -> Any:
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
             scale = _LEAST_SCALE + tf.exp(log_scale)
-            logits.append(-0.5 * tf.square((segments.centres[place] - location) / scale))
+            logits.append(-0.5 * tf.square((segments.centres[place] - _LOCATION_UNIT * location) / scale))
         else:
             logits.append(next(free))
     return tf.concat([tf.nn.log_softmax(part) for part in logits], axis=-1)
