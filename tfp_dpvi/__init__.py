@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         gradients,
         models,
         optimizers,
+        preprocessing,
         privacy,
         sampling,
         surrogates,
+        synthetic,
     )
-    from tfp_dpvi.models import DPVAE, DPVI, DPModel
+    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
 __version__ = "0.1.0"
@@ -39,9 +41,11 @@ _MODULES = (
     "gradients",
     "models",
     "optimizers",
+    "preprocessing",
     "privacy",
     "sampling",
     "surrogates",
+    "synthetic",
 )
 _NAMES = {
     "DPModel": "models",
@@ -50,6 +54,7 @@ _NAMES = {
     "PrivacyLedger": "privacy",
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
+    "Synthesizer": "models",
 }
 
 __all__ = [
@@ -59,6 +64,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyPlan",
     "PrivacyReport",
+    "Synthesizer",
     "__version__",
     "callbacks",
     "datasets",
@@ -66,9 +72,11 @@ __all__ = [
     "gradients",
     "models",
     "optimizers",
+    "preprocessing",
     "privacy",
     "sampling",
     "surrogates",
+    "synthetic",
 ]
 
 

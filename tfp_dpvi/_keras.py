@@ -16,6 +16,7 @@ _version = tuple(int(part) for part in tf.__version__.split(".")[:2])
 keras: Any = importlib.import_module("tf_keras") if _version >= (2, 16) else tf.keras
 
 Callback = keras.callbacks.Callback
+Layer = keras.layers.Layer
 Metric = keras.metrics.Metric
 Model = keras.Model
 Optimizer = keras.optimizers.Optimizer
@@ -24,6 +25,7 @@ register_keras_serializable = keras.utils.register_keras_serializable
 
 __all__ = [
     "Callback",
+    "Layer",
     "LegacyOptimizer",
     "Metric",
     "Model",

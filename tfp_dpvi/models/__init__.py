@@ -4,5 +4,6 @@ from tfp_dpvi.models.base import DPModel
 from tfp_dpvi.models.dpvae import DPVAE
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.predictive import PosteriorPredictive
+from tfp_dpvi.models.synthesizer import Synthesizer
 
-__all__ = ["DPVAE", "DPVI", "DPModel", "PosteriorPredictive"]
+__all__ = ["DPVAE", "DPVI", "DPModel", "PosteriorPredictive", "Synthesizer"]

@@ -237,6 +237,35 @@ class DPVI(base.DPModel):
         draws = posterior_draws(self.surrogate_posterior, num, seed)
         return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
 
+    def sample_predictive(self, num: int, *, seed: int | None = None) -> Any:
+        """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
+
+        Each record comes from its own pick among `num_predictive_draws` draws of the posterior. (Sets for multiple
+        imputation need one draw for all records of a set: see `Synthesizer.sample_many`.)
+
+        Args:
+          num: how many.
+          seed: makes the draws repeatable.
+
+        Returns:
+          Array of shape [num, ...], or a structure of them as the likelihood's events have.
+
+        Raises:
+          ValueError: `num` is no integer >= 1, or the model predicts y from x and has no whole records.
+        """
+        if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+            raise ValueError(f"num must be an integer >= 1, got {num!r}: it is the number of records to draw.")
+        if not self._model.generative:
+            raise ValueError(
+                "sample_predictive: this model predicts y from x and generates no whole records. Use "
+                "predictive(x).sample() for outcomes, or write likelihood(params), a distribution of whole records."
+            )
+        keys = _random.split(tf.constant(_random.new_key(seed)), 2)
+        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, int(keys[0][0]))
+        predictive = PosteriorPredictive(lambda params: self._model.at(params, None), draws, self.num_predictive_draws)
+        drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
+        return tf.nest.map_structure(lambda part: part.numpy(), drawn)
+
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
         del training

@@ -36,6 +36,7 @@ class PrivacyPlan:
       accountant: "pld" (tight) or "rdp".
       l2_norm_clip: the clip, for the report only; no figure depends on it.
       num_records: the declared number of records, for the report only.
+      purpose: what is released if not a model's training steps, for the report: "means of 3 columns".
     """
 
     sampling: SamplingScheme
@@ -46,6 +47,7 @@ class PrivacyPlan:
     accountant: str = "pld"
     l2_norm_clip: float | None = None
     num_records: int | None = None
+    purpose: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -66,6 +68,10 @@ class PrivacyPlan:
             put(self, "l2_norm_clip", check.positive("l2_norm_clip", self.l2_norm_clip))
         if self.num_records is not None:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
+        if self.purpose is not None and not (isinstance(self.purpose, str) and self.purpose.strip()):
+            raise TypeError(
+                f"purpose={self.purpose!r} must be a non-empty string; say what is released, or leave it out."
+            )
         accountants.get_accountant(self.accountant)
         supported_pairs.check_supported(self.sampling.name, self.neighboring_relation, self.accountant)
 
@@ -275,6 +281,8 @@ class PrivacyPlan:
             "accountant": self.accountant,
             "l2_norm_clip": self.l2_norm_clip,
             "num_records": self.num_records,
+            # Left out of training plans, which every version reads.
+            **({} if self.purpose is None else {"purpose": self.purpose}),
         }
 
     @classmethod

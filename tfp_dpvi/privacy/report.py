@@ -72,7 +72,7 @@ class PrivacyReport:
       neighboring_relation: "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
       releases: one dictionary per run of equal plans: sampling, sampling_description,
-        noise_multiplier, l2_norm_clip, sensitivity, num_releases.
+        noise_multiplier, l2_norm_clip, sensitivity, num_releases; and purpose, where it is not training.
       num_releases: how many noisy sums were released (or reserved).
       unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
       budget_epsilon: the lifetime budget, None if none was set.
@@ -140,6 +140,7 @@ class PrivacyReport:
                     "l2_norm_clip": e.plan.l2_norm_clip,
                     "sensitivity": e.plan.sensitivity.to_json(),
                     "num_releases": e.steps,
+                    **({} if e.plan.purpose is None else {"purpose": e.plan.purpose}),
                 }
                 for e in ledger.entries
             ),
@@ -210,9 +211,13 @@ class PrivacyReport:
             "budget_left": left,
             "private": self.private,
             "warnings": list(self.warnings),
-            "covered": list(_COVERED),
+            "covered": list(self._covered()),
             "not_covered": list(self._not_covered()),
         }
+
+    def _covered(self) -> tuple[str, ...]:
+        purposes = dict.fromkeys(run["purpose"] for run in self.releases if "purpose" in run)
+        return (*_COVERED, *(f"{purpose}, which were released with noise and paid for here" for purpose in purposes))
 
     def _not_covered(self) -> tuple[str, ...]:
         known = "unknown here" if self.num_records is None else f"{self.num_records:,}"
@@ -231,7 +236,7 @@ class PrivacyReport:
         lines.append("")
         lines += self._facts()
         lines += ["", "Covered by this guarantee:"]
-        for item in _COVERED:
+        for item in self._covered():
             lines += _wrapped(item + ".", "  * ", "    ")
         lines.append("Not covered:")
         for item in self._not_covered():
@@ -291,10 +296,11 @@ class PrivacyReport:
             label = "How" if len(self.releases) == 1 else f"How, part {i}"
             clip = run["l2_norm_clip"]
             clip_text = "a fixed bound" if clip is None else f"length {clip:g}"
+            what = f"{run['num_releases']:,} steps" if "purpose" not in run else run["purpose"]
             facts.append(
                 (
                     label,
-                    f"{run['num_releases']:,} steps; {run['sampling_description']}; each record's "
+                    f"{what}; {run['sampling_description']}; each record's "
                     f"contribution clipped to {clip_text}; Gaussian noise of "
                     f"{_digits_down(run['noise_multiplier'])} times that bound",
                 )

@@ -1,0 +1,211 @@
+"""`Synthesizer`: fit, sample, books and refusals; `DPVI.sample_predictive`."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+import tfp_dpvi as dpvi
+from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.privacy import BudgetExhaustedError
+from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Integer, Table
+
+tfd = tfp.distributions
+TABLE = Table(
+    {
+        "kind": Categorical(["a", "b"]),
+        "value": Continuous(0.0, 1.0, bins=4, missing=True),
+        "number": Integer(0, 9, bins=10, shape="normal"),
+        "flag": Binary(),
+    }
+)
+
+
+def make_data(num=1500, seed=0):
+    """Two kinds of records, told apart by every column."""
+    generator = np.random.default_rng(seed)
+    kind = generator.random(num) < 0.4
+    value = np.where(kind, generator.uniform(0.5, 1.0, num), generator.uniform(0.0, 0.5, num))
+    value[generator.random(num) < np.where(kind, 0.3, 0.0)] = np.nan
+    return {
+        "kind": np.where(kind, "b", "a"),
+        "value": value,
+        "number": np.clip(np.round(generator.normal(np.where(kind, 7, 2), 1)), 0, 9).astype("int64"),
+        "flag": generator.random(num) < np.where(kind, 0.9, 0.1),
+    }
+
+
+def shares(data):
+    b = data["kind"] == "b"
+    return {
+        "b": b.mean(),
+        "high | b": np.mean(data["value"][b & ~np.isnan(data["value"])] > 0.5),
+        "high | a": np.mean(data["value"][~b & ~np.isnan(data["value"])] > 0.5),
+        "missing | b": np.isnan(data["value"][b]).mean(),
+        "missing | a": np.isnan(data["value"][~b]).mean(),
+        "number | b": data["number"][b].mean() / 10,
+        "number | a": data["number"][~b].mean() / 10,
+        "flag | b": data["flag"][b].mean(),
+        "flag | a": data["flag"][~b].mean(),
+    }
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Without noise and clip, so that what is learned can be compared closely."""
+    synthesizer = dpvi.Synthesizer(TABLE, 4, target="kind", seed=1)
+    return synthesizer.fit(make_data(), noise_multiplier=0.0, l2_norm_clip=math.inf, delta=1e-5, steps=400)
+
+
+def test_it_learns_the_table(fitted):
+    """Seeded: the same every time."""
+    real, synthetic = shares(make_data()), shares(fitted.sample(20_000, seed=0))
+    for name, share in real.items():
+        assert synthetic[name] == pytest.approx(share, abs=0.06), name
+
+
+def test_samples_look_like_the_data(fitted):
+    data, synthetic = make_data(), fitted.sample(50)
+    assert list(synthetic) == list(data)
+    for name, column in data.items():
+        assert synthetic[name].shape == (50,)
+        assert synthetic[name].dtype.kind == column.dtype.kind
+    TABLE.encode(synthetic)
+    assert len(fitted.sample()["kind"]) == 1500
+
+
+def test_seeds_and_sets(fitted):
+    one, other = fitted.sample(30, seed=3), fitted.sample(30, seed=3)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+    sets = fitted.sample_many(3, 30, seed=3)
+    again = fitted.sample_many(3, 30, seed=3)
+    assert len(sets) == 3
+    for a, b in zip(sets, again, strict=True):
+        np.testing.assert_array_equal(a["value"], b["value"])
+    assert not np.array_equal(sets[0]["value"], sets[1]["value"])
+    assert not np.array_equal(fitted.sample(30)["value"], fitted.sample(30)["value"])
+
+
+def test_each_set_has_its_own_posterior_draw(fitted, monkeypatch):
+    seen = []
+    real = fitted.model.posterior_sample
+
+    def watching(num, *, seed):
+        draws = real(num, seed=seed)
+        seen.append(draws["weights"].numpy())
+        return draws
+
+    monkeypatch.setattr(fitted.model, "posterior_sample", watching)
+    fitted.sample_many(3, 10)
+    assert [draw.shape for draw in seen] == [(1, 4)] * 3
+    assert len({tuple(draw.ravel()) for draw in seen}) == 3
+
+
+def test_a_private_fit_is_within_its_budget_and_learns():
+    """At epsilon 2 and 1,500 records noise moves a share by about 0.02 (standard deviation); 0.25 is allowed."""
+    synthesizer = dpvi.Synthesizer(TABLE, 4, target="kind").fit(make_data(), epsilon=2.0, delta=1e-5, steps=60)
+    report = synthesizer.privacy_report()
+    assert 1.98 <= report.epsilon <= 2.0
+    assert report.private
+    assert report.num_releases == 60
+    real, synthetic = shares(make_data()), shares(synthesizer.sample(10_000))
+    assert synthetic["b"] == pytest.approx(real["b"], abs=0.25)
+    assert synthetic["flag | b"] > synthetic["flag | a"]
+    with pytest.raises(BudgetExhaustedError):
+        synthesizer.fit(make_data(), epsilon=2.0, delta=1e-5, steps=1)
+
+
+def test_it_shares_a_ledger_and_declared_numbers(tmp_path):
+    with dpvi.PrivacyLedger(tmp_path / "ledger") as ledger:
+        layer = dpvi.preprocessing.PrivateStandardize(0.0, 1.0)
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+        layer.adapt(np.zeros((10, 1)), epsilon=0.2, delta=1e-5, ledger=ledger, neighboring_relation=relation)
+        synthesizer = dpvi.Synthesizer(TABLE, 2)
+        synthesizer.fit(make_data(), epsilon=1.0, delta=1e-5, ledger=ledger, num_records=1400, steps=3)
+        report = synthesizer.privacy_report()
+        assert report.neighboring_relation == "replace_one"
+        assert report.num_releases == 4
+        assert 0.99 <= report.epsilon <= 1.0
+        assert report.num_records == 1400
+        assert report.num_records_declared
+        assert len(synthesizer.sample()["kind"]) == 1400
+
+
+def test_data_frames():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(make_data(300))[["flag", "kind", "number", "value"]]
+    frame["kind"] = frame["kind"].astype("category")
+    synthetic = dpvi.Synthesizer(TABLE, 2).fit(frame, noise_multiplier=10.0, steps=2).sample(20)
+    assert isinstance(synthetic, pandas.DataFrame)
+    assert list(synthetic.columns) == list(frame.columns)
+    assert (synthetic.dtypes == frame.dtypes).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "kwargs", "error", "named"),
+    [
+        ({"other": np.zeros(1500)}, {}, ValueError, "'other'"),
+        ({"value": np.full(1500, 2.0)}, {}, ValueError, "'value' holds"),
+        ({"kind": np.full(1500, "c")}, {}, ValueError, "category 'c'"),
+        ({"number": np.full(1500, "c")}, {}, ValueError, "'number'"),
+        ({"number": np.full(1500, 3.0, "float16")}, {"steps": 0}, ValueError, "steps"),
+        ({}, {"num_records": 0}, ValueError, "num_records"),
+        ({}, {"epsilon": -1.0}, ValueError, "epsilon"),
+        ({}, {"l2_norm_clip": 0.0}, ValueError, "l2_norm_clip"),
+        ({}, {"neighboring_relation": "cousins"}, ValueError, "neighboring_relation"),
+        ({}, {"ledger": "books"}, TypeError, "ledger"),
+        ({}, {"noise_multiplier": 1.0}, ValueError, "noise_multiplier"),
+    ],
+)
+def test_refusals_spend_nothing(change, kwargs, error, named):
+    synthesizer = dpvi.Synthesizer(TABLE, 2)
+    ledger = dpvi.PrivacyLedger()
+    with pytest.raises(error, match=named):
+        synthesizer.fit({**make_data(), **change}, **{"epsilon": 1.0, "delta": 1e-5, "ledger": ledger, **kwargs})
+    assert ledger.num_releases == 0
+    with pytest.raises(RuntimeError, match="before fit"):
+        synthesizer.sample()
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="table"):
+        dpvi.Synthesizer({"a": Binary()})
+    with pytest.raises(ValueError, match="num_components"):
+        dpvi.Synthesizer(TABLE, 0)
+    with pytest.raises(ValueError, match="target='size'"):
+        dpvi.Synthesizer(TABLE, target="size")
+    with pytest.raises(ValueError, match="concentration"):
+        dpvi.Synthesizer(TABLE, concentration=-1.0)
+
+
+# ---------------------------------------------------------------------- DPVI.sample_predictive
+
+
+def test_sample_predictive_of_whole_records():
+    prior = tfd.JointDistributionNamed({"m": tfd.Sample(tfd.Normal(0.0, 1.0), 2)})
+    model = dpvi.DPVI(prior, lambda params: tfd.MultivariateNormalDiag(params["m"], [0.1, 0.1]))
+    drawn = model.sample_predictive(40, seed=1)
+    assert drawn.shape == (40, 2)
+    assert isinstance(drawn, np.ndarray)
+    np.testing.assert_array_equal(drawn, model.sample_predictive(40, seed=1))
+    assert not np.array_equal(drawn, model.sample_predictive(40))
+    with pytest.raises(ValueError, match="num"):
+        model.sample_predictive(0)
+
+
+def test_sample_predictive_of_a_synthesizers_model(fitted):
+    codes = fitted.model.sample_predictive(25)
+    assert codes.shape == (25, 4)
+    assert codes.dtype == np.int32
+    assert np.isfinite(fitted.model.predictive().log_prob(codes)).all()
+
+
+def test_sample_predictive_needs_whole_records():
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)})
+    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])))
+    with pytest.raises(ValueError, match="whole records"):
+        model.sample_predictive(3)

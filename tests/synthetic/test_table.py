@@ -1,0 +1,273 @@
+"""Tables: coding and decoding of every kind of column, dtypes, and refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import statistics
+
+from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Integer, Layout, Table
+
+GENERATOR = np.random.default_rng(0)
+
+
+def make_table():
+    return Table(
+        {
+            "age": Integer(17, 90, bins=10),
+            "height": Continuous(0.0, 2.5, missing=True),
+            "smokes": Binary(),
+            "school": Categorical(["none", "school", "university"], missing=True),
+            "grade": Categorical([1, 2, 3]),
+            "gain": Integer(0, 99999, bins=[1, 5000]),
+        }
+    )
+
+
+def make_data(num=200):
+    generator = np.random.default_rng(1)
+    height = generator.uniform(0.0, 2.5, num).astype("float32")
+    height[::7] = np.nan
+    school = generator.choice(np.array(["none", "school", "university", None], object), num)
+    return {
+        "age": generator.integers(17, 91, num),
+        "height": height,
+        "smokes": generator.random(num) < 0.3,
+        "school": school,
+        "grade": generator.integers(1, 4, num).astype("int8"),
+        "gain": np.where(generator.random(num) < 0.9, 0, generator.integers(0, 100000, num)).astype("int32"),
+    }
+
+
+def test_there_and_back():
+    table, data = make_table(), make_data()
+    codes = table.encode(data)
+    assert codes.dtype == np.int32
+    assert codes.shape == (200, 6)
+    layout = Layout.of(data, table)
+    back = table.decode(codes, layout, GENERATOR)
+    assert list(back) == list(data)
+    for name in data:
+        assert back[name].dtype == data[name].dtype, name
+    np.testing.assert_array_equal(back["school"], data["school"])
+    np.testing.assert_array_equal(back["smokes"], data["smokes"])
+    np.testing.assert_array_equal(back["grade"], data["grade"])
+    np.testing.assert_array_equal(np.isnan(back["height"]), np.isnan(data["height"]))
+    np.testing.assert_array_equal(table.encode(back), codes)  # Numbers move within their bins only.
+    assert np.all((back["gain"] == 0) == (data["gain"] == 0))  # A bin of its own.
+
+
+def test_order_of_columns_is_the_datas():
+    table, data = make_table(), make_data()
+    turned = dict(reversed(data.items()))
+    np.testing.assert_array_equal(table.encode(turned), table.encode(data))
+    back = table.decode(table.encode(turned), Layout.of(turned, table), GENERATOR)
+    assert list(back) == list(turned)
+
+
+def test_data_frames():
+    pandas = pytest.importorskip("pandas")
+    table, data = make_table(), make_data()
+    frame = pandas.DataFrame(data)
+    frame["school"] = frame["school"].astype("category")
+    frame["grade"] = frame["grade"].astype("Int64")
+    frame["age"] = frame["age"].astype("uint8")
+    np.testing.assert_array_equal(table.encode(frame), table.encode(data))
+    back = table.decode(table.encode(frame), Layout.of(frame, table), GENERATOR)
+    assert isinstance(back, pandas.DataFrame)
+    assert list(back.columns) == list(frame.columns)
+    for name in set(frame) - {"school"}:
+        assert back[name].dtype == frame[name].dtype
+    assert back["school"].tolist()[:3] == frame["school"].tolist()[:3]
+    # The public categories, though the data hold fewer.
+    small = frame[frame["school"].astype(object) == "none"].assign(
+        school=lambda f: f["school"].astype(object).astype("category")
+    )
+    assert small["school"].cat.categories.tolist() == ["none"]
+    back = table.decode(table.encode(small), Layout.of(small, table), GENERATOR)
+    assert back["school"].cat.categories.tolist() == ["none", "school", "university"]
+
+
+def test_pandas_strings_and_missing_integers():
+    pandas = pytest.importorskip("pandas")
+    table = Table(
+        {"a": Categorical(["x", "y"], missing=True), "b": Integer(0, 9, missing=True), "c": Binary(missing=True)}
+    )
+    frame = pandas.DataFrame(
+        {
+            "a": pandas.array(["x", None, "y"], dtype="string"),
+            "b": pandas.array([0, None, 9], dtype="Int64"),
+            "c": pandas.array([None, True, False], dtype="boolean"),
+        }
+    )
+    codes = table.encode(frame)
+    np.testing.assert_array_equal(codes, [[0, 0, -1], [-1, -1, 1], [1, 9, 0]])
+    back = table.decode(codes, Layout.of(frame, table), GENERATOR)
+    pandas.testing.assert_frame_equal(back, frame)
+    plain = pandas.DataFrame({"a": ["x", None, "y"], "b": [0, None, 9], "c": [None, True, False]})
+    np.testing.assert_array_equal(table.encode(plain), codes)
+    back = table.decode(codes, Layout.of(plain, table), GENERATOR)
+    assert (back.dtypes == plain.dtypes).all()
+    assert back.isna().to_numpy().tolist() == plain.isna().to_numpy().tolist()
+
+
+def test_strings_are_as_wide_as_the_public_categories():
+    table = Table({"a": Categorical(["x", "a long one"])})
+    data = {"a": np.array(["x", "x"])}
+    assert data["a"].dtype == "<U1"
+    back = table.decode(np.array([[0], [1]]), Layout.of(data, table), GENERATOR)
+    assert back["a"].tolist() == ["x", "a long one"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lower=st.integers(-1000, 1000),
+    width=st.integers(1, 500),
+    bins=st.integers(2, 40),
+    dtype=st.sampled_from(["int64", "float32", "object"]),
+)
+def test_every_integer_has_one_bin_and_comes_back_within_it(lower, width, bins, dtype):
+    column = Integer(lower, lower + width, bins=bins)
+    values = np.arange(lower, lower + width + 1).astype(dtype)
+    codes = column.encode("a", values)
+    assert codes.min() == 0
+    assert codes.max() == column.num_levels - 1 == min(bins, width + 1) - 1
+    assert np.all(np.diff(codes) >= 0)
+    again = column.values(codes, GENERATOR)
+    np.testing.assert_array_equal(column.encode("a", again), codes)
+    sizes = np.bincount(codes)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lower=st.floats(-1e6, 1e6),
+    width=st.floats(1e-3, 1e6),
+    bins=st.integers(2, 40),
+    kind=st.sampled_from(["float32", "float64"]),
+)
+def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width, bins, kind):
+    table = Table({"a": Continuous(lower, lower + width, bins=bins)})
+    column = table.columns["a"]
+    values = np.array([lower, lower + width / 2, column.upper])
+    codes = table.encode({"a": values})
+    assert codes[0] == 0
+    assert codes[-1] == bins - 1
+    many = np.repeat(codes, 20, axis=0)
+    if kind == "float32" and float(np.spacing(np.float32(max(abs(lower), abs(column.upper))))) > width / 4:
+        return  # The dtype cannot tell the bounds apart.
+    back = table.decode(many, Layout.of({"a": values.astype(kind)}, table), GENERATOR)
+    table.encode(back)  # Nothing is out of bounds.
+
+
+def test_numbers_are_uniform_within_their_bin():
+    codes = np.zeros(20_000, int)
+    statistics.fits(
+        np.bincount(Integer(0, 100, bins=[6, 50]).values(codes, np.random.default_rng(None)), minlength=6),
+        np.full(6, 20_000 / 6),
+        "integers within a bin",
+    )
+    drawn = Continuous(0, 100, bins=[6, 50]).values(codes, np.random.default_rng(None))
+    statistics.fits(np.histogram(drawn, 12, (0, 6))[0], np.full(12, 20_000 / 12), "numbers within a bin")
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"extra": np.zeros(200)}, "does not know: 'extra'"),
+        ({"age": np.full(200, 16)}, r"'age' holds .*16.* outside its public bounds \[17, 90\]"),
+        ({"age": np.full(200, 17.5)}, "'age' holds .*17.5"),
+        ({"age": np.full(200, np.nan)}, "'age' has missing values"),
+        ({"age": np.full(200, np.inf)}, "'age' holds"),
+        ({"age": np.array(["x"] * 200)}, "'age' holds values that are no numbers"),
+        ({"height": np.full(200, 2.6)}, "'height' holds"),
+        ({"school": np.array(["kindergarten"] * 200)}, "'school' holds the category 'kindergarten'"),
+        ({"grade": np.full(200, 4)}, "'grade' holds the category 4"),
+        ({"grade": np.array([[]] * 200 + [None], object)[:200]}, "'grade'"),
+        ({"smokes": np.full(200, 2)}, "'smokes' holds .*2"),
+        ({"smokes": np.array(["yes"] * 200)}, "'smokes' holds .*yes"),
+        ({"age": np.full(199, 20)}, "Lengths differ"),
+        ({"age": np.full((200, 1), 20)}, "'age' has shape"),
+    ],
+)
+def test_data_that_do_not_fit(change, named):
+    with pytest.raises(ValueError, match=named):
+        make_table().encode({**make_data(), **change})
+
+
+def test_a_column_that_is_absent():
+    data = make_data()
+    del data["age"]
+    with pytest.raises(ValueError, match="lacks described columns: 'age'"):
+        make_table().encode(data)
+
+
+def test_containers_that_are_no_tables():
+    with pytest.raises(TypeError, match="DataFrame or a dict"):
+        make_table().encode(np.zeros((3, 6)))
+    with pytest.raises(TypeError, match="'age' is a masked array"):
+        make_table().encode({**make_data(), "age": np.ma.masked_equal(np.full(200, 20), 20)})
+    with pytest.raises(ValueError, match="no records"):
+        make_table().encode({name: values[:0] for name, values in make_data().items()})
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(np.zeros((2, 2)), columns=["a", "a"])
+    with pytest.raises(ValueError, match="several columns named 'a'"):
+        Table({"a": Continuous(0, 1)}).encode(frame)
+
+
+@pytest.mark.parametrize(
+    ("column", "dtype", "named"),
+    [
+        (Continuous(0, 1), "int64", "described as Continuous"),
+        (Integer(0, 1, missing=True), "int64", "cannot hold missing"),
+        (Binary(missing=True), "bool", "cannot hold missing"),
+        (Categorical(["a", "b"], missing=True), "U1", "cannot hold missing"),
+        (Integer(0, 300), "uint8", "300"),
+        (Integer(0, 300), "bool", "described as Integer"),
+        (Categorical([1, 1000]), "int8", "1000"),
+        (Categorical(["a", "b"]), "int8", "'a'"),
+        (Binary(), "U1", "described as Binary"),
+    ],
+)
+def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
+    with pytest.raises(ValueError, match=named):
+        Layout.of({"a": np.zeros(3, dtype)}, Table({"a": column}))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "named"),
+    [
+        (lambda: Continuous(1, 1), ValueError, "lower=1"),
+        (lambda: Continuous(0, np.inf), ValueError, "lower=0"),
+        (lambda: Continuous("a", 1), TypeError, "lower"),
+        (lambda: Continuous(0, 1, bins=1), ValueError, "bins"),
+        (lambda: Continuous(0, 1, bins=[0.5, 0.2]), ValueError, "bins"),
+        (lambda: Continuous(0, 1, bins=[1.0]), ValueError, "bins"),
+        (lambda: Continuous(0, 1, bins=None), TypeError, "bins"),
+        (lambda: Continuous(0, 1, shape="gamma"), ValueError, "shape='gamma'"),
+        (lambda: Integer(0.5, 3), ValueError, "lower"),
+        (lambda: Integer(0, 10, bins=[2.5]), ValueError, "bins"),
+        (lambda: Categorical("abc"), TypeError, "categories"),
+        (lambda: Categorical(["a"]), ValueError, "categories"),
+        (lambda: Categorical(["a", "a"]), ValueError, "categories"),
+        (lambda: Categorical(["a", None]), ValueError, "missing=True"),
+        (lambda: Table({}), TypeError, "columns"),
+        (lambda: Table({"a": "number"}), TypeError, "column 'a'"),
+        (lambda: Table([("a", Binary())]), TypeError, "columns"),
+    ],
+)
+def test_bad_descriptions(make, error, named):
+    with pytest.raises(error, match=named):
+        make()
+
+
+def test_descriptions_are_values():
+    assert Integer(0, 9) == Integer(0, 9)
+    assert Categorical(["a", "b"]) == Categorical(("a", "b"))
+    with pytest.raises(AttributeError):
+        Integer(0, 9).lower = 1

@@ -1,0 +1,377 @@
+"""Private preprocessing: columns standardised with statistics that the ledger has paid for.
+
+Bounds are public. Means and variances are not: released exactly, they would be a leak that no epsilon covers.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import Layer, register_keras_serializable, tf
+from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
+from tfp_dpvi.privacy import _validation as check
+
+_CHUNK = 2**16  # Records in memory at a time, so that arrays on disk stay there.
+_Layer: Any = Layer
+
+
+@register_keras_serializable("tfp_dpvi", "ClipToBounds")
+class ClipToBounds(_Layer):
+    """Clips each feature to public bounds. Looks at no statistic and costs nothing.
+
+    Args:
+      lower: public lower bounds, a number for all features or one for each, finite.
+      upper: public upper bounds, likewise, above `lower`.
+      name: name of the layer.
+      **kwargs: as for a Keras layer.
+
+    Raises:
+      ValueError, TypeError: bounds that are no finite numbers, are not in order or do not match.
+
+    #### Formal guarantee
+
+    Each record is mapped by itself, by a function that depends on public values alone.
+    """
+
+    def __init__(
+        self, lower: float | Sequence[float], upper: float | Sequence[float], *, name: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.lower, self.upper = _bounds(lower, upper)
+
+    def call(self, inputs: Any) -> Any:
+        """Float tensor of the inputs' shape, [..., features], within the bounds; NaN stays NaN."""
+        x = tf.cast(inputs, self.compute_dtype)
+        _check_width("inputs", x.shape, self.lower)
+        # Not tf.clip_by_value, which turns NaN into a bound under XLA: a bad record must stay recognisable (C8).
+        low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
+        return tf.where(x < low, low, tf.where(x > high, high, x))
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The inputs' shape."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The public bounds."""
+        return {**super().get_config(), "lower": self.lower.tolist(), "upper": self.upper.tolist()}
+
+
+@register_keras_serializable("tfp_dpvi", "PrivateStandardize")
+class PrivateStandardize(ClipToBounds):
+    """Clips to public bounds, then standardises with privately released means and standard deviations.
+
+    ```python
+    layer = dpvi.preprocessing.PrivateStandardize(lower=[17, 1], upper=[90, 99])
+    layer.adapt(x, epsilon=0.1, delta=1e-6)
+    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=layer.ledger)  # 1.0 in all, statistics included
+    model.fit(layer(x).numpy(), y)
+    ```
+
+    Args:
+      lower: public lower bounds, a number for all features or one for each. They must not come from the records.
+      upper: public upper bounds, likewise, above `lower`.
+      min_scale: the smallest standard deviation to divide by, as a share of half the distance of the bounds.
+      name: name of the layer.
+      **kwargs: as for a Keras layer.
+
+    Raises:
+      ValueError, TypeError: an argument out of range; the message names it.
+
+    #### Formal guarantee
+
+    See `adapt`. The layer's weights are the released statistics; configuration and saved files hold them and the public
+    arguments, neither a record nor a key nor the ledger.
+    """
+
+    def __init__(
+        self,
+        lower: float | Sequence[float],
+        upper: float | Sequence[float],
+        *,
+        min_scale: float = 0.01,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(lower, upper, name=name, **kwargs)
+        self.min_scale = check.positive("min_scale", min_scale)
+        if self.min_scale > 1.0:
+            raise ValueError(
+                f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds; 0.01 is usual."
+            )
+        self._ledger: PrivacyLedger | None = None
+
+    @property
+    def ledger(self) -> PrivacyLedger | None:
+        """Where `adapt` charged its release: for `compile(ledger=)`. None before, and after loading."""
+        return self._ledger
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether the statistics have been released (or loaded)."""
+        return bool(self.built and np.isfinite(self._mean.numpy()).all())
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Released means of the clipped features, shape [features], in their own units."""
+        self._check_adapted()
+        return self._mean.numpy()
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Released standard deviations of the clipped features, shape [features], in their own units."""
+        self._check_adapted()
+        return self._scale.numpy()
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights; NaN until `adapt` fills them, so that nothing passes for standardised."""
+        shape = tf.TensorShape(input_shape)
+        _check_width("inputs", shape, self.lower)
+        if shape.rank is None or shape.rank < 1 or shape[-1] is None:
+            raise ValueError(
+                f"inputs has shape {shape}: the last dimension, one entry for each feature, must be known."
+            )
+        for weight in ("_mean", "_scale"):
+            made = self.add_weight(
+                name=weight[1:], shape=[shape[-1]], initializer=_not_a_number, trainable=False, dtype=self.dtype
+            )
+            setattr(self, weight, made)
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        """`(clip(inputs) - mean) / scale`: float tensor of the inputs' shape, [..., features].
+
+        Raises:
+          ValueError: called eagerly before `adapt`. (In a graph the result is NaN.)
+        """
+        if tf.executing_eagerly():
+            self._check_adapted()
+        clipped = super().call(inputs)
+        return (clipped - tf.cast(self._mean, clipped.dtype)) / tf.cast(self._scale, clipped.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The public arguments."""
+        return {**super().get_config(), "min_scale": self.min_scale}
+
+    # ------------------------------------------------------------------ the release
+
+    def adapt(
+        self,
+        x: Any,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_multiplier: float | None = None,
+        ledger: PrivacyLedger | None = None,
+        num_records: int | None = None,
+        neighboring_relation: Any = None,
+        accountant: str = "pld",
+        seed: int | None = None,
+    ) -> None:
+        """Releases means and variances of the clipped features by one Gaussian mechanism, and charges the ledger.
+
+        Features are mapped to [-1, 1] by their bounds. With u the mapped record, the sums of u and of u^2 - 1 are
+        released as one vector: shifted by the public number of records, the second moments come at no cost beside the
+        means. A variance that the noise hides is floored at the noise's own standard deviation.
+
+        Args:
+          x: the private records, array of shape [N, features] (or what converts to one, as a DataFrame or a memmap). A
+            record with a NaN in it contributes exactly zero; infinite values count as the bound.
+          epsilon: price of this release by itself, given with `delta`. In the ledger it adds up with everything else.
+          delta: see `epsilon`.
+          noise_multiplier: instead of them, the noise's standard deviation over sqrt(features).
+          ledger: where to charge; by default the layer's own from an earlier `adapt`, or a new one in memory.
+          num_records: the public number of records N, by default `len(x)`. It divides the sums (contract C1).
+          neighboring_relation: as in `dp_accounting`; by default the ledger's, or ADD_OR_REMOVE_ONE in an empty one.
+          accountant: "pld" or "rdp".
+          seed: makes the release repeatable and hence *not private*, and the report says so.
+
+        Raises:
+          ValueError, TypeError: bad arguments; nothing was spent.
+          BudgetExhaustedError: the ledger's budget does not allow the release; nothing was spent.
+          UnsupportedPairError: the ledger has another adjacency; nothing was spent.
+
+        #### Formal guarantee
+
+        With d features a record's presence moves the released vector by at most A = sqrt(d), its replacement by at most
+        D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
+        standard deviation z sqrt(d), with a Gaussian's tails, is added to each of its 2 d coordinates, and the ledger
+        holds the release before it is made (contract C6). Everything that the layer does later is post-processing.
+        """
+        records = _matrix(x)
+        _check_width("x", tf.TensorShape(records.shape), self.lower)
+        if self.built and self._mean.shape != records.shape[1:]:
+            raise ValueError(f"x has {records.shape[1]} features, and this layer was built for {self._mean.shape[0]}.")
+        num = len(records) if num_records is None else check.count("num_records", num_records, 1)
+        ledger = _ledger(ledger, self._ledger)
+        plan = self._plan(
+            records.shape[1], num, epsilon, delta, noise_multiplier, neighboring_relation, accountant, ledger
+        )
+        key = _random.new_key(None if seed is None else check.count("seed", seed))
+        lower, upper = self._wide_bounds(records.shape[1])
+        sums = moment_sums(records, lower, upper)
+        if not self.built:
+            self.build(tf.TensorShape([None, records.shape[1]]))
+        # A run of its own, so that two columns under one seed are not taken for one release.
+        seeded: dict[str, Any] = {} if seed is None else {"seed": seed, "first_step": 0}
+        reservation = ledger.reserve(plan, 1, run=f"adapt {uuid.uuid4().hex}", **seeded)
+        self._ledger = ledger
+        noisy, deviation = privatize_moments(sums, plan.noise_multiplier, key)
+        mean, scale = _statistics(noisy, deviation, num, self.min_scale)
+        self._mean.assign((lower + upper) / 2 + (upper - lower) / 2 * mean)
+        self._scale.assign((upper - lower) / 2 * scale)
+        ledger.confirm(reservation)
+
+    def _plan(
+        self,
+        width: int,
+        num_records: int,
+        epsilon: Any,
+        delta: Any,
+        noise_multiplier: Any,
+        relation: Any,
+        accountant: str,
+        ledger: PrivacyLedger,
+    ) -> PrivacyPlan:
+        if (epsilon is None) == (noise_multiplier is None):
+            raise ValueError(
+                f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: give exactly one of them, for instance "
+                "adapt(x, epsilon=0.1, delta=1e-6)."
+            )
+        if (epsilon is None) != (delta is None):
+            raise ValueError(f"epsilon={epsilon!r} and delta={delta!r}: give both of them or neither.")
+        if relation is None:
+            relation = ledger.neighboring_relation or "add_or_remove_one"
+        common: dict[str, Any] = {
+            "sampling": FullBatch(),
+            "num_releases": 1,
+            "neighboring_relation": check.relation(relation),
+            "sensitivity": Sensitivity(1.0, 2.0),  # In units of the clip, sqrt(width).
+            "accountant": accountant,
+            "l2_norm_clip": math.sqrt(width),
+            "num_records": num_records,
+        }
+        if epsilon is not None:
+            plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **common)
+        else:
+            plan = PrivacyPlan(noise_multiplier=check.non_negative("noise_multiplier", noise_multiplier), **common)
+        columns = "1 column" if width == 1 else f"{width} columns"
+        return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
+
+    def _wide_bounds(self, width: int) -> tuple[np.ndarray, np.ndarray]:
+        lower, upper = np.broadcast_to(self.lower, [width]), np.broadcast_to(self.upper, [width])
+        return lower, upper
+
+    def _check_adapted(self) -> None:
+        if not self.is_adapted:
+            raise ValueError(
+                f"{self.name} has no statistics yet: call adapt(x, epsilon=..., delta=...) first, or load its weights."
+            )
+
+
+def moment_sums(records: Any, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Sums over records of (u, u^2 - 1), where u is the record clipped to its bounds and mapped to [-1, 1].
+
+    Args:
+      records: array of shape [N, features].
+      lower: lower bounds, shape [features].
+      upper: upper bounds, shape [features].
+
+    Returns:
+      float64 array of shape [2 features]. *Not private.*
+
+    #### Formal guarantee
+
+    A record contributes a vector of l2 norm at most sqrt(features), and exactly zero if it holds a NaN; two records'
+    contributions differ by at most 2 sqrt(features). Its contribution depends on no other record.
+    """
+    total = np.zeros(2 * len(lower))
+    for begin in range(0, len(records), _CHUNK):
+        chunk = np.asarray(records[begin : begin + _CHUNK], np.float64)
+        chunk = chunk[~np.isnan(chunk).any(axis=1)]
+        # Clipped once more after the division, whose rounding could leave [-1, 1].
+        u = np.clip((np.clip(chunk, lower, upper) - lower) / (upper - lower) * 2.0 - 1.0, -1.0, 1.0)
+        total += np.concatenate([u.sum(axis=0), (u * u - 1.0).sum(axis=0)])
+    return total
+
+
+def privatize_moments(sums: np.ndarray, noise_multiplier: float, key: Any) -> tuple[np.ndarray, float]:
+    """The Gaussian mechanism on `moment_sums`: noisy sums, and the noise's standard deviation.
+
+    #### Formal guarantee
+
+    Independent noise of standard deviation z sqrt(features) on every coordinate; see `PrivateStandardize.adapt`.
+    """
+    deviation = noise_multiplier * math.sqrt(len(sums) / 2)
+    noise = _random.normal(tf.constant(key), [len(sums)], tf.float64).numpy()
+    return sums + deviation * noise, deviation
+
+
+def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of u, each of shape [features], from noisy sums and public values."""
+    first, second = np.split(noisy / num, 2)
+    mean = np.clip(first, -1.0, 1.0)
+    variance = np.clip(second + 1.0, 0.0, 1.0) - mean**2
+    floor = max(min_scale**2, min(1.0, deviation / num))
+    return mean, np.sqrt(np.clip(variance, floor, 1.0))
+
+
+def _bounds(lower: Any, upper: Any) -> tuple[np.ndarray, np.ndarray]:
+    made = []
+    for name, value in (("lower", lower), ("upper", upper)):
+        try:
+            bound = np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name}={value!r} is not made of numbers: give one for all features, or one for each."
+            ) from error
+        if bound.ndim > 1 or bound.size == 0 or not np.isfinite(bound).all():
+            raise ValueError(f"{name}={value!r} must be a finite number, or a list of one for each feature.")
+        made.append(bound)
+    low, high = made
+    if low.ndim and high.ndim and low.shape != high.shape:
+        raise ValueError(f"lower has {len(low)} entries and upper {len(high)}: give one for each feature in both.")
+    low, high = np.broadcast_arrays(low, high)
+    if not (low < high).all() or not np.isfinite(high - low).all():
+        raise ValueError(f"lower={lower!r} must be below upper={upper!r} for every feature.")
+    return low.copy(), high.copy()
+
+
+def _check_width(name: str, shape: Any, lower: np.ndarray) -> None:
+    if lower.ndim and shape.rank is not None and (shape.rank < 1 or shape[-1] not in (None, len(lower))):
+        raise ValueError(
+            f"{name} has shape {shape}, and the bounds are for {len(lower)} features in the last dimension."
+        )
+
+
+def _matrix(x: Any) -> Any:
+    if hasattr(x, "to_numpy"):
+        x = x.to_numpy()
+    records = x if isinstance(x, np.ndarray) else np.asarray(x)
+    if isinstance(records, np.ma.MaskedArray):
+        raise TypeError("x is a masked array: fill it, with NaN where a record is to count for nothing.")
+    if records.dtype.kind not in "biuf":
+        raise TypeError(f"x has dtype {records.dtype}, which holds no plain numbers: code it as floats first.")
+    if records.ndim != 2:
+        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features].")
+    if 0 in records.shape:
+        raise ValueError(f"x has shape {list(records.shape)}: there is nothing to learn from.")
+    return records
+
+
+def _ledger(given: Any, own: PrivacyLedger | None) -> PrivacyLedger:
+    if given is not None and not isinstance(given, PrivacyLedger):
+        raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {given!r}.")
+    if given is not None:
+        return given
+    return PrivacyLedger() if own is None else own
+
+
+def _not_a_number(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    del kwargs
+    return tf.fill(shape, tf.constant(math.nan, dtype))

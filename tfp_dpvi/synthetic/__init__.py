@@ -1,0 +1,24 @@
+"""Tables with mixed columns: described once, learned as a mixture, sampled back; `tfp_dpvi.Synthesizer` does all three."""
+
+from tfp_dpvi.synthetic.clipping import table_clipped_sum
+from tfp_dpvi.synthetic.columns import Binary, Categorical, Column, Continuous, Integer
+from tfp_dpvi.synthetic.mixture import TableMixture, make_likelihood, make_prior, starting_point
+from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
+from tfp_dpvi.synthetic.table import Layout, Table
+
+__all__ = [
+    "Binary",
+    "Categorical",
+    "Column",
+    "Continuous",
+    "Integer",
+    "Layout",
+    "RubinEstimate",
+    "Table",
+    "TableMixture",
+    "make_likelihood",
+    "make_prior",
+    "rubin",
+    "starting_point",
+    "table_clipped_sum",
+]

@@ -1,0 +1,95 @@
+"""Clipped gradient sums of table mixtures, with norms from a formula: no record's gradient is ever formed.
+
+With r_k the probability of component k given the record, its gradient by the weights' logits is r - pi, and by the
+parameters of component k it is r_k times the sum over columns of the gradient of a log-probability in one column, which
+depends on nothing but k and the level there. Columns have parameters of their own, so squares add up: a table of squared
+norms, one for each component and level, gives every record's norm by one product of matrices. The sum of the clipped
+gradients takes another. So a step costs what two likelihoods cost, where a gradient for each record would take memory for
+every parameter times every record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients import ClippedSum, clip_factors
+from tfp_dpvi.gradients.contributions import _epsilon
+from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
+
+
+def table_clipped_sum(
+    segments: _Segments, params: Any, codes: Any, mask: Any, *, l2_norm_clip: float
+) -> tuple[ClippedSum, Any]:
+    """Sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
+
+    What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures, in one structure's order.
+
+    Args:
+      segments: where columns' levels are.
+      params: structured as a draw from `make_prior`.
+      codes: int32 tensor of shape [P, columns], -1 for missing.
+      mask: bool tensor of shape [P]; False marks padding.
+      l2_norm_clip: the bound C; `math.inf` switches clipping off.
+
+    Returns:
+      The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the sum of the kept records' losses
+      (*not private*).
+
+    #### Formal guarantee
+
+    A record contributes a vector of joint l2 norm at most C, and exactly zero if it is masked or if its loss or norm is
+    not finite. Norms are rounded up by what the products of matrices can lose. Its contribution depends on no other
+    record. Hence A = C and D = 2C. Norm and contribution come from the same parameters (contract C5).
+    """
+    flat = tf.nest.flatten(params)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(flat)
+        log_weights = tf.nn.log_softmax(params["weights"])
+        log_table = _log_table(segments, params)
+    squares = _squared_norms(segments, params, log_table)
+    chosen = TableMixture(params["weights"], log_table, segments).components_distribution.chosen(codes)
+    log_joint = tf.matmul(chosen, log_table, transpose_b=True) + log_weights
+    log_prob = tf.reduce_logsumexp(log_joint, axis=1)
+    shares = tf.exp(log_joint - log_prob[:, tf.newaxis])  # r, [P, K]
+    by_table = tf.reduce_sum(tf.square(shares) * tf.matmul(chosen, squares, transpose_b=True), axis=1)
+    norms = tf.reduce_sum(tf.square(shares - tf.exp(log_weights)), axis=1) + by_table
+    terms = len(segments.sizes) + log_weights.shape[0] + 4
+    norms += terms * _epsilon(norms.dtype) * (norms + tf.reduce_sum(tf.square(shares), axis=1))
+    keep = mask & tf.math.is_finite(log_prob) & tf.math.is_finite(norms)
+    # Selected, never multiplied by zero (contract C8).
+    (factors,) = clip_factors([tf.where(keep, norms, tf.ones_like(norms))], l2_norm_clip)
+    weighted = tf.where(keep[:, tf.newaxis], shares, tf.zeros_like(shares)) * factors[:, tf.newaxis]
+    sums = tape.gradient(
+        [log_weights, log_table],
+        flat,
+        output_gradients=[-tf.reduce_sum(weighted, axis=0), -tf.matmul(weighted, chosen, transpose_a=True)],
+    )
+    nobody = ~tf.reduce_any(keep)  # Then the parameters themselves may be NaN.
+    sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
+    losses = tf.where(keep, -log_prob, tf.zeros_like(log_prob))
+    return ClippedSum(sums, l2_norm_clip), tf.reduce_sum(losses)
+
+
+def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:
+    """For each component and level, the squared norm of its log-probability's gradient: [K, levels], rounded up."""
+    normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
+    parts = []
+    for place, part in enumerate(tf.split(log_table, segments.sizes, axis=-1)):
+        shares = tf.exp(part)
+        if place in segments.centres:
+            location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
+            scale = _LEAST_SCALE + tf.exp(log_scale)
+            z = (segments.centres[place] - _LOCATION_UNIT * location) / scale
+            # Of the level's logit -z^2 / 2 by the location's parameter and the log scale; the normaliser takes off their mean.
+            found = tf.zeros_like(part)
+            for slope in (_LOCATION_UNIT * z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):
+                centred = slope - tf.reduce_sum(shares * slope, axis=-1, keepdims=True)
+                most = tf.reduce_max(tf.abs(slope), axis=-1, keepdims=True)
+                found += tf.square(tf.abs(centred) + 4.0 * _epsilon(part.dtype) * most)
+        else:
+            # |e_l - p|^2, as a sum of squares: (1 - p_l)^2 and what the other levels add.
+            others = tf.reduce_sum(tf.square(shares), axis=-1, keepdims=True) - tf.square(shares)
+            found = tf.square(1.0 - shares) + tf.maximum(others, 0.0)
+        parts.append(found)
+    return tf.concat(parts, axis=-1)

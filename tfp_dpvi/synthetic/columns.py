@@ -1,0 +1,327 @@
+"""Columns of a table: public descriptions, and the coding of values as levels.
+
+A column has a fixed number of levels, numbered from 0: a category each, or an interval of numbers each. Nothing here is
+found out from records: what a record may hold is said beforehand, and a record that holds anything else is refused.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tfp_dpvi.privacy import _validation as check
+
+MISSING = -1
+_SHAPES = ("histogram", "normal")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column(abc.ABC):
+    """What a column may hold. Subclasses are frozen values.
+
+    Attributes:
+      missing: whether values may be missing (None, NaN or pandas' NA).
+    """
+
+    missing: bool = dataclasses.field(default=False, kw_only=True)
+    kinds: ClassVar[str] = ""  # NumPy kinds of dtypes that hold such values; "O" besides.
+
+    @property
+    @abc.abstractmethod
+    def num_levels(self) -> int:
+        """The number of levels, missing values not counted."""
+
+    @abc.abstractmethod
+    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Levels, int32 [n], of values none of which is missing; a `ValueError` for those that do not fit."""
+
+    @abc.abstractmethod
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Values for levels none of which is missing; numbers are uniform within their interval."""
+
+    def encode(self, name: str, values: Any) -> np.ndarray:
+        """Codes a column.
+
+        Args:
+          name: of the column, for messages.
+          values: array of shape [n].
+
+        Returns:
+          int32 array of shape [n]: levels, -1 for missing.
+
+        Raises:
+          ValueError: a value that the description does not allow, or a missing one where none may be.
+        """
+        absent = is_missing(values)
+        if absent.any() and not self.missing:
+            raise ValueError(
+                f"column {name!r} has missing values, and its description allows none: describe it with missing=True, or "
+                "fill them."
+            )
+        codes = np.full(len(values), MISSING, np.int32)
+        codes[~absent] = self._levels(name, values[~absent])
+        return codes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numeric(Column):
+    lower: float
+    upper: float
+    bins: int | Sequence[float] = 16
+    shape: str = "histogram"
+    kinds: ClassVar[str] = "iuf"
+
+    def __post_init__(self) -> None:
+        low = check.real("lower", self.lower, "pass a public bound")
+        high = check.real("upper", self.upper, "pass a public bound")
+        if not (low < high and math.isfinite(high - low)):
+            raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
+        if self.shape not in _SHAPES:
+            raise ValueError(f"shape={self.shape!r} is unknown: choose one of {', '.join(map(repr, _SHAPES))}.")
+        if isinstance(self.bins, (int, np.integer)) and not isinstance(self.bins, bool):
+            object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
+            return
+        try:
+            inner = tuple(float(edge) for edge in self.bins)  # type: ignore[union-attr]
+        except TypeError:
+            raise TypeError(f"bins={self.bins!r} must be a number of bins or a list of inner edges.") from None
+        ordered = all(a < b for a, b in zip((low, *inner), (*inner, high), strict=True))
+        if not inner or not ordered:
+            raise ValueError(
+                f"bins={self.bins!r} must be inner edges that increase, above lower={self.lower!r} and below "
+                f"upper={self.upper!r}; a value at an edge belongs to the bin above it."
+            )
+        object.__setattr__(self, "bins", inner)
+
+    @property
+    @abc.abstractmethod
+    def edges(self) -> np.ndarray:
+        """Edges of the bins, float64 [num_levels + 1]; a bin holds its lower edge and not its upper one."""
+
+    @property
+    def num_levels(self) -> int:
+        """The number of bins."""
+        return len(self.edges) - 1
+
+    @property
+    def centres(self) -> np.ndarray:
+        """Middles of the bins, mapped from the bounds to [-1, 1]: float64 [num_levels]."""
+        edges = self.edges
+        return (edges[1:] + edges[:-1] - edges[0] - edges[-1]) / (edges[-1] - edges[0])
+
+    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
+        try:
+            numbers = values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"column {name!r} holds values that are no numbers, and is described as {type(self).__name__}: convert it, "
+                "or describe it as Categorical."
+            ) from error
+        outside = ~((numbers >= self.lower) & (numbers <= self.upper))
+        if outside.any():
+            raise ValueError(
+                f"column {name!r} holds {numbers[outside][0]!r}, outside its public bounds [{self.lower}, {self.upper}]: "
+                "clip it, or describe it with wider bounds (that are not taken from the records)."
+            )
+        return numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuous(_Numeric):
+    """Real numbers between public bounds.
+
+    Only a number's bin is learned, and samples are uniform within it. So where records crowd to one end of a wide bin, means
+    of samples are off whatever the budget; where values are known to heap (zeros, round numbers), give them narrow bins.
+
+    Attributes:
+      lower: the least value allowed.
+      upper: the largest value allowed.
+      bins: the number of bins of equal width, or their inner edges, where a narrow one (as around zero) matters.
+      shape: how a component of the mixture spreads over the bins: "histogram", any way it likes, or "normal", a
+        discretised normal, which has two parameters whatever the number of bins. A narrow normal's gradients are long:
+        records that have the value are clipped more than those that miss it, and missing values come out too frequent.
+      missing: whether values may be missing.
+
+    Raises:
+      ValueError, TypeError: an argument out of range.
+    """
+
+    @property
+    def edges(self) -> np.ndarray:
+        """Edges of the bins."""
+        if isinstance(self.bins, int):
+            return np.linspace(self.lower, self.upper, self.bins + 1)
+        return np.array([self.lower, *self.bins, self.upper], np.float64)
+
+    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+        numbers = self._numbers(name, values)
+        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Uniform draws within the bins, float64 [n]."""
+        edges = self.edges
+        low, high = edges[levels], edges[levels + 1]
+        return np.clip(low + (high - low) * generator.random(len(levels)), low, high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer(_Numeric):
+    """Whole numbers between public bounds, both included. As for `Continuous`, samples are uniform within a bin.
+
+    Attributes:
+      lower: the least value allowed.
+      upper: the largest value allowed.
+      bins: the number of bins of nearly equal width (at most one for each number), or their inner edges.
+      shape: "histogram" or "normal", see `Continuous`.
+      missing: whether values may be missing.
+
+    Raises:
+      ValueError, TypeError: an argument out of range.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner = () if isinstance(self.bins, int) else self.bins
+        for name, value in (("lower", self.lower), ("upper", self.upper), *(("bins", edge) for edge in inner)):
+            if float(value) != math.floor(value):
+                raise ValueError(f"{name} holds {value!r}, which is no whole number: use Continuous, or whole numbers.")
+
+    @property
+    def edges(self) -> np.ndarray:
+        """Edges of the bins, whole numbers; the last is one above `upper`."""
+        if isinstance(self.bins, int):
+            width = int(self.upper) - int(self.lower) + 1
+            return np.round(np.linspace(self.lower, self.upper + 1, min(self.bins, width) + 1))
+        return np.array([self.lower, *self.bins, self.upper + 1], np.float64)
+
+    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+        numbers = self._numbers(name, values)
+        broken = numbers != np.floor(numbers)
+        if broken.any():
+            raise ValueError(
+                f"column {name!r} holds {numbers[broken][0]!r}, and is described as Integer: describe it as Continuous, or "
+                "round it."
+            )
+        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Uniform draws from the whole numbers in the bins, int64 [n]."""
+        edges = self.edges.astype(np.int64)
+        return generator.integers(edges[levels], edges[levels + 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical(Column):
+    """One of a public list of categories.
+
+    Attributes:
+      categories: at least two, all different: strings, numbers or whatever the column holds. They must not be collected
+        from the records.
+      missing: whether values may be missing.
+
+    Raises:
+      ValueError, TypeError: no such list.
+    """
+
+    categories: Sequence[Hashable]
+    kinds: ClassVar[str] = "biufUS"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.categories, (str, bytes)) or not hasattr(self.categories, "__iter__"):
+            raise TypeError(f"categories={self.categories!r} must be a list of categories.")
+        categories = tuple(self.categories)
+        if len(categories) < 2 or len(set(categories)) != len(categories):
+            raise ValueError(f"categories={categories!r} must be at least two, all different.")
+        if is_missing(np.array([*categories, None], object))[:-1].any():
+            raise ValueError(f"categories={categories!r} has a missing value in it: say missing=True instead.")
+        object.__setattr__(self, "categories", categories)
+
+    @property
+    def num_levels(self) -> int:
+        """The number of categories."""
+        return len(self.categories)
+
+    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+        known = {category: level for level, category in enumerate(self.categories)}
+        kinds, places = np.unique(values, return_inverse=True) if values.dtype != object else _distinct(name, values)
+        levels = []
+        for kind in kinds:
+            plain = kind.item() if isinstance(kind, np.generic) else kind
+            if plain not in known:
+                raise ValueError(
+                    f"column {name!r} holds the category {plain!r}, which its description does not know: add it to "
+                    "categories (if that is public), or map it to one of them."
+                )
+            levels.append(known[plain])
+        return np.array(levels, np.int32)[places] if levels else np.zeros(0, np.int32)
+
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """The categories, object [n]."""
+        del generator
+        listed = np.empty(len(self.categories), object)
+        listed[:] = self.categories
+        return listed[levels]
+
+
+@dataclasses.dataclass(frozen=True)
+class Binary(Column):
+    """False or true, or 0 or 1.
+
+    Attributes:
+      missing: whether values may be missing.
+    """
+
+    kinds: ClassVar[str] = "biuf"
+
+    @property
+    def num_levels(self) -> int:
+        """Two."""
+        return 2
+
+    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+        try:
+            numbers = values.astype(np.float64)
+        except (TypeError, ValueError):
+            numbers = np.full(len(values), np.nan)
+        strange = (numbers != 0.0) & (numbers != 1.0)
+        if strange.any():
+            raise ValueError(
+                f"column {name!r} holds {values[strange][0]!r}, and is described as Binary: code it as False and True or as "
+                "0 and 1, or describe it as Categorical."
+            )
+        return numbers.astype(np.int32)
+
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Bools, [n]."""
+        del generator
+        return levels.astype(bool)
+
+
+def is_missing(values: np.ndarray) -> np.ndarray:
+    """Which entries are None, NaN or pandas' NA or NaT: bool [n]."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype != object:
+        return np.zeros(len(values), bool)
+    return np.fromiter((_absent(value) for value in values), bool, len(values))
+
+
+def _absent(value: Any) -> bool:
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def _distinct(name: str, values: np.ndarray) -> tuple[list[Any], np.ndarray]:
+    """Distinct objects in order of appearance, and the place of each entry's among them."""
+    seen: dict[Any, int] = {}
+    try:
+        places = np.fromiter((seen.setdefault(value, len(seen)) for value in values), np.int64, len(values))
+    except TypeError as error:
+        raise ValueError(f"column {name!r} holds a value that cannot be a category: {error}. Convert it.") from error
+    return list(seen), places

@@ -1,0 +1,259 @@
+"""A table as a TFP mixture: public prior and likelihood of one coded record.
+
+Each of K components is a product over columns of distributions over levels; a missing value is left out of it, and
+whether it is missing has a Bernoulli distribution of its own. Components share nothing but their prior.
+
+All parameters lie on the real line, and a probability vector is the softmax of logits whose exponentials are Gamma: that
+*is* a Dirichlet distribution, without its simplex. So records' gradients by the parameters are bounded (for logits, by
+the difference of two probability vectors), can be clipped there, and pulled back ("aligned" gradients of `DPVI`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.synthetic.columns import MISSING, _Numeric
+from tfp_dpvi.synthetic.table import Table
+
+tfd = tfp.distributions
+_Distribution: Any = tfd.Distribution
+_Mixture: Any = tfd.MixtureSameFamily
+
+_LEAST_SCALE = 0.01  # Of a normal over [-1, 1]: keeps its gradients finite.
+_START_SCALE = 0.5
+# Of the parameter, on [-1, 1]. By a location itself the gradient is one over the scale, so records with a narrow column
+# would be clipped for it and those that miss it would weigh more.
+_LOCATION_UNIT = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segments:
+    """Where each column's levels lie in a row of the table of log-probabilities.
+
+    Attributes:
+      sizes: levels of each column, then 2 (there, missing) for each column that may miss values.
+      centres: of the columns with a discretised normal, by their place; their levels are not free.
+      maybe_missing: places of the columns that may miss values.
+    """
+
+    sizes: tuple[int, ...]
+    centres: dict[int, np.ndarray]
+    maybe_missing: tuple[int, ...]
+
+    @classmethod
+    def of(cls, table: Table) -> _Segments:
+        columns = tuple(table.columns.values())
+        maybe_missing = tuple(place for place, column in enumerate(columns) if column.missing)
+        centres = {
+            place: column.centres.astype("float32")
+            for place, column in enumerate(columns)
+            if isinstance(column, _Numeric) and column.shape == "normal"
+        }
+        sizes = (*(column.num_levels for column in columns), *(2 for _ in maybe_missing))
+        return cls(sizes, centres, maybe_missing)
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.sizes) - len(self.maybe_missing)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Sizes of the segments with a logit for each level."""
+        return tuple(size for place, size in enumerate(self.sizes) if place not in self.centres)
+
+
+def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> Any:
+    """The public prior over a mixture's parameters.
+
+    Args:
+      table: the description.
+      num_components: K.
+      concentration: of the symmetric Dirichlet priors of the weights and of each component's levels in each column.
+
+    Returns:
+      TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant; and, for
+      columns with `shape="normal"`, "normals" [K, columns, 2] of locations, in tenths, and log scales, on bounds mapped
+      to [-1, 1].
+    """
+    num = check.count("num_components", num_components, 1)
+    alpha = np.float32(check.positive("concentration", concentration))
+    segments = _Segments.of(table)
+    parts = {
+        "weights": tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), num),
+    }
+    if segments.free:
+        parts["levels"] = tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), [num, sum(segments.free)])
+    if segments.centres:
+        middle = np.array([0.0, math.log(_START_SCALE)], np.float32)
+        spread = np.array([1.0 / _LOCATION_UNIT, 1.0], np.float32)
+        normals = tfd.Normal(np.broadcast_to(middle, [num, len(segments.centres), 2]), spread)
+        parts["normals"] = tfd.Independent(normals, 3)
+    return tfd.JointDistributionNamed(parts)
+
+
+def make_likelihood(table: Table) -> Callable[[Any], Any]:
+    """The function from parameters, structured as `make_prior`'s, to the `TableMixture` of one coded record."""
+    segments = _Segments.of(table)
+
+    def likelihood(params: Any) -> Any:
+        return TableMixture(params["weights"], _log_table(segments, params), segments)
+
+    return likelihood
+
+
+def starting_point(
+    table: Table, num_components: int, *, target: str | None = None, spread: float = 0.5, seed: int | None = None
+) -> dict[str, np.ndarray]:
+    """Values of the parameters to start from: random, as equal components would stay equal. No record is looked at.
+
+    Args:
+      table: the description.
+      num_components: K.
+      target: a column (of levels, not of shape "normal") over whose levels the components are dealt out: each starts with
+        odds of e^4 for its own. Choose what the synthetic records will be used to predict.
+      spread: standard deviation of the logits.
+      seed: makes it repeatable.
+
+    Raises:
+      ValueError: an unknown target.
+    """
+    segments = _Segments.of(table)
+    generator = np.random.default_rng(seed)
+    start = {"weights": np.zeros(num_components, np.float32)}
+    if segments.free:
+        levels = generator.normal(0.0, spread, [num_components, sum(segments.free)])
+        if target is not None:
+            begin, size = _place_of(target, table, segments)
+            levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
+        start["levels"] = levels.astype(np.float32)
+    elif target is not None:
+        _place_of(target, table, segments)
+    if segments.centres:
+        normals = np.zeros([num_components, len(segments.centres), 2])
+        normals[..., 0] = generator.normal(0.0, spread / _LOCATION_UNIT, normals.shape[:2])
+        normals[..., 1] = math.log(_START_SCALE)
+        start["normals"] = normals.astype(np.float32)
+    return start
+
+
+def _place_of(target: str, table: Table, segments: _Segments) -> tuple[int, int]:
+    if target not in table.columns:
+        raise ValueError(f"target={target!r} is no column of the table; it has {', '.join(map(repr, table.names))}.")
+    place = table.names.index(target)
+    if place in segments.centres:
+        raise ValueError(f'target={target!r} has shape "normal": choose a column of levels, or shape="histogram".')
+    begin = sum(size for p, size in enumerate(segments.sizes[:place]) if p not in segments.centres)
+    return begin, segments.sizes[place]
+
+
+def _log_table(segments: _Segments, params: Any) -> Any:
+    """Log-probabilities of every level in every component: [K, levels], normalised within each segment."""
+    free = iter(tf.split(params["levels"], segments.free, axis=-1)) if segments.free else iter(())
+    normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
+    logits = []
+    for place in range(len(segments.sizes)):
+        if place in segments.centres:
+            location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
+            scale = _LEAST_SCALE + tf.exp(log_scale)
+            logits.append(-0.5 * tf.square((segments.centres[place] - _LOCATION_UNIT * location) / scale))
+        else:
+            logits.append(next(free))
+    return tf.concat([tf.nn.log_softmax(part) for part in logits], axis=-1)
+
+
+class TableMixture(_Mixture):
+    """Distribution of one coded record: int32 events of shape [columns], -1 where a value is missing.
+
+    A `tfd.MixtureSameFamily` of products over columns.
+
+    Args:
+      logits: of the components, [K].
+      log_table: log-probabilities of levels, [K, levels].
+      segments: where the columns' levels are in it.
+    """
+
+    def __init__(self, logits: Any, log_table: Any, segments: Any, *, name: str = "TableMixture") -> None:
+        parameters = dict(locals())
+        super().__init__(tfd.Categorical(logits=logits), _Product(log_table, segments), name=name)
+        self._parameters = parameters
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> Any:
+        del dtype, num_classes
+        properties = tfp.util.ParameterProperties
+        return {"logits": properties(event_ndims=1), "log_table": properties(event_ndims=2)}
+
+    def _sample_n(self, n: Any, seed: Any) -> Any:
+        # A component for each record first: the parent class would sample all of them and drop all but one.
+        pick_seed, seed = tfp.random.split_seed(seed, n=2)
+        picked = self.mixture_distribution.sample(n, seed=pick_seed)
+        product = self.components_distribution
+        return _Product(tf.gather(product.log_table, picked), product.segments).sample(seed=seed)
+
+
+class _Product(_Distribution):
+    """Independent columns, for a batch of tables of log-probabilities [..., levels]."""
+
+    def __init__(self, log_table: Any, segments: _Segments, *, name: str = "Product") -> None:
+        parameters = dict(locals())
+        self.log_table = tf.convert_to_tensor(log_table)
+        self.segments = segments
+        super().__init__(
+            dtype=tf.int32,
+            reparameterization_type=tfd.NOT_REPARAMETERIZED,
+            validate_args=False,
+            allow_nan_stats=True,
+            parameters=parameters,
+            name=name,
+        )
+
+    def _batch_shape(self) -> Any:
+        return self.log_table.shape[:-1]
+
+    def _batch_shape_tensor(self) -> Any:
+        return tf.shape(self.log_table)[:-1]
+
+    def _event_shape(self) -> Any:
+        return tf.TensorShape([self.segments.num_columns])
+
+    def _event_shape_tensor(self) -> Any:
+        return tf.constant([self.segments.num_columns], tf.int32)
+
+    def _log_prob(self, value: Any) -> Any:
+        chosen = self.chosen(tf.cast(value, tf.int32))
+        if self.log_table.shape.rank == 2 and chosen.shape.rank and chosen.shape[-2] == 1:
+            # What a mixture asks for: the same record in each component. One product of matrices does it.
+            return tf.matmul(chosen, self.log_table, transpose_b=True)[..., 0, :]
+        return tf.reduce_sum(chosen * self.log_table, axis=-1)
+
+    def chosen(self, codes: Any) -> Any:
+        """Ones at the levels that a record has, [..., levels]; no level of a column where it misses the value."""
+        kinds = tf.unstack(codes, num=self.segments.num_columns, axis=-1)
+        kinds += [tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing]
+        dtype = self.log_table.dtype
+        # The one-hot code of -1 is all zeros.
+        ones = [tf.one_hot(kind, size, dtype=dtype) for kind, size in zip(kinds, self.segments.sizes, strict=True)]
+        return tf.concat(ones, axis=-1)
+
+    def _sample_n(self, n: Any, seed: Any) -> Any:
+        segments = self.segments
+        shape = tf.concat([[n], self.batch_shape_tensor(), [len(segments.sizes)]], axis=0)
+        uniform = tf.random.stateless_uniform(
+            shape, seed=tfp.random.sanitize_seed(seed), dtype=self.log_table.dtype, alg=_random.ALGORITHM
+        )
+        picked = []
+        for place, part in enumerate(tf.split(self.log_table, segments.sizes, axis=-1)):
+            below = tf.cumsum(tf.exp(part), axis=-1)[..., :-1]
+            picked.append(tf.reduce_sum(tf.cast(uniform[..., place, tf.newaxis] >= below, tf.int32), axis=-1))
+        codes, absent = picked[: segments.num_columns], picked[segments.num_columns :]
+        for place, gone in zip(segments.maybe_missing, absent, strict=True):
+            codes[place] = tf.where(gone == 1, MISSING, codes[place])
+        return tf.stack(codes, axis=-1)

@@ -1,0 +1,226 @@
+"""A table's public description, and the way from data sets to coded records and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, _Numeric
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Names and descriptions of columns, in order.
+
+    ```python
+    table = dpvi.synthetic.Table({
+        "age": dpvi.synthetic.Integer(17, 90),
+        "sex": dpvi.synthetic.Binary(),
+        "education": dpvi.synthetic.Categorical(["school", "college", "university"], missing=True),
+    })
+    ```
+
+    Args:
+      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`. Bounds, categories and the choice of
+        columns are public: they must come from a code book and not from the records.
+
+    Raises:
+      ValueError, TypeError: no columns, or one that is no description.
+    """
+
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.columns, Mapping) or not self.columns:
+            raise TypeError(f'columns={self.columns!r} must be a dict of columns, such as {{"age": Integer(17, 90)}}.')
+        for name, column in self.columns.items():
+            if not isinstance(column, Column):
+                raise TypeError(
+                    f"column {name!r} is {column!r}: describe it as Continuous, Integer, Binary or Categorical."
+                )
+        object.__setattr__(self, "columns", dict(self.columns))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(self.columns)
+
+    def encode(self, data: Any) -> np.ndarray:
+        """Codes a data set.
+
+        Args:
+          data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns in any order.
+
+        Returns:
+          int32 array of shape [records, columns]: each column's level, -1 where missing.
+
+        Raises:
+          ValueError: a column that is unknown, missing or of another length; a value that its description does not allow.
+          TypeError: neither a DataFrame nor a dict, or a column that is no plain array.
+        """
+        arrays = self._arrays(data)
+        codes = np.stack([column.encode(name, arrays[name]) for name, column in self.columns.items()], axis=1)
+        if len(codes) == 0:
+            raise ValueError("data holds no records: there is nothing to learn from.")
+        return codes
+
+    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> Any:
+        """The inverse of `encode`, up to the place of a number within its bin.
+
+        Args:
+          codes: int array of shape [records, columns].
+          layout: what to return: see `Layout.of`.
+          generator: for the places of numbers within their bins.
+
+        Returns:
+          DataFrame or dict of arrays, with the layout's order of columns and dtypes.
+        """
+        made = {}
+        for place, (name, column) in enumerate(self.columns.items()):
+            level = codes[:, place]
+            absent = level == MISSING
+            made[name] = (column.values(np.where(absent, 0, level), generator), absent)
+        return layout.restore(self, made)
+
+    def _arrays(self, data: Any) -> dict[str, np.ndarray]:
+        names = _names(data)
+        unknown = [name for name in names if name not in self.columns]
+        absent = [name for name in self.columns if name not in names]
+        if unknown:
+            raise ValueError(
+                f"data has columns that the description does not know: {', '.join(map(repr, unknown))}. Describe them in "
+                "Table(...), or drop them."
+            )
+        if absent:
+            raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}.")
+        arrays = {name: _plain(name, data[name]) for name in self.columns}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Lengths differ: {lengths}. Every column needs one entry for each record.")
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a data set looked from outside: its container, the order of its columns and their dtypes, taken as public.
+
+    Attributes:
+      is_frame: a pandas DataFrame, or else a dict of arrays.
+      dtypes: from names, in the data's order, to dtypes.
+    """
+
+    is_frame: bool
+    dtypes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, data: Any, table: Table) -> Layout:
+        """The layout of a data set that `table.encode` accepts; no value is looked at.
+
+        Raises:
+          ValueError: a dtype that cannot hold what the description allows, so that samples would not fit into it.
+        """
+        names = _names(data)
+        is_frame = _is_frame(data)
+        dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in names}
+        for name, dtype in dtypes.items():
+            _check_dtype(name, dtype, table.columns[name])
+        return cls(is_frame, dtypes)
+
+    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
+        """A data set in this layout, from each column's values and its mask of missing ones."""
+        made = {name: _restore(table.columns[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
+        if not self.is_frame:
+            return made
+        import pandas
+
+        return pandas.DataFrame(made)
+
+
+def _is_frame(data: Any) -> bool:
+    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "iloc")
+
+
+def _names(data: Any) -> list[Any]:
+    if not _is_frame(data) and not isinstance(data, Mapping):
+        raise TypeError(f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}.")
+    names = list(data.columns) if _is_frame(data) else list(data)
+    twice = sorted({repr(name) for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"data has several columns named {', '.join(twice)}: rename them.")
+    return names
+
+
+def _plain(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"column {name!r} is a masked array: write missing values as NaN or None.")
+    is_extension = hasattr(values, "dtype") and not isinstance(values.dtype, np.dtype)
+    array = np.asarray(values, object) if is_extension else np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"column {name!r} has shape {list(array.shape)}: it must have one dimension.")
+    return array
+
+
+def _check_dtype(name: str, dtype: Any, column: Column) -> None:
+    if not isinstance(dtype, np.dtype) or dtype.kind == "O":
+        return
+    kind = type(column).__name__
+    if dtype.kind not in column.kinds or (isinstance(column, Continuous) and dtype.kind != "f"):
+        other = "Integer" if dtype.kind in "iu" else "Categorical"
+        raise ValueError(
+            f"column {name!r} has dtype {dtype} and is described as {kind}, whose values do not fit into it: describe it as "
+            f"{other}, or convert it."
+        )
+    if column.missing and dtype.kind != "f":
+        raise ValueError(
+            f"column {name!r} is described with missing=True, and its dtype {dtype} cannot hold missing values: convert it, "
+            "for instance to float64 or object, or say missing=False."
+        )
+    allowed: tuple[Any, ...] = ()
+    if isinstance(column, Integer):
+        allowed = (int(column.lower), int(column.upper))
+    elif isinstance(column, Categorical) and dtype.kind not in "US":
+        allowed = tuple(column.categories)
+    for value in allowed:
+        try:
+            with np.errstate(all="ignore"):
+                fits = np.array(value).astype(dtype) == value
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"column {name!r} may hold {value!r}, which does not fit into its dtype {dtype}: convert it."
+            )
+
+
+def _restore(column: Column, dtype: Any, values: np.ndarray, absent: np.ndarray) -> Any:
+    if not isinstance(dtype, np.dtype):
+        import pandas
+
+        if isinstance(dtype, pandas.CategoricalDtype) and isinstance(column, Categorical):
+            # The public categories and not the data's own, which the dtype would carry out.
+            dtype = pandas.CategoricalDtype(list(column.categories), ordered=dtype.ordered)
+        return pandas.array(_objects(column, values, absent), dtype=dtype)
+    if dtype.kind == "O":
+        return _objects(column, values, absent)
+    if dtype.kind in "US":
+        return values.astype(dtype.kind)  # As wide as the public categories and not as what the data held.
+    made = values.astype(dtype)
+    if dtype.kind == "f":
+        if isinstance(column, _Numeric):
+            low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can take them out of the bounds.
+            low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
+            high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
+            made = np.clip(made, low, high)
+        made[absent] = np.nan
+    return made
+
+
+def _objects(column: Column, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    made = values.astype(object)
+    if isinstance(column, (_Numeric, Binary)):
+        made[:] = values.tolist()
+    made[absent] = None
+    return made
