@@ -29,7 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import harness
 import numpy as np
 import vae
-from cases import mean_field, sampling
+from cases import mean_field, sampling, streaming
 from harness import Peer, Runner
 
 from tfp_dpvi._keras import tf
@@ -66,6 +66,7 @@ ROWS = (
     Row("vae_tensorflow_privacy_over_private", "vae 128", "TensorFlow Privacy, vectorized", OURS, 25.0, False),
     Row("vae_2048_over_16_times_128", "vae batches", "batch 2048", "batch 128", 1.1, True, 1 / 16),
     Row("conv_private_over_nonprivate", "conv", OURS, "Keras, not private", 2.0),
+    Row("streamed_over_resident", "streaming", "tfp_dpvi, from disk", OURS, 3.0),
     Row("sampler_1e9_over_1e4", "sampler", "N = 10^9", "N = 10^4", 1.2),
 )
 
@@ -143,6 +144,7 @@ def cases(quick: bool, peers: dict[str, Peer]) -> dict[str, Callable[[], dict[st
         "vae batches": batches,
         "conv": lambda: conv_makers(quick),
         "sampler": lambda: sampling.sampler_makers(quick),
+        "streaming": lambda: streaming.streaming_makers(quick),
         "calibration": lambda: sampling.calibration_makers(quick),
     }
 
