@@ -89,6 +89,10 @@ MODELS = {
         [8, 8, 1],
         lambda: sequential(layers.Conv2D(3, 2, dilation_rate=2, padding="same", use_bias=False)),
     ),
+    "conv2d to fewer channels": (
+        [5, 6, 4],
+        lambda: sequential(layers.Conv2D(2, (3, 4), padding="same"), layers.Conv2D(1, (2, 3), activation="tanh")),
+    ),
     "conv2d wide": ([2, 2, 8], lambda: sequential(layers.Conv2D(16, 2, padding="same", activation="tanh"))),
     "conv2d transposed": ([3, 4, 2], lambda: sequential(layers.Conv2DTranspose(3, 3, 2, "same", activation="tanh"))),
     "conv2d transposed valid": (

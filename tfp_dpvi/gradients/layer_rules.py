@@ -112,12 +112,32 @@ def _convolution(layer: Any, inputs: Any) -> Probed | None:
         if rank == 1:
             images, sizes, strides, rates = images[:, None], (1, *sizes), (1, *strides), (1, *rates)
         padding = "VALID" if layer.padding == "causal" else layer.padding.upper()
+        shape = tuple(layer.kernel.shape)
+        if rank == 2 and strides == rates == (1, 1) and shape[3] < shape[2]:
+            direct = _by_patches_of_gradients(shape, images, gradients[0], padding, by_record)
+            return [(layer.kernel, direct), *_bias(layer, gradients[0], by_record)]
         left = by_record(_patches(images, sizes, strides, rates, padding))
         right = by_record(gradients[0])
-        kernel = Outer.of_cheaper_form(tuple(layer.kernel.shape), left, right)
+        kernel = Outer.of_cheaper_form(shape, left, right)
         return [(layer.kernel, kernel), *_bias(layer, gradients[0], by_record)]
 
     return Probed([outputs], lambda: layer.activation(outputs), contributions)
+
+
+def _by_patches_of_gradients(
+    shape: tuple[int, ...], images: Any, gradient: Any, padding: str, by_record: ByRecord
+) -> Direct:
+    """Kernel gradients of a convolution with fewer channels out than in, whose patches would be the larger ones.
+
+    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: patches of g, padded, in the opposite order.
+    """
+    height, width, channels, filters = shape
+    same = padding == "SAME"
+    pads = [[size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1] for size in (height, width)]
+    padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
+    left, right = by_record(images), by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID"))
+    values = tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters])
+    return Direct(shape, tf.transpose(tf.reverse(values, [2, 3]), [0, 2, 3, 1, 4]))
 
 
 def _causal(layer: Any, inputs: Any) -> Any:
