@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -27,7 +26,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import harness
 import numpy as np
+from harness import spread
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._keras import keras, tf, tfp
@@ -150,10 +151,6 @@ def seconds_of(function: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
-
-
 def draw(seconds: dict[str, list[float]], path: pathlib.Path) -> None:
     import matplotlib
 
@@ -175,14 +172,6 @@ def draw(seconds: dict[str, list[float]], path: pathlib.Path) -> None:
     axes.set_title("Mean-field logistic regression on Adult, 108 columns")
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def cpu_name() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -230,18 +219,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "seconds": statistics.median(seconds["ours"]) < TARGET_SECONDS,
             **{f"ratio to {way}": ratios[way]["median"] >= TARGET_RATIO for way in WAYS},
         },
-        "machine": {
-            "platform": platform.platform(),
-            "processor": cpu_name(),
-            "cpus": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "tfp": tfp.__version__,
-            "tensorflow_privacy": _version("tensorflow-privacy"),
-        },
+        "machine": harness.machine(),
+        "versions": harness.versions(
+            tensorflow="tensorflow", tfp="tensorflow-probability", tensorflow_privacy="tensorflow-privacy"
+        ),
         "command": "python benchmarks/logistic_regression.py " + " ".join(arguments or sys.argv[1:]),
     }
     options.output.mkdir(parents=True, exist_ok=True)
@@ -249,12 +230,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     draw(seconds, options.output / "logistic_regression.png")
     print(json.dumps(result))
     return result
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    return metadata.version(package)
 
 
 if __name__ == "__main__":
