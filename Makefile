@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 BIN := $(VENV)/bin
 JAX := .venv-jax
+DOCS := .venv-docs
 STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
 
@@ -64,6 +65,12 @@ $(JAX)/.installed: benchmarks/peers/jax.txt $(STAMP)
 	$(BIN)/python -m venv --clear $(JAX)
 	$(JAX)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
+
+.PHONY: docs
+docs: $(STAMP) ## The documentation, into build/site; warnings are errors
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	$(DOCS)/bin/python -m mkdocs build --quiet
 
 .PHONY: format
 format: $(STAMP) ## Format and mend what ruff can

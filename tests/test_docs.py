@@ -1,0 +1,27 @@
+"""The code of the documentation's pages runs as it stands, each page in a namespace of its own."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+PAGES = {
+    path.relative_to(DOCS).as_posix(): re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    for path in sorted(DOCS.rglob("*.md"))
+}
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
+def test_the_pages_code_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in PAGES[page]:
+        exec(compile(block, page, "exec"), names)
+    assert capsys.readouterr().out.strip()
+
+
+def test_there_are_pages_with_code():
+    assert sum(map(bool, PAGES.values())) >= 4
