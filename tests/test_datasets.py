@@ -292,8 +292,8 @@ def test_malformed_abalone_line(tmp_path, line, problem):
     ("content", "problem"),
     [
         (b"no gzip", "can't be unpacked"),
-        (gzip.compress(b"1234567890")[:-4], "can't be unpacked"),
-        (gzip.compress(b"short"), "not an idx file"),
+        (gzip.compress(b"1234567890", mtime=0)[:-4], "can't be unpacked"),
+        (gzip.compress(b"short", mtime=0), "not an idx file"),
         (gzip.compress(bytes((0, 0, 13, 3)) + bytes(12)), "not an idx file"),
         (gzip.compress(bytes((0, 0, 8, 3, *(0, 0, 0, 2) * 3)) + bytes(7)), "holds 7 values"),
     ],
@@ -307,8 +307,8 @@ def test_malformed_images(tmp_path, content, problem):
 def test_images_without_their_labels(tmp_path):
     images = bytes((0, 0, 8, 3, *(0, 0, 0, 2) * 3)) + bytes(8)
     labels = bytes((0, 0, 8, 1, 0, 0, 0, 3)) + bytes(3)
-    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
-    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images, mtime=0))
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels, mtime=0))
     with pytest.raises(ValueError, match=r"2 images .* 3 labels"):
         datasets.load_mnist(tmp_path, verify_checksum=False)
 
