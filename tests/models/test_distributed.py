@@ -226,8 +226,9 @@ def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(t
                 use_ema=True, ema_momentum=0.9), delta=1e-5, jit_compile=False, steps_per_execution=3)
             return model
 
+        strategy = two_cpus()  # Before TensorFlow is used.
         one = fitted()
-        with two_cpus().scope():
+        with strategy.scope():
             two = fitted()
         for model in (one, two):
             model.fit(X, Y, batch_size=31, verbose=0)
