@@ -203,3 +203,79 @@ def test_a_model_built_outside_the_scope_is_refused(tmp_path):
     )
     assert "strategy.scope()" in found["error"]
     assert found["spent"] == 0
+
+
+def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(tmp_path):
+    """Also those of layers that are built by `fit`."""
+    found = run(
+        """
+        class Regression(dpvi.DPModel):
+            def __init__(self):
+                super().__init__(seed=3)
+                self.dense = tf.keras.layers.Dense(1, kernel_initializer="zeros")
+
+            def call(self, x):
+                return self.dense(x)
+
+            def record_loss(self, x, y):
+                return tf.square(self(x[None])[0, 0] - tf.cast(y, tf.float32))
+
+        def fitted():
+            model = Regression()
+            model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, noise_multiplier=1.0, learning_rate=0.1,
+                use_ema=True, ema_momentum=0.9), delta=1e-5, jit_compile=False, steps_per_execution=3)
+            return model
+
+        strategy = two_cpus()  # Before TensorFlow is used.
+        one = fitted()
+        with strategy.scope():
+            two = fitted()
+        for model in (one, two):
+            model.fit(X, Y, batch_size=31, verbose=0)
+        print(json.dumps([weights(one).tolist(), weights(two).tolist()]))
+        """,
+        tmp_path,
+    )
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_workers_with_batches_or_records_of_their_own_are_refused(tmp_path):
+    """A record would be in a step twice, or its presence would move others between the workers' data."""
+    script = """
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = dpvi_model(None)
+            model.compile(sgd(1.0), delta=1e-5, jit_compile=False, physical_batch_size=10)
+        found = []
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(200).batch(10)
+        declared = {"num_records": 200, "steps_per_epoch": 20, "sampling": "each_record_once_per_epoch"}
+        for data, more in ((dataset, declared), (X + int(sys.argv[1]), {"y": Y, "batch_size": 31})):
+            try:
+                model.fit(data, verbose=0, **more)
+            except ValueError as error:
+                found.append(str(error))
+        print(json.dumps({"errors": found, "spent": model.privacy_ledger.num_releases}))
+    """
+    path, root = tmp_path / "script.py", pathlib.Path(__file__).parents[2]
+    path.write_text(COMMON + textwrap.dedent(script))
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    children = []
+    for index in range(2):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        environment = {**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, str(path), str(index)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for child in children:
+        out, err = child.communicate(timeout=250)
+        assert child.returncode == 0, err[-3000:]
+        found = json.loads(out.splitlines()[-1])
+        assert "several workers" in found["errors"][0]
+        assert "differ between workers" in found["errors"][1]
+        assert found["spent"] == 0

@@ -178,3 +178,41 @@ class Short(Rows):
 
     def __getitem__(self, indices):
         return super().__getitem__(indices[: max(1, len(indices) - 1)])
+
+
+def test_what_is_made_of_a_memory_map_is_in_memory(tmp_path):
+    """`astype` and `copy` keep NumPy's class of memory maps, without a map."""
+    mapped = memmap(tmp_path, X.astype("float64"))
+    for x in (mapped.astype("float32"), mapped.copy()):
+        made = model()
+        made.fit(x, Y.tolist(), batch_size=20, steps_per_epoch=3, stream=True, verbose=0, sample_weight=np.ones(N, int))
+        assert made.privacy_ledger.num_releases == 3
+    with pytest.raises(ValueError, match="sample_weight"):
+        model().fit(mapped, Y, stream=True, sample_weight=np.ones([N, 1]), verbose=0)
+
+
+def test_sources_are_asked_in_increasing_order():
+    """As h5py needs it, also for batches of a fixed size."""
+    rows = Rows(X)
+    made = model(neighboring_relation=dpvi.privacy.NeighboringRelation.REPLACE_ONE, accountant="rdp")
+    made.fit(rows, Y, batch_size=20, steps_per_epoch=5, sampling="fixed_size", verbose=0)
+    assert all((np.diff(asked) > 0).all() for asked in rows.asked)
+
+
+def test_what_xla_refuses_is_tried_once():
+    traced = []
+
+    def likelihood(w, x):
+        traced.append(1)
+        zero = tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(0.0 * w[0])))
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, w) + zero)
+
+    made = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), D), likelihood)
+    made.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    made.fit(Rows(X), Y, batch_size=20, epochs=100, steps_per_epoch=10, verbose=0, callbacks=[Stop()])
+    assert len(traced) <= 4

@@ -271,3 +271,16 @@ def test_descriptions_are_values():
     assert Categorical(["a", "b"]) == Categorical(("a", "b"))
     with pytest.raises(AttributeError):
         Integer(0, 9).lower = 1
+
+
+def test_categories_of_the_records_are_refused_for_numbers():
+    """A pandas dtype of categories would carry the values that occur in the records into every synthetic table."""
+    pandas = pytest.importorskip("pandas")
+    for name, column, values in (
+        ("age", Integer(17, 90), [20, 77, 20]),
+        ("income", Continuous(0.0, 100.0), [1.25, 17.333, 1.25]),
+        ("sex", Binary(), [1, 1, 1]),
+    ):
+        table, frame = Table({name: column}), pandas.DataFrame({name: pandas.Series(values).astype("category")})
+        with pytest.raises(ValueError, match="dtype category"):
+            Layout.of(frame, table)

@@ -17,7 +17,7 @@ from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records, make_records
-from tfp_dpvi.models.run import PrivateRun
+from tfp_dpvi.models.run import PrivateRun, check_workers_agree
 from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
@@ -380,6 +380,12 @@ class DPModel(Model):
         physical = state.settings.physical_batch_size
         feed: ArrayFeed | DatasetFeed | SourceFeed
         if isinstance(x, tf.data.Dataset):
+            if self.distribute_strategy.extended._in_multi_worker_mode():
+                raise ValueError(
+                    "x is a dataset, and several workers train: each would draw batches of its own and take its share of "
+                    "another one, so that a record could be in a step, or in an epoch, more than once. Pass the same arrays "
+                    "on every worker."
+                )
             if y is not None or sample_weight is not None or batch_size is not None:
                 raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
             feed = DatasetFeed(
@@ -393,7 +399,8 @@ class DPModel(Model):
             )
             assert num_records is not None
             public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
-            self._prepare(feed.probe)
+            with self.distribute_strategy.scope():
+                self._prepare(feed.probe)
             self._check_data(feed.probe)
             if self._batch_needs is not None and self._batch_needs.whole:
                 raise ValueError(
@@ -412,11 +419,13 @@ class DPModel(Model):
                 records = source.probe
             else:
                 records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
-            self._prepare(records)
+            with self.distribute_strategy.scope():
+                self._prepare(records)
             self._check_data(records)
             available = records.num if source is None else source.num
             public_num = available if num_records is None else int(num_records)
             batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
+            check_workers_agree(self.distribute_strategy, records, available, public_num, batch_size, state.steps_run)
             sampler = planning.make_sampler(
                 sampling or "poisson",
                 available,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
@@ -12,6 +15,7 @@ from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.models import planning
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, make_loop
+from tfp_dpvi.models.records import Records
 from tfp_dpvi.models.sources import SourceFeed
 from tfp_dpvi.models.state import State
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan
@@ -165,9 +169,13 @@ class PrivateRun:
             )
             self._compiled = jit
             if identity in state.loops:
-                return state.loops[identity]
+                known = state.loops[identity]
+                if known is None:  # It did not compile before.
+                    continue
+                return known
             variables = model.trainable_variables
-            model.optimizer.build(variables)
+            with model.distribute_strategy.scope():  # Momenta belong to replicas, as the variables do.
+                model.optimizer.build(variables)
             loop = make_loop(model.step_gradients, variables, model.optimizer, settings)
             zero = tf.constant(0, tf.int64)
             try:
@@ -177,10 +185,38 @@ class PrivateRun:
                 if not jit or wanted is not None:
                     raise
                 _LOG.info("The step does not compile under XLA and runs without it: %s", error)
+                state.loops[identity] = None
                 continue
             state.loops[identity] = loop
             return loop
         raise AssertionError("unreachable: the last choice returns or raises")
+
+
+def check_workers_agree(strategy: Any, records: Records, *public: int) -> None:
+    """Raises, on every worker, unless all have the same records and public numbers.
+
+    All draw the same indices and each takes its share of them by place: with records of their own, one record's presence
+    would move others from one worker's data to another's. (Of streamed records only shapes and numbers are compared.)
+    """
+    if not strategy.extended._in_multi_worker_mode():
+        return
+    found = zlib.crc32(repr(public).encode())
+    for part in tf.nest.flatten((records.x, records.y, records.sample_weight)):
+        if part is not None:
+            found = zlib.crc32(repr((part.shape, part.dtype)).encode(), found)
+            found = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).ravel(), found)
+    own = tf.constant(found, tf.int64)
+
+    def added() -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    total = tf.function(lambda: strategy.run(added), autograph=False)()
+    total = strategy.experimental_local_results(total)[0]
+    if int(total) != found * strategy.num_replicas_in_sync:
+        raise ValueError(
+            "x, y, num_records or batch_size differ between workers: each takes its share of one and the same batch, so all need "
+            "the same records. Pass the same arrays on every worker; nothing was spent."
+        )
 
 
 def _agreed(strategy: Any, key: Any) -> Any:

@@ -29,6 +29,11 @@ def is_source(value: Any) -> bool:
     return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
+def _is_mapped(leaf: Any) -> bool:
+    """Whether an array lies in a file. What `astype` or `copy` make of a memory map is of its class, but in memory."""
+    return isinstance(leaf, np.memmap) and leaf._mmap is not None
+
+
 def wants_stream(parts: Any, stream: bool | None) -> bool:
     """Whether to read these records by rows: sources always, memory maps that are large, or as the user says.
 
@@ -39,7 +44,7 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
         raise ValueError("stream=False, but x or y is a source that is read by rows: leave stream out, or pass arrays.")
-    mapped = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.memmap))
+    mapped = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
     return sources or (mapped > RESIDENT_BYTES if stream is None else bool(stream))
 
 
@@ -57,8 +62,14 @@ class RecordSource:
     """
 
     def __init__(self, x: Any, y: Any, sample_weight: Any, dtype: Any) -> None:
+        if sample_weight is not None:
+            sample_weight = np.asarray(sample_weight).astype(dtype)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
-        self._parts = {name: part for name, part in given.items() if part is not None}
+        self._parts = {
+            name: np.asarray(part) if isinstance(part, list) else part
+            for name, part in given.items()
+            if part is not None
+        }
         self._leaves = [
             leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
             for leaf in tf.nest.flatten(self._parts)
@@ -68,10 +79,15 @@ class RecordSource:
         if len(lengths) != 1:
             raise ValueError(f"Lengths differ: x, y and sample_weight have {sorted(lengths)} rows. Give one a record.")
         self.num = lengths.pop()
+        if sample_weight is not None and sample_weight.shape != (self.num,):
+            raise ValueError(
+                f"sample_weight must be one array of shape [{self.num}], one weight for each record, got "
+                f"{list(sample_weight.shape)}."
+            )
         if self.num == 0:
             raise ValueError("x holds no records: there is nothing to learn from.")
         for leaf in self._leaves:
-            if isinstance(leaf, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
+            if _is_mapped(leaf) and hasattr(mmap, "MADV_RANDOM"):
                 _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
         self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
 
@@ -96,7 +112,7 @@ class RecordSource:
     def advise(self, indices: np.ndarray) -> None:
         """Tells the operating system which rows will be read, so that it reads them side by side."""
         for leaf in self._leaves:
-            if isinstance(leaf, np.memmap) and leaf.flags.c_contiguous and hasattr(mmap, "MADV_WILLNEED"):
+            if _is_mapped(leaf) and leaf.flags.c_contiguous and hasattr(mmap, "MADV_WILLNEED"):
                 mapped, offset = _map_of(leaf)
                 width = leaf.strides[0]
                 first = (offset + indices * width) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -119,7 +135,9 @@ class RecordSource:
         if len(indices) == 0:
             return filled
         try:
-            found = np.asarray(leaf[indices])
+            # Increasing, as files want to be read; batches of a fixed size are drawn in another order.
+            order = np.argsort(indices)
+            found = np.asarray(leaf[indices[order]])
         except Exception as error:
             raise RuntimeError(
                 f"Part {number} of the records could not be read at rows {indices[0]} to {indices[-1]} of {self.num}: "
@@ -130,7 +148,7 @@ class RecordSource:
                 f"Part {number} of the records gave shape {found.shape} for {len(indices)} rows; it must be "
                 f"{(len(indices), *spec.shape[1:])}. Is the source shorter than its length of {self.num}?"
             )
-        filled[: len(indices)] = found
+        filled[order] = found
         return filled
 
 

@@ -48,6 +48,6 @@ class State:
         self.epsilon_metric = EpsilonSpent()
         self.loss_metric = keras.metrics.Mean(name="loss")
         self.auto_steps_per_execution = True
-        self.loops: dict[Any, Callable[..., Any]] = {}
+        self.loops: dict[Any, Callable[..., Any] | None] = {}
         self.trained: tuple[int, ...] | None = None
         self.train_function: Callable[..., Any] | None = None

@@ -42,29 +42,33 @@ def table_clipped_sum(
     not finite. Norms are rounded up by what the products of matrices can lose. Its contribution depends on no other
     record. Hence A = C and D = 2C. Norm and contribution come from the same parameters (contract C5).
     """
+    dtype = params["weights"].dtype
+    # In float64: a narrow normal's slopes are so large that float32 loses more than a record's share of their sums, and
+    # then one record would move the sum by more than C. The table is small; records stay in their own dtype.
+    params = tf.nest.map_structure(lambda part: tf.cast(part, tf.float64), params)
     flat = tf.nest.flatten(params)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(flat)
         log_weights = tf.nn.log_softmax(params["weights"])
         log_table = _log_table(segments, params)
-    squares = _squared_norms(segments, params, log_table)
-    chosen = TableMixture(params["weights"], log_table, segments).components_distribution.chosen(codes)
-    log_joint = tf.matmul(chosen, log_table, transpose_b=True) + log_weights
+    squares = tf.cast(_squared_norms(segments, params, log_table), dtype)
+    narrow, prior = tf.cast(log_table, dtype), tf.cast(log_weights, dtype)
+    chosen = TableMixture(prior, narrow, segments).components_distribution.chosen(codes)
+    log_joint = tf.matmul(chosen, narrow, transpose_b=True) + prior
     log_prob = tf.reduce_logsumexp(log_joint, axis=1)
     shares = tf.exp(log_joint - log_prob[:, tf.newaxis])  # r, [P, K]
     by_table = tf.reduce_sum(tf.square(shares) * tf.matmul(chosen, squares, transpose_b=True), axis=1)
-    norms = tf.reduce_sum(tf.square(shares - tf.exp(log_weights)), axis=1) + by_table
+    norms = tf.reduce_sum(tf.square(shares - tf.exp(prior)), axis=1) + by_table
     terms = len(segments.sizes) + log_weights.shape[0] + 4
     norms += terms * _epsilon(norms.dtype) * (norms + tf.reduce_sum(tf.square(shares), axis=1))
     keep = mask & tf.math.is_finite(log_prob) & tf.math.is_finite(norms)
     # Selected, never multiplied by zero (contract C8).
     (factors,) = clip_factors([tf.where(keep, norms, tf.ones_like(norms))], l2_norm_clip)
     weighted = tf.where(keep[:, tf.newaxis], shares, tf.zeros_like(shares)) * factors[:, tf.newaxis]
-    sums = tape.gradient(
-        [log_weights, log_table],
-        flat,
-        output_gradients=[-tf.reduce_sum(weighted, axis=0), -tf.matmul(weighted, chosen, transpose_a=True)],
-    )
+    by_level = tf.cast(tf.matmul(weighted, chosen, transpose_a=True), tf.float64)
+    by_component = tf.cast(tf.reduce_sum(weighted, axis=0), tf.float64)
+    sums = tape.gradient([log_weights, log_table], flat, output_gradients=[-by_component, -by_level])
+    sums = [tf.cast(part, dtype) for part in sums]
     nobody = ~tf.reduce_any(keep)  # Then the parameters themselves may be NaN.
     sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
     losses = tf.where(keep, -log_prob, tf.zeros_like(log_prob))
@@ -80,7 +84,7 @@ def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
             scale = _LEAST_SCALE + tf.exp(log_scale)
-            z = (segments.centres[place] - _LOCATION_UNIT * location) / scale
+            z = (tf.constant(segments.centres[place], location.dtype) - _LOCATION_UNIT * location) / scale
             # Of the level's logit -z^2 / 2 by the location's parameter and the log scale; the normaliser takes off their mean.
             found = tf.zeros_like(part)
             for slope in (_LOCATION_UNIT * z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):

@@ -163,7 +163,8 @@ def _log_table(segments: _Segments, params: Any) -> Any:
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
             scale = _LEAST_SCALE + tf.exp(log_scale)
-            logits.append(-0.5 * tf.square((segments.centres[place] - _LOCATION_UNIT * location) / scale))
+            centres = tf.constant(segments.centres[place], location.dtype)
+            logits.append(-0.5 * tf.square((centres - _LOCATION_UNIT * location) / scale))
         else:
             logits.append(next(free))
     return tf.concat([tf.nn.log_softmax(part) for part in logits], axis=-1)

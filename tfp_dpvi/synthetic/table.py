@@ -164,6 +164,12 @@ def _plain(name: str, values: Any) -> np.ndarray:
 
 
 def _check_dtype(name: str, dtype: Any, column: Column) -> None:
+    if hasattr(dtype, "categories") and not isinstance(column, Categorical):
+        # The categories were collected from the records: samples of this dtype would carry them out.
+        raise ValueError(
+            f"column {name!r} has dtype category, whose categories may come from the records, and is described as "
+            f"{type(column).__name__}: convert it to numbers, or describe it as Categorical."
+        )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
     kind = type(column).__name__
