@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi._keras import Model, keras, tf
-from tfp_dpvi.models import planning
+from tfp_dpvi.export import ExportedFunction
+from tfp_dpvi.models import exporting, planning
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
@@ -148,6 +150,10 @@ class DPModel(Model):
         """For subclasses: the sensitivity of what a step releases, and the noise scales of its parts (`ClippedSum`)."""
         del sampling, expected_batch_size
         return Sensitivity(), None
+
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        """For subclasses: the signatures of `export`, given `tf.TensorSpec`s of the records x and, if there is one, y."""
+        return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
 
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
@@ -393,8 +399,9 @@ class DPModel(Model):
             )
             assert num_records is not None
             public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
-            self._prepare(feed.probe)
-            self._check_data(feed.probe)
+            records = feed.probe
+            self._prepare(records)
+            self._check_data(records)
             if self._batch_needs is not None and self._batch_needs.whole:
                 raise ValueError(
                     "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
@@ -462,7 +469,7 @@ class DPModel(Model):
         run.try_without_a_step(traced, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
         run.curve = planning.make_curve(state, plan, steps_per_epoch)
-        state.plan = plan
+        state.plan, state.inputs = plan, exporting.specs_of(records)
         state.num_records, state.num_records_declared = public_num, num_records is not None
         state.train_function = run
         if state.settings.unsafe_training_metrics:
@@ -591,6 +598,32 @@ class DPModel(Model):
     def privacy_budget(self) -> float | None:
         """The lifetime epsilon that `compile` was given, or None."""
         return None if self._dp.settings is None else self._dp.settings.epsilon
+
+    def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
+        """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
+
+        Signatures, where the model has them: `predict` (posterior predictive mean, any number of records),
+        `sample_posterior` and `sample_predictive` (of `num`, int32, and `seed`, int32 [2]) and `log_prob` (posterior
+        predictive log density). Beside them the privacy report (`assets.extra/privacy_report.json`) and a model card
+        (`README.md`) that says how to load and call them.
+
+        Args:
+          path: a folder that does not exist yet; it appears whole or not at all.
+          delta: of the report; by default that of `compile`.
+          overwrite: replace an earlier export.
+
+        Raises:
+          RuntimeError: not fitted.
+          ValueError: the path cannot be written or holds something, there is no delta, or the model's functions do not
+            run for a number of records that is not known.
+
+        #### Formal guarantee
+
+        A function of released variables and public values: no record, ledger, optimizer state, or key of noise or
+        sampling is in the folder, nor the ledger's name for the data set. (What a likelihood or a layer holds as a constant
+        of its own is public by contract C2, and is in it.)
+        """
+        exporting.export_model(self, path, delta=delta, overwrite=overwrite)
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """What has been spent on these data so far, over every `fit`, and what that covers.

@@ -11,8 +11,9 @@ import numpy as np
 from tfp_dpvi import _random, surrogates
 from tfp_dpvi._keras import tf, tfp
 from tfp_dpvi.divergences import Codes
+from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedSum, LayerGradients, Pass, UnsupportedLayerError, groups, layers_of, refuse_mixing
-from tfp_dpvi.models import base, planning
+from tfp_dpvi.models import base, exporting, planning
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import mean_of
 from tfp_dpvi.models.records import Records, make_records
@@ -514,6 +515,9 @@ class DPVAE(base.DPModel):
         conditional = self.decode(z)
         drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
+
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        return exporting.of_autoencoder(self, inputs)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Reconstruction: the mean of the decoder's distribution at the mean of the encoder's."""

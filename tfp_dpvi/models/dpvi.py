@@ -8,8 +8,9 @@ from typing import Any
 
 from tfp_dpvi import _random, surrogates
 from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import through_draws
-from tfp_dpvi.models import base
+from tfp_dpvi.models import base, exporting
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
 from tfp_dpvi.models.records import Records, make_records
@@ -265,6 +266,9 @@ class DPVI(base.DPModel):
         predictive = PosteriorPredictive(lambda params: self._model.at(params, None), draws, self.num_predictive_draws)
         drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
+
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        return exporting.of_posterior(self, inputs)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
