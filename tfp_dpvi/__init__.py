@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         surrogates,
         synthetic,
     )
+    from tfp_dpvi._registry import register
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
@@ -57,6 +58,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Synthesizer": "models",
+    "register": "_registry",
 }
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "optimizers",
     "preprocessing",
     "privacy",
+    "register",
     "sampling",
     "surrogates",
     "synthetic",

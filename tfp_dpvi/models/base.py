@@ -14,7 +14,7 @@ import numpy as np
 
 from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import exporting, planning
+from tfp_dpvi.models import exporting, planning, saving
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
@@ -186,6 +186,7 @@ class DPModel(Model):
             self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
+        self.built = True
 
     # ------------------------------------------------------------------ compile
 
@@ -262,7 +263,7 @@ class DPModel(Model):
         if ledger is not None and not _same_books(ledger, self._dp.ledger):
             if not isinstance(ledger, PrivacyLedger):
                 raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-            if self._dp.ledger.num_releases:
+            if self._dp.ledger.num_releases and not ledger.continues(self._dp.ledger):
                 raise ValueError(
                     f"ledger: this model has {self._dp.ledger.num_releases} releases in another ledger, which must not be "
                     "forgotten. Give the ledger to the first compile, or build a new model."
@@ -581,6 +582,56 @@ class DPModel(Model):
         while parts[-1] is None:
             parts.pop()
         return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
+
+    # ------------------------------------------------------------------ files
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the model was built with, and its books. A subclass adds those of its own `__init__`.
+
+        The seed is left out: it is as good as the key.
+        """
+        return saving.base_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
+        return saving.from_config(cls, config, custom_objects)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given."""
+        return saving.compile_config(self)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
+        saving.compile_from_config(self, config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
+        for metric in self.metrics:
+            metric.reset_state()
+        super().save_own_variables(store)
+
+    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
+        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `tf.keras.Model.save`.
+
+        `tf.keras.models.load_model` brings it back, with what these data have spent: see `PrivacyLedger.from_config`. Priors,
+        likelihoods and other functions are saved by name: see `dpvi.register`. The file holds no record and no key; of a
+        seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+
+        Args:
+          filepath: ends in ".keras".
+          overwrite: False refuses an existing file.
+          save_format: None or "keras"; for a SavedModel see `export`.
+          **kwargs: none.
+
+        Raises:
+          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
+            earlier file stays as it was.
+        """
+        saving.check_path(filepath, overwrite, save_format, kwargs)
+        self.get_config()  # What it refuses, it refuses before anything is written.
+        with saving.replaced(filepath) as temporary:
+            super().save(temporary)
 
     # ------------------------------------------------------------------ books
 
