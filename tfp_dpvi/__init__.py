@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         callbacks,
         datasets,
         divergences,
+        export,
         gradients,
         models,
         optimizers,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         surrogates,
         synthetic,
     )
+    from tfp_dpvi._registry import register
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
@@ -38,6 +40,7 @@ _MODULES = (
     "callbacks",
     "datasets",
     "divergences",
+    "export",
     "gradients",
     "models",
     "optimizers",
@@ -55,6 +58,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Synthesizer": "models",
+    "register": "_registry",
 }
 
 __all__ = [
@@ -69,11 +73,13 @@ __all__ = [
     "callbacks",
     "datasets",
     "divergences",
+    "export",
     "gradients",
     "models",
     "optimizers",
     "preprocessing",
     "privacy",
+    "register",
     "sampling",
     "surrogates",
     "synthetic",

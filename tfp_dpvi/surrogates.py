@@ -5,6 +5,8 @@ Nothing here sees data: a surrogate's starting point is public.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -218,7 +220,8 @@ def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> A
     """A surrogate posterior from a name or a distribution.
 
     Args:
-      surrogate_posterior: "mean_field", "full_rank", "asvi", or a trainable TFP distribution.
+      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution, or a function of the prior that
+        returns one.
       prior: the TFP prior that it must match.
       seed: of random starts.
 
@@ -237,7 +240,10 @@ def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> A
             )
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
-    elif isinstance(surrogate_posterior, type) or not all(
+    elif isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
+        with tf.variable_creator_scope(_distinct_names()):
+            surrogate_posterior = surrogate_posterior(prior)
+    if isinstance(surrogate_posterior, type) or not all(
         hasattr(surrogate_posterior, name) for name in ("sample", "log_prob", "event_shape")
     ):
         # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.

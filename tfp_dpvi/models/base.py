@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi._keras import Model, keras, tf
-from tfp_dpvi.models import planning
+from tfp_dpvi.export import ExportedFunction
+from tfp_dpvi.models import exporting, planning, saving
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
@@ -149,6 +151,10 @@ class DPModel(Model):
         del sampling, expected_batch_size
         return Sensitivity(), None
 
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        """For subclasses: the signatures of `export`, given `tf.TensorSpec`s of the records x and, if there is one, y."""
+        return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
+
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
@@ -180,6 +186,7 @@ class DPModel(Model):
             self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
+        self.built = True
 
     # ------------------------------------------------------------------ compile
 
@@ -256,7 +263,7 @@ class DPModel(Model):
         if ledger is not None and not _same_books(ledger, self._dp.ledger):
             if not isinstance(ledger, PrivacyLedger):
                 raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-            if self._dp.ledger.num_releases:
+            if self._dp.ledger.num_releases and not ledger.continues(self._dp.ledger):
                 raise ValueError(
                     f"ledger: this model has {self._dp.ledger.num_releases} releases in another ledger, which must not be "
                     "forgotten. Give the ledger to the first compile, or build a new model."
@@ -399,9 +406,10 @@ class DPModel(Model):
             )
             assert num_records is not None
             public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
+            records = feed.probe
             with self.distribute_strategy.scope():
-                self._prepare(feed.probe)
-            self._check_data(feed.probe)
+                self._prepare(records)
+            self._check_data(records)
             if self._batch_needs is not None and self._batch_needs.whole:
                 raise ValueError(
                     "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
@@ -471,7 +479,7 @@ class DPModel(Model):
         run.try_without_a_step(traced, tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
         run.curve = planning.make_curve(state, plan, steps_per_epoch)
-        state.plan = plan
+        state.plan, state.inputs = plan, exporting.specs_of(records)
         state.num_records, state.num_records_declared = public_num, num_records is not None
         state.train_function = run
         if state.settings.unsafe_training_metrics:
@@ -584,6 +592,56 @@ class DPModel(Model):
             parts.pop()
         return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
+    # ------------------------------------------------------------------ files
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the model was built with, and its books. A subclass adds those of its own `__init__`.
+
+        The seed is left out: it is as good as the key.
+        """
+        return saving.base_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
+        return saving.from_config(cls, config, custom_objects)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given."""
+        return saving.compile_config(self)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
+        saving.compile_from_config(self, config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
+        for metric in self.metrics:
+            metric.reset_state()
+        super().save_own_variables(store)
+
+    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
+        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `tf.keras.Model.save`.
+
+        `tf.keras.models.load_model` brings it back, with what these data have spent: see `PrivacyLedger.from_config`. Priors,
+        likelihoods and other functions are saved by name: see `dpvi.register`. The file holds no record and no key; of a
+        seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+
+        Args:
+          filepath: ends in ".keras".
+          overwrite: False refuses an existing file.
+          save_format: None or "keras"; for a SavedModel see `export`.
+          **kwargs: none.
+
+        Raises:
+          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
+            earlier file stays as it was.
+        """
+        saving.check_path(filepath, overwrite, save_format, kwargs)
+        self.get_config()  # What it refuses, it refuses before anything is written.
+        with saving.replaced(filepath) as temporary:
+            super().save(temporary)
+
     # ------------------------------------------------------------------ books
 
     @property
@@ -600,6 +658,32 @@ class DPModel(Model):
     def privacy_budget(self) -> float | None:
         """The lifetime epsilon that `compile` was given, or None."""
         return None if self._dp.settings is None else self._dp.settings.epsilon
+
+    def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
+        """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
+
+        Signatures, where the model has them: `predict` (posterior predictive mean, any number of records),
+        `sample_posterior` and `sample_predictive` (of `num`, int32, and `seed`, int32 [2]) and `log_prob` (posterior
+        predictive log density). Beside them the privacy report (`assets.extra/privacy_report.json`) and a model card
+        (`README.md`) that says how to load and call them.
+
+        Args:
+          path: a folder that does not exist yet; it appears whole or not at all.
+          delta: of the report; by default that of `compile`.
+          overwrite: replace an earlier export.
+
+        Raises:
+          RuntimeError: not fitted.
+          ValueError: the path cannot be written or holds something, there is no delta, or the model's functions do not
+            run for a number of records that is not known.
+
+        #### Formal guarantee
+
+        A function of released variables and public values: no record, ledger, optimizer state, or key of noise or
+        sampling is in the folder, nor the ledger's name for the data set. (What a likelihood or a layer holds as a constant
+        of its own is public by contract C2, and is in it.)
+        """
+        exporting.export_model(self, path, delta=delta, overwrite=overwrite)
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """What has been spent on these data so far, over every `fit`, and what that covers.

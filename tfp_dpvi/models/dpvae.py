@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, surrogates
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi._keras import register_keras_serializable, tf, tfp
 from tfp_dpvi.divergences import Codes
+from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedSum, LayerGradients, Pass, UnsupportedLayerError, groups, layers_of, refuse_mixing
-from tfp_dpvi.models import base, planning
+from tfp_dpvi.models import base, exporting, planning
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import mean_of
 from tfp_dpvi.models.records import Records, make_records
@@ -24,6 +25,7 @@ tfd = tfp.distributions
 _TRIED = 3  # Records made up to try a model on; not 1, which would hide a shape that broadcasts.
 
 
+@register_keras_serializable("tfp_dpvi", "DPVAE")
 class DPVAE(base.DPModel):
     """A variational autoencoder with a latent draw for each record, learned under differential privacy.
 
@@ -40,7 +42,8 @@ class DPVAE(base.DPModel):
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
-        shape, reparameterised.
+        shape, reparameterised. To save the model, a registered function without arguments that builds it; see
+        `dpvi.register`. The same holds for `decoder` and `prior`.
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
       prior: TFP distribution of one record's latent variable, without trainable variables.
       beta: weight of the KL term (Higgins et al. 2017).
@@ -80,6 +83,8 @@ class DPVAE(base.DPModel):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
+        given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
+        encoder, decoder, prior = (part() if _registry.is_factory(part) else part for part in (encoder, decoder, prior))
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
                 f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
@@ -106,6 +111,7 @@ class DPVAE(base.DPModel):
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name, dtype=dtype.name)
         parts = _Parts(encoder, decoder, prior, batch_regularizer, dtype, [*layers_of(encoder), *layers_of(decoder)])
+        parts.given = given
         refuse_mixing(parts.layers)
         self._parts_of_model = parts
         # Tracked by Keras, so that weights are saved, whatever the two callables are.
@@ -137,6 +143,17 @@ class DPVAE(base.DPModel):
     def batch_regularizer(self) -> Callable[[Codes], Any] | None:
         """The term of each group of records, or None."""
         return self._parts_of_model.regularizer
+
+    def get_config(self) -> dict[str, Any]:
+        """See `DPModel.get_config`.
+
+        Raises:
+          ValueError: a part is neither a registered function nor a Keras model without Lambda layers (as TFP's distribution
+            layers are); see `dpvi.register`.
+        """
+        parts = {name: _registry.encode(part, name) for name, part in self._parts_of_model.given.items()}
+        names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
 
     # ------------------------------------------------------------------ the loss
 
@@ -515,6 +532,9 @@ class DPVAE(base.DPModel):
         drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        return exporting.of_autoencoder(self, inputs)
+
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Reconstruction: the mean of the decoder's distribution at the mean of the encoder's."""
         del training
@@ -567,6 +587,7 @@ class _Parts:
     def __init__(self, encoder: Any, decoder: Any, prior: Any, regularizer: Any, dtype: Any, layers: list[Any]) -> None:
         self.encoder, self.decoder, self.prior, self.regularizer = encoder, decoder, prior, regularizer
         self.dtype = dtype
+        self.given: dict[str, Any] = {}
         self.layers = list({id(layer): layer for layer in layers}.values())
 
 

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tfp_dpvi import _random, surrogates
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi._keras import register_keras_serializable, tf, tfp
+from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import through_draws
-from tfp_dpvi.models import base
+from tfp_dpvi.models import base, exporting
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
 from tfp_dpvi.models.records import Records, make_records
@@ -17,6 +18,7 @@ from tfp_dpvi.models.records import Records, make_records
 tfd = tfp.distributions
 
 
+@register_keras_serializable("tfp_dpvi", "DPVI")
 class DPVI(base.DPModel):
     """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
 
@@ -31,12 +33,14 @@ class DPVI(base.DPModel):
     ```
 
     Args:
-      prior: TFP distribution over the parameters, joint or single, with constrained and unconstrained parts of one
+      prior: TFP distribution over the parameters, or a function without arguments that makes it (needed to save the model,
+        see `dpvi.register`); joint or single, with constrained and unconstrained parts of one
         float dtype, which runs through the model. It must be public, hyperparameters included.
       likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
         whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
         distribution's `log_prob` of a batch of n records has shape [n].
-      surrogate_posterior: "mean_field", "full_rank", "asvi", or a trainable TFP distribution over the parameters.
+      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the parameters, or a function
+        from the prior to one.
       gradients: "aligned" (default) clips and releases the records' gradients by the parameters and pulls the noisy sum
         back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
         al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
@@ -68,6 +72,9 @@ class DPVI(base.DPModel):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
+        given = {"prior": prior, "likelihood": likelihood, "surrogate_posterior": surrogate_posterior}
+        if not isinstance(prior, tfd.Distribution) and _registry.is_factory(prior):
+            prior = prior()
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
                 f"prior must be a TFP distribution, got {prior!r}; for instance "
@@ -84,6 +91,7 @@ class DPVI(base.DPModel):
         super().__init__(seed=seed, name=name, dtype=dtype.name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
         self._model = _ModelParts(prior, likelihood, surrogate, dtype)
+        self._model.given = given
         # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
@@ -105,6 +113,16 @@ class DPVI(base.DPModel):
     def surrogate_posterior(self) -> Any:
         """The learned posterior: a plain, trainable TFP distribution over the prior's parameters."""
         return self._model.surrogate
+
+    def get_config(self) -> dict[str, Any]:
+        """See `DPModel.get_config`.
+
+        Raises:
+          ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
+        """
+        parts = {name: _registry.encode(part, name) for name, part in self._model.given.items()}
+        settings = {name: getattr(self, name) for name in ("gradients", "num_draws", "num_predictive_draws")}
+        return {**super().get_config(), **settings, "parts": parts}
 
     # ------------------------------------------------------------------ the step
 
@@ -266,6 +284,9 @@ class DPVI(base.DPModel):
         drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
+    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+        return exporting.of_posterior(self, inputs)
+
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
         del training
@@ -326,6 +347,7 @@ class _ModelParts:
         self.likelihood = likelihood
         self.surrogate = surrogate
         self.dtype = dtype
+        self.given: dict[str, Any] = {}
         self.generative = _takes_params_alone(likelihood)
 
     def at(self, params: Any, x: Any) -> Any:

@@ -31,7 +31,7 @@ def is_source(value: Any) -> bool:
 
 def _is_mapped(leaf: Any) -> bool:
     """Whether an array lies in a file. What `astype` or `copy` make of a memory map is of its class, but in memory."""
-    return isinstance(leaf, np.memmap) and leaf._mmap is not None
+    return isinstance(leaf, np.memmap) and getattr(leaf, "_mmap", None) is not None
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:

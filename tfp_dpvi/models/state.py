@@ -41,6 +41,7 @@ class State:
         self.plan: PrivacyPlan | None = None
         self.steps_run = 0
         self.epochs_run = 0.0
+        self.inputs: dict[str, Any] | None = None  # Shapes and dtypes of the records of the last fit.
         self.num_records: int | None = None
         self.num_records_declared = False
         self.validation_metrics: list[Any] = []

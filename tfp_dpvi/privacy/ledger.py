@@ -10,7 +10,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _ledger_file, accountants
+from tfp_dpvi.privacy import _ledger_file, _saved_ledger, accountants
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy._books import FORMAT, VERSION, Books, LedgerEntry
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
@@ -73,7 +73,9 @@ class PrivacyLedger:
         self._epsilon_cache: dict[Any, float] = {}
         self._allowance: tuple[Any, int] | None = None
         self._closed = False
+        self._refusal: str | None = None
         self._books = Books()
+        self._history = _saved_ledger.History()
         if read_only:
             assert path is not None
             for record in _ledger_file.read_ledger_file(path):
@@ -81,6 +83,8 @@ class PrivacyLedger:
         elif path is not None:
             self._file = _ledger_file.open_ledger_file(path)
             self._lock = self._file.lock
+        else:
+            _saved_ledger.LIVE[self._history.token] = self
         try:
             self._begin(dataset_id, budget)
         except BaseException:
@@ -126,6 +130,68 @@ class PrivacyLedger:
 
     def __reduce__(self) -> Any:
         raise TypeError("a PrivacyLedger cannot be pickled: a copy would forget what is spent. Open its path instead.")
+
+    def to_config(self) -> dict[str, Any]:
+        """What a saved model holds of its ledger, JSON-ready: all records, and a file's path and data set.
+
+        No record of the data is among them, and no key.
+        """
+        with self._lock:
+            self._sync()
+            if self._file is not None:
+                return {"path": os.path.abspath(self._file.path), "records": [dict(one) for one in self._file.records]}
+            return {"token": self._history.token, "written": [list(one) for one in self._history.written]}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "PrivacyLedger":
+        """The ledger of a saved model, with everything that was spent when it was saved, and since then as far as known.
+
+        A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
+        what both spent is counted. A ledger file is opened where it was. If it is not there, or in use by another process,
+        the ledger can be read but refuses to reserve: `compile(ledger=)` takes the file's new place.
+
+        Args:
+          config: from `to_config`.
+
+        Raises:
+          LedgerError: the file was altered, belongs to other data, or does not hold what the model had spent.
+        """
+        if "records" in config:
+            if _saved_ledger.check_file(config):
+                try:
+                    return cls(config["path"])
+                except LedgerError:
+                    return cls(config["path"], read_only=True)
+            ledger = cls._replayed([("saved", one) for one in config["records"]], None)
+            ledger._refusal = (
+                f"this model's ledger is not at {config['path']!r}, where it was when the model was saved: say "
+                "compile(..., ledger=dpvi.PrivacyLedger(its_new_path)). Nothing was charged."
+            )
+            return ledger
+        written = [(writer, record) for writer, record in config["written"]]
+        live = _saved_ledger.LIVE.get(config["token"])
+        if live is None:
+            return cls._replayed(written, config["token"])
+        with live._lock:
+            _saved_ledger.replay(live._books, live._history, written)
+            return live
+
+    @classmethod
+    def _replayed(cls, written: list[tuple[str, dict[str, Any]]], token: str | None) -> "PrivacyLedger":
+        ledger = cls()
+        ledger._books, ledger._history = Books(), _saved_ledger.History(token)
+        _saved_ledger.replay(ledger._books, ledger._history, written)
+        _saved_ledger.LIVE[ledger._history.token] = ledger
+        return ledger
+
+    def continues(self, other: "PrivacyLedger") -> bool:
+        """Whether this ledger file begins with everything that a saved model's ledger holds."""
+        if self._file is None or other._refusal is None:
+            return False
+        _saved_ledger.check_continues(
+            self._file.records, [record for _, record in other._history.written], f"ledger={self.path!r}"
+        )
+        return True
 
     def set_budget(self, epsilon: float, delta: float) -> None:
         """Sets or changes the ledger-wide budget; the change is recorded like everything else."""
@@ -375,9 +441,12 @@ class PrivacyLedger:
         if self._closed:
             raise LedgerError("this ledger is closed; open its path again.")
         with self._lock:
+            if self._refusal is not None:
+                raise LedgerError(self._refusal)
             if self._file is None:
                 for record in records:
                     self._books.apply(record)
+                    self._history.add(record)
             else:
                 self._file.append(records, durable=durable)
                 self._sync()

@@ -1,0 +1,488 @@
+"""Saved models come back whole in a fresh process, with their books, and hold neither a record nor a key (C6, C7, C10)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi import _random
+from tfp_dpvi.privacy.errors import LedgerError
+
+tfd = tfp.distributions
+X = (np.random.default_rng(7).normal(size=(60, 3)) * 1.2345678).astype("float32")
+Y = (X[:, 0] > 0).astype("int64")
+
+PARTS = """
+import functools
+import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+import tfp_dpvi as dpvi
+tfd = tfp.distributions
+tfkl = tf.keras.layers
+
+@dpvi.register("tests_prior")
+def prior(scale=2.0):
+    return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, scale), 3), "b": tfd.Normal(0.0, 1.0)})
+
+@dpvi.register("tests_likelihood")
+def likelihood(params, x):
+    return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
+
+@dpvi.register("tests_records")
+def records(params):
+    return tfd.MultivariateNormalDiag(params["w"], tf.ones(3))
+
+@dpvi.register("tests_encoder")
+def encoder(width=8):
+    return tf.keras.Sequential([
+        tfkl.Dense(width, activation="relu"), tfkl.Dense(4),
+        tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:])))])
+
+@dpvi.register("tests_decoder")
+def decoder():
+    return tf.keras.Sequential([tfkl.Dense(8, activation="relu"), tfkl.Dense(6), tfp.layers.IndependentNormal(3)])
+
+@dpvi.register("tests_codes")
+def codes():
+    return tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2))
+
+@tf.keras.utils.register_keras_serializable("tests", "Line")
+class Line(dpvi.DPModel):
+    def __init__(self, units=1, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.dense = tfkl.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def record_loss(self, x, y):
+        return tf.reduce_sum(tf.square(self(x[None])[0] - y))
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+"""
+exec(PARTS)
+
+P = globals()
+
+
+def adam(**kwargs):
+    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05, **kwargs)
+
+
+def fit(model, *data, optimizer=None, **kwargs):
+    model.compile(optimizer or adam(noise_multiplier=3.0), delta=1e-5, jit_compile=False, **kwargs)
+    model.fit(*data, batch_size=20, epochs=2, verbose=0)
+    return model
+
+
+def regression(**kwargs):
+    return dpvi.DPVI(P["prior"], P["likelihood"], num_predictive_draws=30, **kwargs)
+
+
+def vae(**kwargs):
+    return dpvi.DPVAE(P["encoder"], P["decoder"], P["codes"], **kwargs)
+
+
+TERMWISE = dpvi.optimizers.TermwiseDPKerasAdamOptimizer
+MODELS = {
+    "regression": lambda: fit(regression(name="ward"), X, Y),
+    "partials": lambda: fit(
+        dpvi.DPVI(
+            functools.partial(P["prior"], scale=0.5),
+            P["likelihood"],
+            functools.partial(dpvi.surrogates.mean_field, initial_scale=0.3),
+            gradients="vectorized",
+            num_draws=2,
+        ),
+        X,
+        Y,
+        optimizer=dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0, momentum=0.9),
+    ),
+    "full_rank": lambda: fit(
+        dpvi.DPVI(P["prior"], P["likelihood"], "full_rank"),
+        X,
+        Y,
+        optimizer=dpvi.optimizers.DPKerasAdagradOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0),
+    ),
+    "asvi": lambda: fit(dpvi.DPVI(P["prior"], P["likelihood"], "asvi"), X, Y),
+    "generative": lambda: fit(
+        dpvi.DPVI(P["prior"], P["records"]),
+        X,
+        optimizer=dpvi.optimizers.make_dp_optimizer_class(tf.keras.optimizers.RMSprop)(
+            l2_norm_clip=1.0,
+            noise_multiplier=3.0,
+            learning_rate=tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
+        ),
+    ),
+    "vae": lambda: fit(vae(beta=0.5), X, optimizer=adam(noise_multiplier=3.0, use_ema=True)),
+    "termwise": lambda: fit(
+        vae(batch_regularizer=dpvi.divergences.MMD()),
+        X,
+        optimizer=TERMWISE(l2_norm_clip=1.0, batch_l2_norm_clip=0.5, num_partitions=4, noise_multiplier=3.0),
+    ),
+    "own": lambda: fit(P["Line"](units=2), X, X[:, :2]),
+}
+
+
+@functools.cache
+def made(name):
+    return MODELS[name]()
+
+
+def fresh_process(code, cwd):
+    result = subprocess.run(
+        [sys.executable, "-c", PARTS + textwrap.dedent(code)], capture_output=True, text=True, check=False, cwd=cwd
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
+
+
+def outputs(model):
+    if isinstance(model, dpvi.DPVI) and model._model.generative:
+        return model.predictive().log_prob(X[:5]).numpy()
+    return model.predict(X[:5], verbose=0)
+
+
+# ---------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_loaded_model_is_the_saved_one(tmp_path, name):
+    model = made(name)
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+
+    assert type(loaded) is type(model)
+    np.testing.assert_allclose(outputs(loaded), outputs(model), rtol=1e-6)
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert len(loaded.optimizer.variables) == len(model.optimizer.variables) > 1
+    for ours, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_equal(loaded.optimizer.get_config(), model.optimizer.get_config())
+    assert loaded._dp.settings == model._dp.settings
+    assert loaded.privacy_plan == model.privacy_plan
+    assert str(loaded.privacy_report()) == str(model.privacy_report())
+    theirs, ours = model.get_config(), loaded.get_config()
+    assert ours == theirs
+
+
+def test_a_fresh_process_goes_on_with_everything(tmp_path):
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    for name in MODELS:
+        made(name).save(tmp_path / f"{name}.keras")
+    printed = fresh_process(
+        """
+        import json
+        data = np.load("data.npz")
+        found = {}
+        for name in NAMES:
+            model = tf.keras.models.load_model(f"{name}.keras")
+            before = model.privacy_ledger.num_releases
+            generative = name == "generative"
+            out = model.predictive().log_prob(data["x"][:5]).numpy() if generative else model.predict(data["x"][:5], verbose=0)
+            y = {"own": data["x"][:, :2]}.get(name, data["y"])
+            args = (data["x"],) if name in ("generative", "vae", "termwise") else (data["x"], y)
+            model.fit(*args, batch_size=20, epochs=1, verbose=0)
+            report = model.privacy_report()
+            found[name] = [out.tolist(), before, report.num_releases, report.epsilon, int(model.optimizer.iterations)]
+        print(json.dumps(found))
+        """.replace("NAMES", repr(list(MODELS))),
+        tmp_path,
+    )
+    for name, (out, before, after, epsilon, iterations) in json.loads(printed).items():
+        model = made(name)
+        np.testing.assert_allclose(out, outputs(model), rtol=1e-5, atol=1e-6)
+        assert (before, after, iterations) == (6, 9, 9)
+        assert epsilon > model.privacy_report().epsilon
+
+
+def test_a_lifetime_budget_outlives_the_file(tmp_path):
+    model = regression()
+    model.compile(adam(), epsilon=1.0, delta=1e-5, planned_epochs=4, jit_compile=False)
+    model.fit(X, Y, batch_size=20, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    half = model.privacy_report().epsilon
+    del model
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded.fit(X, Y, batch_size=20, epochs=2, verbose=0)
+    assert half < loaded.privacy_report().epsilon <= 1.0
+    with pytest.raises(dpvi.privacy.BudgetExhaustedError, match="nothing is left"):
+        loaded.fit(X, Y, batch_size=20, epochs=1, verbose=0)
+
+
+def test_weights_alone_go_into_a_model_of_the_same_shape(tmp_path):
+    for name, other in (("regression", regression), ("vae", vae)):
+        model = made(name)
+        for path in ("model.weights.h5", "checkpoint"):
+            model.save_weights(str(tmp_path / name / path)) if path == "checkpoint" else None
+            if path != "checkpoint":
+                (tmp_path / name).mkdir(exist_ok=True)
+                model.save_weights(str(tmp_path / name / path))
+            fresh = other()
+            fresh(X[:2])
+            fresh.load_weights(str(tmp_path / name / path))
+            np.testing.assert_allclose(outputs(fresh), outputs(model), rtol=1e-6)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        saved = checkpoint.save(str(tmp_path / name / "tf" / "c"))
+        fresh = other()
+        fresh(X[:2])
+        fresh.compile(adam(noise_multiplier=3.0, use_ema=name == "vae"), delta=1e-5)
+        fresh.optimizer.build(fresh.trainable_variables)
+        tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(saved).assert_existing_objects_matched()
+        np.testing.assert_allclose(outputs(fresh), outputs(model), rtol=1e-6)
+        assert int(fresh.optimizer.iterations) == 6
+
+
+def test_a_model_that_was_not_fitted_round_trips(tmp_path):
+    regression().save(tmp_path / "plain.keras")
+    assert tf.keras.models.load_model(tmp_path / "plain.keras")._dp.settings is None
+    model = regression()
+    model.compile(adam(), epsilon=1.0, delta=1e-5, validation_metrics=["binary_accuracy"])
+    model.save(tmp_path / "compiled.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "compiled.keras")
+    assert loaded.privacy_budget == 1.0
+    assert [metric.name for metric in loaded._dp.validation_metrics] == ["binary_accuracy"]
+    loaded.fit(X, Y, batch_size=20, verbose=0)
+
+
+def test_model_checkpoint_saves_what_load_model_reads(tmp_path):
+    model = regression()
+    model.compile(adam(noise_multiplier=3.0), delta=1e-5, jit_compile=False)
+    checkpoint = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    model.fit(X, Y, batch_size=20, epochs=2, verbose=0, callbacks=[checkpoint])
+    first = tf.keras.models.load_model(tmp_path / "1.keras")
+    assert int(first.optimizer.iterations) == 3
+    assert first.privacy_ledger is model.privacy_ledger  # One process, one set of books: nothing is forgotten.
+
+
+# ---------------------------------------------------------------------- books
+
+
+def test_clones_and_loads_share_books_within_a_process(tmp_path):
+    model = fit(regression(), X, Y)
+    clone = tf.keras.models.clone_model(model)
+    assert clone.privacy_ledger is model.privacy_ledger
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.privacy_ledger is model.privacy_ledger
+
+
+def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
+    model = fit(regression(), X, Y)
+    model.save(tmp_path / "start.keras")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    for side in ("left", "right"):
+        fresh_process(
+            f"""
+            data = np.load("data.npz")
+            model = tf.keras.models.load_model("start.keras")
+            model.fit(data["x"], data["y"], batch_size=20, epochs=1, verbose=0)
+            model.save("{side}.keras")
+            print(model.privacy_ledger.num_releases)
+            """,
+            tmp_path,
+        )
+    ledger = model.privacy_ledger
+    assert ledger.num_releases == 6
+    for expected, side in ((9, "left"), (12, "right"), (12, "left"), (12, "right"), (12, "start")):
+        loaded = tf.keras.models.load_model(tmp_path / f"{side}.keras")
+        assert loaded.privacy_ledger is ledger
+        assert ledger.num_releases == expected
+
+
+def test_a_ledger_on_disk_is_opened_again(tmp_path):
+    ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
+    model = fit(regression(), X, Y, ledger=ledger)
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.privacy_ledger.path == ledger.path
+    loaded.fit(X, Y, batch_size=20, verbose=0)
+    assert ledger.num_releases == loaded.privacy_ledger.num_releases == 9
+    ledger.close()
+    loaded.privacy_ledger.close()
+
+    # Moved: it can be read, but not used, until it is shown where.
+    (tmp_path / "books").rename(tmp_path / "elsewhere")
+    moved = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert moved.privacy_report().num_releases == 6
+    moved.predict(X[:2])
+    with pytest.raises(LedgerError, match=r"ledger is not at .*compile\(\.\.\., ledger="):
+        moved.fit(X, Y, batch_size=20, verbose=0)
+    with dpvi.PrivacyLedger(tmp_path / "elsewhere") as found:
+        moved.compile(adam(noise_multiplier=3.0), delta=1e-5, ledger=found, jit_compile=False)
+        moved.fit(X, Y, batch_size=20, verbose=0)
+        assert found.num_releases == 12
+
+    # Another data set's, or an older copy.
+    with (
+        dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward eight"),
+        pytest.raises(LedgerError, match="bound to the data set 'ward eight'"),
+    ):
+        tf.keras.models.load_model(tmp_path / "model.keras")
+    (tmp_path / "books").unlink()
+    with (
+        dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven"),
+        pytest.raises(LedgerError, match="does not hold what was spent"),
+    ):
+        tf.keras.models.load_model(tmp_path / "model.keras")
+
+
+def test_a_ledger_in_use_elsewhere_does_not_keep_a_model_from_predicting(tmp_path):
+    ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
+    fit(regression(), X, Y, ledger=ledger).save(tmp_path / "model.keras")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    printed = fresh_process(
+        """
+        data = np.load("data.npz")
+        model = tf.keras.models.load_model("model.keras")
+        assert model.predict(data["x"][:2]).shape == (2,)
+        try:
+            model.fit(data["x"], data["y"], batch_size=20, verbose=0)
+        except Exception as error:
+            print(type(error).__name__, model.privacy_ledger.num_releases, error)
+        """,
+        tmp_path,
+    )
+    ledger.close()
+    assert printed.startswith("LedgerError 6 this ledger was opened with read_only=True")
+
+
+# ---------------------------------------------------------------------- nothing secret
+
+
+@pytest.mark.parametrize("make", [lambda: regression(), lambda: vae()], ids=["regression", "vae"])
+def test_no_key_and_no_record_is_in_a_file(tmp_path, make, monkeypatch):
+    keys = []
+    new_key = _random.new_key
+
+    def remember(seed=None):
+        key = new_key(seed)
+        if seed is None:
+            keys.append(key)
+        return key
+
+    monkeypatch.setattr(_random, "new_key", remember)
+    model = make()
+    data = (X, Y) if isinstance(model, dpvi.DPVI) else (X,)
+    fit(model, *data)
+    loss = model.evaluate(*data, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(str(tmp_path / "model.weights.h5"))
+    model.save_weights(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "c"))
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        archive.extractall(tmp_path / "unpacked")
+    held = b"\0".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+    assert keys
+    for key in keys:
+        for half in key:
+            assert half.tobytes() not in held
+            assert str(half).encode() not in held
+    for value in X.ravel():
+        assert value.tobytes() not in held
+        assert np.float64(value).tobytes() not in held
+        assert f"{value:.6g}".encode() not in held
+    # Nor the exact loss that evaluate computed.
+    loss = np.float32(loss if np.isscalar(loss) else loss[0])
+    with h5py.File(tmp_path / "unpacked" / "model.weights.h5") as weights:
+        values = []
+        weights.visititems(
+            lambda _, item: values.append(np.ravel(item[()])) if isinstance(item, h5py.Dataset) else None
+        )
+    flat = np.concatenate([np.asarray(value, "float64") for value in values])
+    assert np.abs(flat - loss).min() > 1e-7
+    assert np.abs(flat - loss * len(X)).min() > 1e-6
+    assert str(tmp_path) not in (tmp_path / "unpacked" / "config.json").read_text()
+
+
+def test_a_seed_is_not_saved_and_the_report_still_says_so(tmp_path):
+    model = fit(regression(seed=987654321), X, Y)
+    model.save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        assert b"987654321" not in archive.read("config.json")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert "seeded: not private" in str(loaded.privacy_report())
+    assert loaded._dp.seed is None
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_text("precious")
+    lambdas = fit(dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x)), X, Y)
+    with pytest.raises(ValueError, match=r"likelihood is .*<lambda>.*without a registered name.*@dpvi\.register"):
+        lambdas.save(path)
+    distribution = fit(dpvi.DPVI(P["prior"](), P["likelihood"]), X, Y)
+    with pytest.raises(ValueError, match=r"prior is .*JointDistributionNamed.*functools\.partial"):
+        distribution.save(path)
+    prior = P["prior"]()
+    surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior))
+    surrogate._model.given["prior"] = P["prior"]
+    with pytest.raises(ValueError, match=r"surrogate_posterior is .*an object that a file cannot hold"):
+        surrogate.save(path)
+    with pytest.raises(ValueError, match=r"encoder has the layer .*DistributionLambda.*without arguments that builds"):
+        dpvi.DPVAE(P["encoder"](), P["decoder"], P["codes"]).save(path)
+    assert path.read_text() == "precious"
+    assert [one.name for one in tmp_path.iterdir()] == ["model.keras"]
+
+    class Other(dpvi.DPModel):
+        def __init__(self, width):
+            super().__init__()
+
+    with pytest.raises(ValueError, match=r"Other needs the arguments width.*override get_config"):
+        Other(3).save(path)
+
+
+def test_other_formats_and_bad_paths_are_refused(tmp_path):
+    model = regression()
+    for path in ("model", "model.h5", "model.tf"):
+        with pytest.raises(ValueError, match=r"filepath=.*save\(\"model\.keras\"\).*export"):
+            model.save(tmp_path / path)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ValueError, match=r"filepath=.*cannot be written"):
+        model.save(tmp_path / "file" / "model.keras")
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"exists and overwrite=False"):
+        model.save(tmp_path / "model.keras", overwrite=False)
+
+
+def test_unknown_names_and_broken_files_are_named(tmp_path):
+    regression().save(tmp_path / "model.keras")
+    registered = tf.keras.utils.get_custom_objects()
+    held = registered.pop("dpvi>tests_prior")
+    try:
+        with pytest.raises(ValueError, match=r"registered function 'dpvi>tests_prior'.*import the module"):
+            tf.keras.models.load_model(tmp_path / "model.keras")
+        tf.keras.models.load_model(tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]})
+    finally:
+        registered["dpvi>tests_prior"] = held
+    data = (tmp_path / "model.keras").read_bytes()
+    (tmp_path / "broken.keras").write_bytes(data[: len(data) // 2])
+    with pytest.raises((zipfile.BadZipFile, ValueError, OSError)):
+        tf.keras.models.load_model(tmp_path / "broken.keras")
+    with pytest.raises(TypeError, match=r'write @dpvi\.register\("my_name"\)'):
+        dpvi.register(lambda: None)
+
+
+def test_files_hold_paths_of_this_library_only(tmp_path):
+    assert pathlib.Path(dpvi.__file__).parent.name == "tfp_dpvi"
+    from tfp_dpvi import _registry
+
+    with pytest.raises(ValueError, match="it was altered"):
+        _registry.decode({"library": "os:system"})

@@ -1,0 +1,187 @@
+"""Functions under names, and values made of them as JSON: what `model.save` writes of a prior or a likelihood."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._keras import Layer, keras, register_keras_serializable, tf
+
+_LIBRARY = __name__.split(".")[0]
+_WAY_OUT = (
+    'Write it as a function with a name, @dpvi.register("my_name") above it, and pass the function (with arguments: '
+    "functools.partial of it)."
+)
+
+
+def register(name: str) -> Callable[[Any], Any]:
+    """Gives a function a name, so that a model built with it can be saved and loaded.
+
+    ```python
+    @dpvi.register("my_prior")
+    def my_prior(scale=4.0):
+        return tfd.Sample(tfd.Normal(0.0, scale), 30)
+
+    @dpvi.register("my_likelihood")
+    def my_likelihood(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+
+    model = dpvi.DPVI(functools.partial(my_prior, scale=2.0), my_likelihood)
+    model.save("model.keras")
+    ```
+
+    The file holds names and arguments; a process that loads it must have registered the same names (usually by importing
+    the same module), or pass `custom_objects`. `tf.keras.utils.register_keras_serializable` does as well.
+
+    Args:
+      name: unique in your program; it stays with the saved files.
+
+    Returns:
+      A decorator that returns the function as it is.
+
+    Raises:
+      TypeError: no name, as in a bare `@dpvi.register`.
+    """
+    if not (isinstance(name, str) and name):
+        raise TypeError(f'register takes a name, got {name!r}: write @dpvi.register("my_name").')
+    return register_keras_serializable("dpvi", name)
+
+
+def encode(value: Any, argument: str) -> Any:
+    """A value as plain JSON; the inverse of `decode`.
+
+    Args:
+      value: numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of
+        this library, Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
+      argument: what errors call it.
+
+    Raises:
+      ValueError: anything else; the message says what to do.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        sequence = "tuple" if isinstance(value, tuple) else "list"
+        return {sequence: [encode(part, f"{argument}[{place}]") for place, part in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, argument), encode(part, f"{argument}[{key!r}]")] for key, part in value.items()]}
+    if isinstance(value, np.ndarray) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):
+        array = np.asarray(value)
+        return {"array": array.tolist(), "dtype": array.dtype.name}
+    if isinstance(value, tf.TensorSpec):
+        return {"spec": value.shape.as_list(), "dtype": value.dtype.name}
+    if isinstance(value, functools.partial):
+        return {
+            "partial": encode(value.func, argument),
+            "args": [encode(part, f"an argument of {argument}") for part in value.args],
+            "kwargs": {key: encode(part, f"{key} of {argument}") for key, part in value.keywords.items()},
+        }
+    if isinstance(value, Layer):
+        return {"keras": _layer(value, argument)}
+    kind: Any = type(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _of_library(kind):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return {
+            "value": f"{kind.__module__}:{kind.__qualname__}",
+            "fields": {name: encode(part, f"{name} of {argument}") for name, part in fields.items()},
+        }
+    if isinstance(value, types.FunctionType):
+        registered = keras.utils.get_registered_name(value)
+        if keras.utils.get_registered_object(registered) is value:
+            return {"function": registered}
+        if _of_library(value) and "<" not in value.__qualname__:
+            return {"library": f"{value.__module__}:{value.__qualname__}"}
+        raise ValueError(
+            f"{argument} is {value.__qualname__!r}, a function without a registered name, which a file cannot hold. {_WAY_OUT}"
+        )
+    raise ValueError(f"{argument} is {_short(value)}, an object that a file cannot hold. {_WAY_OUT}")
+
+
+def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
+    """What `encode` was given.
+
+    Raises:
+      ValueError: a name that is not registered in this process.
+    """
+    if not isinstance(config, dict):
+        return config
+    again = functools.partial(decode, custom_objects=custom_objects)
+    if "list" in config:
+        return [again(part) for part in config["list"]]
+    if "tuple" in config:
+        return tuple(again(part) for part in config["tuple"])
+    if "dict" in config:
+        return {again(key): again(part) for key, part in config["dict"]}
+    if "array" in config:
+        return np.array(config["array"], config["dtype"])
+    if "spec" in config:
+        return tf.TensorSpec(config["spec"], tf.as_dtype(config["dtype"]))
+    if "partial" in config:
+        kwargs = {key: again(part) for key, part in config["kwargs"].items()}
+        return functools.partial(again(config["partial"]), *map(again, config["args"]), **kwargs)
+    if "keras" in config:
+        return keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
+    if "value" in config:
+        return _imported(config["value"])(**{name: again(part) for name, part in config["fields"].items()})
+    if "library" in config:
+        return _imported(config["library"])
+    name = config["function"]
+    found = keras.utils.get_registered_object(name, custom_objects=custom_objects)
+    found = found or (custom_objects or {}).get(name.split(">")[-1])
+    if found is None:
+        raise ValueError(
+            f"The file names the registered function {name!r}, which this process does not know: import the module that "
+            f"registers it before load_model, or pass custom_objects={{{name!r}: the_function}}."
+        )
+    return found
+
+
+def is_factory(value: Any) -> bool:
+    """Whether something is a function that is to be called without arguments to make what is meant."""
+    if isinstance(value, (Layer, type)) or not isinstance(value, (types.FunctionType, functools.partial)):
+        return False
+    import inspect
+
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _layer(layer: Any, argument: str) -> Any:
+    inner = [sub for sub in layer._flatten_layers() if isinstance(sub, keras.layers.Lambda)]
+    if inner:
+        raise ValueError(
+            f"{argument} has the layer {inner[0].name!r} ({type(inner[0]).__name__}), which holds a Python function; a file "
+            "would hold its byte code, and loading it would run it. Write a function without arguments that builds the "
+            f'model, @dpvi.register("my_name") above it, and pass the function as {argument}.'
+        )
+    return keras.utils.serialize_keras_object(layer)
+
+
+def _of_library(kind: Any) -> bool:
+    return str(kind.__module__).split(".")[0] == _LIBRARY
+
+
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    if module.split(".")[0] != _LIBRARY:
+        raise ValueError(f"The file asks for {place!r}, which is not of {_LIBRARY}: it was altered.")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 100 else f"{text[:97]}..."

@@ -1,0 +1,160 @@
+"""A model as a `.keras` file: arguments by name, compile settings, and books that are not forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import pathlib
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi import _registry
+from tfp_dpvi._keras import keras, tf
+from tfp_dpvi.models.records import Records
+from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+
+_VERSION = 1
+_SETTINGS = ("epsilon", "delta", "planned_epochs", "accountant", "physical_batch_size", "jit_compile")
+
+
+# ------------------------------------------------------------------ the model
+
+
+def base_config(model: Any) -> dict[str, Any]:
+    """Name and books; raises where the class's other arguments would be missing when it is loaded."""
+    parameters = inspect.signature(type(model).__init__).parameters
+    named = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    own = type(model).get_config.__qualname__.split(".")[0] == "DPModel"
+    needed = [p.name for p in list(parameters.values())[1:] if p.default is p.empty and p.kind not in (2, 4)]
+    if own and needed:
+        raise ValueError(
+            f"{type(model).__name__} needs the arguments {', '.join(needed)}, which a file would not hold: override get_config "
+            "to return {**super().get_config(), ...} with them."
+        )
+    state = model._dp
+    books = {
+        "version": _VERSION,
+        "ledger": state.ledger.to_config(),
+        "fits": state.fits,
+        "steps_run": state.steps_run,
+        "epochs_run": state.epochs_run,
+        "num_records": state.num_records,
+        "num_records_declared": state.num_records_declared,
+        "plan": None if state.plan is None else state.plan.to_json(),
+        "inputs": None if state.inputs is None else _registry.encode(state.inputs, "inputs"),
+    }
+    return {**({"name": model.name} if named else {}), "books": books}
+
+
+def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
+    """The model, its variables made and its books opened."""
+    config = dict(config)
+    books, parts = config.pop("books", None), config.pop("parts", {})
+    model = cls(**config, **{name: _registry.decode(part, custom_objects) for name, part in parts.items()})
+    if books is None:
+        return model
+    if books["version"] != _VERSION:
+        raise ValueError(
+            f"The file has version {books['version']!r} of a model's books; this code reads {_VERSION}. Use the tfp_dpvi that "
+            "wrote it, or a newer one."
+        )
+    state = model._dp
+    state.ledger = PrivacyLedger.from_config(books["ledger"])
+    # `state.identity` stays new: two processes may load one file, and their fits are not the same.
+    for name in ("fits", "steps_run", "epochs_run", "num_records", "num_records_declared"):
+        setattr(state, name, books[name])
+    state.plan = None if books["plan"] is None else PrivacyPlan.from_json(books["plan"])
+    if books["inputs"] is not None:
+        state.inputs = _registry.decode(books["inputs"])
+        model._prepare(_no_records(state.inputs))
+    return model
+
+
+def _no_records(inputs: dict[str, Any]) -> Records:
+    def zeros(spec: Any) -> Any:
+        return np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
+
+    made = {name: tf.nest.map_structure(zeros, spec) for name, spec in inputs.items()}
+    return Records(made["x"], made.get("y"), None, 1)
+
+
+# ------------------------------------------------------------------ compile
+
+
+def compile_config(model: Any) -> dict[str, Any] | None:
+    """The arguments of `compile`, JSON-ready; None before it."""
+    state = model._dp
+    if state.settings is None:
+        return None
+    return {
+        **{name: getattr(state.settings, name) for name in _SETTINGS},
+        "neighboring_relation": state.settings.neighboring_relation.name,
+        "unsafe_training_metrics": state.settings.unsafe_training_metrics,
+        "optimizer": keras.utils.serialize_keras_object(model.optimizer),
+        "validation_metrics": [keras.utils.serialize_keras_object(one) for one in state.validation_metrics],
+        "steps_per_execution": None if state.auto_steps_per_execution else int(model._steps_per_execution.numpy()),
+        "run_eagerly": bool(model.run_eagerly),
+    }
+
+
+def compile_from_config(model: Any, config: dict[str, Any]) -> None:
+    """Compiles with them."""
+    config = dict(config)
+    _make_class(config["optimizer"].get("registered_name") or "")
+    optimizer = keras.utils.deserialize_keras_object(config.pop("optimizer"))
+    metrics = [keras.utils.deserialize_keras_object(one) for one in config.pop("validation_metrics")]
+    relation = NeighboringRelation[config.pop("neighboring_relation")]
+    plan = model._dp.plan
+    model.compile(optimizer, validation_metrics=metrics or None, neighboring_relation=relation, **config)
+    model._dp.plan = plan
+    if model.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _make_class(registered_name: str) -> None:
+    """Classes over Keras optimizers are made when first asked for; a file may name one that this process has not made."""
+    match = re.fullmatch(r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer", registered_name)
+    base = getattr(keras.optimizers, match[2], None) if match else None
+    if match and base is not None:
+        (make_termwise_optimizer_class if match[1] else make_dp_optimizer_class)(base)
+
+
+# ------------------------------------------------------------------ the file
+
+
+def check_path(filepath: Any, overwrite: bool, save_format: str | None, kwargs: dict[str, Any]) -> None:
+    """Raises unless this is a `.keras` file that may be written."""
+    path = os.fspath(filepath)
+    if kwargs:
+        raise TypeError(f"save got an unexpected keyword argument {next(iter(kwargs))!r}.")
+    if save_format not in (None, "keras") or not path.endswith(".keras"):
+        raise ValueError(
+            f"filepath={path!r}, save_format={save_format!r}: a model with its books is saved in Keras's own format, "
+            'save("model.keras"). For a SavedModel without them there is export(path), and for weights alone save_weights.'
+        )
+    if not overwrite and os.path.lexists(path):
+        raise ValueError(f"filepath={path!r} exists and overwrite=False: give another name. Nothing was changed.")
+
+
+@contextlib.contextmanager
+def replaced(filepath: Any) -> Iterator[str]:
+    """A new file beside the old one, which takes its place when it is whole."""
+    target = pathlib.Path(filepath).absolute()
+    temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
+    try:
+        with open(temporary, "wb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): give a file that can.") from error
+    try:
+        yield str(temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
