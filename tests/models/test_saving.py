@@ -280,6 +280,7 @@ def test_clones_and_loads_share_books_within_a_process(tmp_path):
     assert loaded.privacy_ledger is model.privacy_ledger
 
 
+@pytest.mark.slow
 def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
     model = fit(regression(), X, Y)
     model.save(tmp_path / "start.keras")

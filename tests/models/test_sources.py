@@ -51,9 +51,14 @@ def weights(made):
     return np.concatenate([v.numpy().ravel() for v in made.trainable_variables])
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
-@pytest.mark.parametrize("physical", [None, 7])
+SLOWLY = [("poisson", True, None), ("fixed_size", True, None), ("fixed_size", False, None), ("poisson", False, 7)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "jit_compile", "physical"),
+    [("poisson", False, None), ("poisson", True, 7), ("fixed_size", True, 7)]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOWLY],
+)
 def test_streamed_equals_resident_in_seeded_mode(tmp_path, jit_compile, sampling, physical):
     """Step for step the same batches in the same order, so the same sums to rounding."""
     relation = dpvi.privacy.NeighboringRelation.REPLACE_ONE if sampling == "fixed_size" else None

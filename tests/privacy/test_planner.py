@@ -1,6 +1,7 @@
 """The planner as a function and on the command line, and what importing the package costs."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -156,13 +157,18 @@ def _run(code):
 
 
 def test_importing_needs_no_tensorflow_and_little_time():
+    """Under 2.5 s of processor time, of which dp_accounting alone takes 1.4: in this proportion where all is slower."""
     code = (
-        "import time, sys; t = time.process_time(); import tfp_dpvi.privacy; "
+        "import time, sys; t = time.process_time(); import {}; "
         "print(time.process_time() - t, 'tensorflow' in sys.modules, 'matplotlib' in sys.modules)"
     )
-    seconds, tensorflow, matplotlib = min(_run(["-c", code]).stdout.split() for _ in range(2))
-    assert tensorflow == matplotlib == "False"
-    assert float(seconds) < 2.5
+    best = {"tfp_dpvi.privacy": math.inf, "dp_accounting.pld": math.inf}
+    for _ in range(3):  # Processor time too goes up on a machine whose other cores are busy.
+        for module in best:
+            seconds, tensorflow, matplotlib = _run(["-c", code.format(module)]).stdout.split()
+            assert tensorflow == matplotlib == "False"
+            best[module] = min(best[module], float(seconds))
+    assert best["tfp_dpvi.privacy"] < max(2.5, 2.5 / 1.4 * best["dp_accounting.pld"]), best
 
 
 def test_python_dash_m():
