@@ -205,6 +205,9 @@ def draw(times: dict[str, dict[str, list[float]]], path: pathlib.Path, subtitle:
 
 def check(rows: dict[str, Any], reference: pathlib.Path) -> list[str]:
     """What is worse than the stored thresholds on ratios."""
+    if not reference.is_file():
+        print(f"no {reference.name} yet: nothing to compare with")
+        return []
     thresholds = json.loads(reference.read_text())["thresholds"]
     worse = []
     for row in ROWS:
