@@ -270,8 +270,8 @@ def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
 
     def of_private(batch: Any, step: Any) -> tuple[Any, Any]:
         key = tf.stack([step, tf.constant(7, tf.int64)])
-        clipped, loss = private._clip_batch({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
-        return loss, clipped.tensors
+        clipped, statistics = private._clip_batch({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
+        return statistics.sum_of_losses(), clipped.tensors
 
     def prepared(function: Callable[..., Any], variables: Any) -> Prepared:
         @tf.function(autograph=False)

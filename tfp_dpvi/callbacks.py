@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import pathlib
+import zipfile
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi._keras import Callback, tf
+
+_FORMAT, _VERSION = "tfp_dpvi backup", 1
+_FILE = "fit.npz"
 
 
 class PrivacyTensorBoard(Callback):
@@ -86,3 +96,120 @@ def _learning_rate(optimizer: Any) -> float:
     if callable(rate) and not isinstance(rate, tf.Variable):
         rate = rate(optimizer.iterations)
     return float(rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backup:
+    """What is kept of an interrupted fit.
+
+    Attributes:
+      meta: JSON-ready: its place and its plan.
+      arrays: values of weights and of the optimizer's variables.
+      directory: where it was read from.
+    """
+
+    meta: dict[str, Any]
+    arrays: list[np.ndarray]
+    directory: str = ""
+
+
+class PrivateBackupAndRestore(Callback):
+    """Lets a fit that was interrupted, at any moment and also by a kill, go on from its last epoch.
+
+    ```python
+    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=dpvi.PrivacyLedger("data.ledger"))
+    model.fit(x, y, epochs=100, callbacks=[dpvi.callbacks.PrivateBackupAndRestore("backup")])
+    ```
+
+    Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
+    and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
+    charged again, so that a fit with a target epsilon may end a few steps early; with `seed=` they are the same releases,
+    charged once, and the result is that of a run without the interruption. Other callbacks start anew, as in Keras. The
+    `History` is of the epochs since. When `fit` ends, the backup is deleted.
+
+    Args:
+      backup_dir: directory for the backup, of this fit alone.
+      delete_checkpoint: delete it when the fit ends.
+
+    #### Formal guarantee
+
+    The file holds released variables, the plan and the numbers of steps and epochs: post-processing and public values. No
+    key, no seed and no record is in it. A step is run only after the ledger has been charged for it, before and after an
+    interruption.
+    """
+
+    def __init__(self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True) -> None:
+        super().__init__()
+        self.backup_dir = os.fspath(backup_dir)
+        self.delete_checkpoint = delete_checkpoint
+        self._snapshot: Callable[[int], Backup] | None = None
+        self._first_epoch = 0
+
+    def attach(self, snapshot: Callable[[int], Backup], first_epoch: int) -> None:
+        """Called by `fit`: how to take a backup, and the epoch that it starts from."""
+        self._snapshot, self._first_epoch = snapshot, first_epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Writes what the fit starts from: fails here, before a step has run, where the directory cannot be written."""
+        if self._snapshot is None:
+            raise ValueError("PrivateBackupAndRestore is for fit of this library's models.")
+        try:
+            os.makedirs(self.backup_dir, exist_ok=True)
+            self._write(self._snapshot(self._first_epoch))
+        except OSError as error:
+            raise ValueError(
+                f"backup_dir={self.backup_dir!r} cannot be written ({error}): give a directory that can. Nothing was spent."
+            ) from error
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the state after this epoch, in place of the last."""
+        assert self._snapshot is not None
+        self._write(self._snapshot(epoch + 1))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Deletes the backup."""
+        self._snapshot = None
+        if self.delete_checkpoint:
+            self.forget()
+
+    def forget(self) -> None:
+        """Deletes the backup, if there is one."""
+        self._path.unlink(missing_ok=True)
+
+    def read(self) -> Backup | None:
+        """The backup in the directory, or None.
+
+        Raises:
+          ValueError: there is something else.
+        """
+        try:
+            with open(self._path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+                meta = json.loads(str(file["meta"]))
+                arrays = [file[f"array_{number}"] for number in range(len(file.files) - 1)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+            raise ValueError(
+                f"{str(self._path)!r} is no backup that can be read ({type(error).__name__}: {error}). Delete it to start the fit "
+                "anew: what it spent stays in the ledger. Nothing was spent now."
+            ) from error
+        if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
+            raise ValueError(
+                f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
+                "another backup_dir. Nothing was spent."
+            )
+        return Backup(meta, arrays, self.backup_dir)
+
+    @property
+    def _path(self) -> pathlib.Path:
+        return pathlib.Path(self.backup_dir) / _FILE
+
+    def _write(self, backup: Backup) -> None:
+        """A new file takes the old one's place when it is whole and on the disk."""
+        temporary = self._path.with_suffix(".new")
+        meta = json.dumps({"format": _FORMAT, "version": _VERSION, **backup.meta})
+        with open(temporary, "wb") as file:
+            np.savez(file, meta=np.array(meta), **{f"array_{i}": value for i, value in enumerate(backup.arrays)})
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._path)

@@ -115,10 +115,12 @@ def test_all_records_masked_or_bad_give_zero():
     """C8: nothing kept is a sum of exact zeros, and so is the loss."""
     x = tf.constant([np.nan, 1.0, np.inf])
     mask = tf.constant([True, False, True])
-    value, loss = clipped_sum(lambda r, keep: (r, [r, r * tf.ones([2])]), x, mask, l2_norm_clip=1.0)
+    value, statistics = clipped_sum(lambda r, keep: (r, [r, r * tf.ones([2])]), x, mask, l2_norm_clip=1.0)
     for part in value.tensors:
         np.testing.assert_array_equal(part, np.zeros(part.shape))
-    assert loss.numpy() == 0.0
+    assert statistics.sum_of_losses().numpy() == 0.0
+    assert not statistics.kept.numpy().any()
+    assert not statistics.clipped.numpy().any()
 
 
 def test_a_bad_entry_takes_the_whole_record_with_it():

@@ -7,7 +7,7 @@ import numpy as np
 from support.subject import REAL, step_gradients
 from tfp_dpvi import optimizers
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum, clip_record, clipped_sum, select_finite
+from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_record, clipped_sum, select_finite
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
 
@@ -93,18 +93,22 @@ def _mapped(record_gradient, records, mask, one):
     return tf.vectorized_map(each, (records, mask))
 
 
+def _seen(losses):
+    return RecordStatistics(losses, tf.zeros_like(losses, tf.bool), tf.ones_like(losses, tf.bool))
+
+
 def _sums(parts):
     return [tf.reduce_sum(part, axis=0) for part in parts]
 
 
 def no_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     losses, parts = _mapped(record_gradient, records, mask, list)
-    return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
 
 
 def clip_after_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
     losses, parts = _mapped(record_gradient, records, mask, list)
-    return ClippedSum(clip_record(_sums(parts), l2_norm_clip), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(clip_record(_sums(parts), l2_norm_clip), l2_norm_clip), _seen(losses)
 
 
 def clip_each_part(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
@@ -112,13 +116,13 @@ def clip_each_part(record_gradient, records, mask, *, l2_norm_clip, clipping="fl
         return [clip_record([part], l2_norm_clip)[0] for part in parts]
 
     losses, parts = _mapped(record_gradient, records, mask, one)
-    return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
 
 
 def mean_for_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
-    value, loss = clipped_sum(record_gradient, records, mask, l2_norm_clip=l2_norm_clip)
-    size = tf.maximum(tf.reduce_sum(tf.cast(mask, loss.dtype)), 1.0)
-    return ClippedSum([part / size for part in value.tensors], l2_norm_clip), loss
+    value, statistics = clipped_sum(record_gradient, records, mask, l2_norm_clip=l2_norm_clip)
+    size = tf.maximum(tf.reduce_sum(tf.cast(mask, statistics.losses.dtype)), 1.0)
+    return ClippedSum([part / size for part in value.tensors], l2_norm_clip), statistics
 
 
 def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
@@ -131,7 +135,7 @@ def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip, clipping=
         return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip_record(selected, l2_norm_clip)]
 
     losses, parts = tf.vectorized_map(each, (bare, mask, records["sample_weight"]))
-    return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
 
 
 def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
@@ -143,7 +147,7 @@ def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip, clipping
         return loss, [tf.cast(keep, part.dtype) * part for part in clip_record(gradient, l2_norm_clip)]
 
     losses, parts = tf.vectorized_map(each, (records, mask))
-    return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
 
 
 def bad_losses_kept(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
@@ -203,7 +207,7 @@ def _norms_of_first_half(record_gradient, records, mask, *, l2_norm_clip, clippi
         return [part * scale for part in parts[half:]]
 
     losses, parts = _mapped(record_gradient, records, mask, one)
-    return ClippedSum(_sums(parts), l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
 
 
 STEPS = {

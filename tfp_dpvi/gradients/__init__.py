@@ -13,6 +13,7 @@ from tfp_dpvi.gradients.clipping import (
 )
 from tfp_dpvi.gradients.ghost import LayerGradients, Pass
 from tfp_dpvi.gradients.layer_rules import RULES, UnsupportedLayerError
+from tfp_dpvi.gradients.statistics import RecordStatistics
 from tfp_dpvi.gradients.vectorized import RecordGradient, clipped_sum
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LayerGradients",
     "Pass",
     "RecordGradient",
+    "RecordStatistics",
     "ThroughDraws",
     "UnsupportedLayerError",
     "clip_factors",

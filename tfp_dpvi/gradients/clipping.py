@@ -21,6 +21,7 @@ class ClippedSum:
         (A) and its replacement by another (D).
       noise_scales: for each tensor, the standard deviation that its noise is to have over `noise_multiplier *
         l2_norm_clip`; None: 1 for all. `sensitivity` is that of the tensors divided by these.
+      num_metrics: how many of the last tensors are no gradient but sums of bounded values to be shown.
 
     #### Formal guarantee
 
@@ -32,6 +33,7 @@ class ClippedSum:
     l2_norm_clip: float
     sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
     noise_scales: Sequence[float] | None = None
+    num_metrics: int = 0
 
 
 CLIPPINGS = ("flat", "per_layer", "normalized")

@@ -19,6 +19,7 @@ from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
 from tfp_dpvi.gradients.contributions import Contribution
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
 from tfp_dpvi.gradients.side_effects import refuse_writes
+from tfp_dpvi.gradients.statistics import RecordStatistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +209,7 @@ class Pass:
 
     def clipped_sum(
         self, losses: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat", weights: Any = None
-    ) -> tuple[ClippedSum, Any]:
+    ) -> tuple[ClippedSum, RecordStatistics]:
         """The sum over records of their gradients, each clipped.
 
         Args:
@@ -219,7 +220,7 @@ class Pass:
           weights: float tensor of shape [n] that multiplies the losses before the clip, or None.
 
         Returns:
-          The `ClippedSum`, and the sum of the kept records' losses (*not private*).
+          The `ClippedSum`, and the records' losses and whether they were clipped (*not private* as they are).
 
         #### Formal guarantee
 
@@ -236,6 +237,7 @@ class Pass:
         finite = tf.math.is_finite(tf.add_n(squares))
         keep &= finite
         factors = clip_factors(squares, l2_norm_clip, clipping, layer_names([variable for variable, _ in used]))
+        statistics = RecordStatistics.of(losses * weights, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
 
         def total(finite: bool) -> list[Any]:
@@ -246,4 +248,4 @@ class Pass:
         totals = tf.cond(tf.reduce_all(finite), lambda: total(True), lambda: total(False))
         sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
-        return ClippedSum(tensors, l2_norm_clip), tf.reduce_sum(tf.where(keep, losses * weights, tf.zeros_like(losses)))
+        return ClippedSum(tensors, l2_norm_clip), statistics

@@ -11,6 +11,7 @@ from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors
 from tfp_dpvi.gradients.contributions import tiny
 from tfp_dpvi.gradients.side_effects import refuse_writes
+from tfp_dpvi.gradients.statistics import RecordStatistics
 
 _LARGE = 4096
 """Entries of a record's gradient from which a matrix product is faster than a loop over products."""
@@ -25,7 +26,7 @@ anything; `clipped_sum` selects once more in any case.
 
 def clipped_sum(
     record_gradient: RecordGradient, records: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat"
-) -> tuple[ClippedSum, Any]:
+) -> tuple[ClippedSum, RecordStatistics]:
     """Sum over a batch of per-record gradients, each clipped to a joint l2 norm.
 
     Args:
@@ -36,7 +37,7 @@ def clipped_sum(
       clipping: see `clip_factors`.
 
     Returns:
-      The `ClippedSum`, and the sum of the kept records' losses (*not private*: for opt-in monitoring only).
+      The `ClippedSum`, and the records' losses and whether they were clipped (*not private* as they are).
 
     Raises:
       ValueError: the loss writes to a variable.
@@ -60,14 +61,14 @@ def clipped_sum(
     # Squares that are flushed to zero are made up for, so that a norm is never too small.
     squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
-    factors = [
-        tf.where(keep, factor, tf.zeros_like(factor)) for factor in clip_factors(squares, l2_norm_clip, clipping)
-    ]
+    factors = clip_factors(squares, l2_norm_clip, clipping)
+    statistics = RecordStatistics.of(losses, factors, keep)
+    factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
     total = [
         tf.reshape(_weighted_sum(part, factor, keep), gradient.shape[1:])
         for part, factor, gradient in zip(rows, factors, gradients, strict=True)
     ]
-    return ClippedSum(total, l2_norm_clip), tf.reduce_sum(tf.where(keep, losses, tf.zeros_like(losses)))
+    return ClippedSum(total, l2_norm_clip), statistics
 
 
 def _weighted_sum(rows: Any, factors: Any, keep: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,15 +11,14 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import exporting, planning, saving
+from tfp_dpvi.models import arguments, exporting, planning, resuming, saving
 from tfp_dpvi.models import settings as settings_lib
-from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import StepGradients
-from tfp_dpvi.models.records import Records, make_records
-from tfp_dpvi.models.run import PrivateRun, check_workers_agree
-from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
+from tfp_dpvi.models.records import Records
+from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
@@ -29,7 +27,6 @@ LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
 LOG = logging.getLogger("tfp_dpvi")
-_DEFAULT_BATCH_SIZE = 256
 _STEPS_PER_CALL = 50
 
 
@@ -122,7 +119,7 @@ class DPModel(Model):
         exact = None
         if exact_loss is not None:
             exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
-        return StepGradients(record_gradient, variables, exact)
+        return StepGradients(record_gradient, variables, exact, data_independent_loss=exact_loss)
 
     @property
     def _caveats(self) -> tuple[str, ...]:
@@ -232,17 +229,14 @@ class DPModel(Model):
           jit_compile: compile the step with XLA; None tries it and goes without where an operation does not allow it.
           unsafe_training_metrics: show exact training losses, which are *not private*. The report says so.
           run_eagerly: run the step without compiling it, to debug.
-          metrics: refused: Keras metrics on training data would release it. Use `validation_metrics`.
+          metrics: privatised metrics of the training records, `dpvi.metrics.PrivateELBO` and such, released with every
+            step and paid for from the same budget. Keras metrics are refused: they would be exact.
           loss: refused: the model brings its own.
 
         Raises:
           ValueError: both or neither of epsilon and noise, no clip, or a value out of range.
         """
-        if metrics is not None:
-            raise ValueError(
-                f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
-                "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate()."
-            )
+        private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(f"loss={loss!r}: leave it out, the model brings its own loss, record by record.")
         if optimizer is None:
@@ -285,16 +279,18 @@ class DPModel(Model):
         )
         state.auto_steps_per_execution = steps_per_execution is None
         state.validation_metrics = metric_objects
+        state.private_metrics = private_metrics
         state.loops = {}
         state.trained = None
         state.plan = None
 
     @property
     def metrics(self) -> list[Any]:
-        """Epsilon spent, and the validation metrics."""
+        """Epsilon spent, the privatised metrics and the validation metrics."""
         if not hasattr(self, "_dp"):
             return []
-        return [self._dp.epsilon_metric, self._dp.loss_metric, *self._dp.validation_metrics]
+        state = self._dp
+        return [state.epsilon_metric, state.loss_metric, *state.private_metrics, *state.validation_metrics]
 
     # ------------------------------------------------------------------ fit
 
@@ -333,7 +329,8 @@ class DPModel(Model):
             B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
           epochs: passes of ceil(num_records / batch_size) steps each.
           verbose: as in Keras.
-          callbacks: Keras callbacks; they see public and privatised values only.
+          callbacks: Keras callbacks; they see public and privatised values only. With
+            `dpvi.callbacks.PrivateBackupAndRestore` an interrupted fit goes on from its last epoch.
           sample_weight: array of shape [N] of weights >= 0. They multiply a record's loss before the clip, so they
             cannot raise anyone's influence above it.
           num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
@@ -367,7 +364,7 @@ class DPModel(Model):
             raise RuntimeError(
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
-        _refuse_arguments(refused)
+        arguments.refuse(refused)
         replicas = self.distribute_strategy.num_replicas_in_sync
         outer = tf.distribute.get_strategy()
         if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, self.variables)):
@@ -383,104 +380,76 @@ class DPModel(Model):
         settings_lib.check_count("steps_per_epoch", steps_per_epoch)
         if not 0 <= initial_epoch < epochs:
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
-        validation = self._check_validation(validation_data, validation_is_public, unsafe_validation)
-        physical = state.settings.physical_batch_size
-        feed: ArrayFeed | DatasetFeed | SourceFeed
+        validation = arguments.check_validation(
+            validation_data, validation_is_public, unsafe_validation, self._record_dtype
+        )
+        backup = resuming.find(callbacks)
+        if backup is not None:
+            resuming.check(self, isinstance(x, tf.data.Dataset))
+        common: dict[str, Any] = {"sampling": sampling, "num_records": num_records, "steps_per_epoch": steps_per_epoch}
         if isinstance(x, tf.data.Dataset):
-            if self.distribute_strategy.extended._in_multi_worker_mode():
-                raise ValueError(
-                    "x is a dataset, and several workers train: each would draw batches of its own and take its share of "
-                    "another one, so that a record could be in a step, or in an epoch, more than once. Pass the same arrays "
-                    "on every worker."
-                )
             if y is not None or sample_weight is not None or batch_size is not None:
                 raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-            feed = DatasetFeed(
-                x,
-                sampling=sampling,
-                probability=sampling_probability,
-                num_records=num_records,
-                steps_per_epoch=steps_per_epoch,
-                physical_batch_size=physical,
-                dtype=self._record_dtype,
-            )
-            assert num_records is not None
-            public_num, expected, tensors = num_records, feed.expected_batch_size, feed.probe_tensors
-            records = feed.probe
-            with self.distribute_strategy.scope():
-                self._prepare(records)
-            self._check_data(records)
-            if self._batch_needs is not None and self._batch_needs.whole:
-                raise ValueError(
-                    "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
-                    "samples by itself. Pass arrays."
-                )
-            traced: Any = feed.sampler
+            given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
         else:
             if sampling_probability is not None:
                 raise ValueError(
                     f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
                 )
-            source = None
-            if wants_stream((x, y), stream):
-                source = RecordSource(x, y, sample_weight, self._record_dtype)
-                records = source.probe
-            else:
-                records = make_records(x, y, sample_weight, dtype=self._record_dtype, validate=validate)
-            with self.distribute_strategy.scope():
-                self._prepare(records)
-            self._check_data(records)
-            available = records.num if source is None else source.num
-            public_num = available if num_records is None else int(num_records)
-            batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-            check_workers_agree(self.distribute_strategy, records, available, public_num, batch_size, state.steps_run)
-            sampler = planning.make_sampler(
-                sampling or "poisson",
-                available,
-                public_num,
-                batch_size,
-                physical,
-                self.trainable_variables,
-                self._batch_needs,
+            given = arguments.of_arrays(
+                self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
             )
-            if source is None:
-                feed = ArrayFeed(records, sampler)
-                traced, tensors = sampler, feed.tensors
-            else:
-                feed = SourceFeed(source, sampler)
-                traced, tensors = feed.given, feed.probe_tensors
-            expected = float(min(batch_size, public_num))
-            steps_per_epoch = steps_per_epoch or math.ceil(public_num / batch_size)
-        assert steps_per_epoch is not None
         self._check_trainable()
         if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
             raise ValueError(
                 f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
                 "batch out: fit it outside the strategy's scope."
             )
-        steps = (epochs - initial_epoch) * steps_per_epoch
-        sensitivity, noise_scales = self._noise(feed.sampler.scheme, expected)
-        plan = planning.make_plan(
-            state, feed.sampler, self.optimizer.l2_norm_clip, public_num, steps, steps_per_epoch, sensitivity
-        )
-        allowed = planning.allowed_by_ledger(state, plan)
+        sensitivity, noise_scales = self._noise(given.feed.sampler.scheme, given.batch_size)
+        planned = (epochs - initial_epoch) * given.steps_per_epoch
+        held = None if backup is None else backup.read()
+        if held is not None:
+            initial_epoch = held.meta["epoch"]
+        steps = max(0, epochs - initial_epoch) * given.steps_per_epoch
+        how = (state, given.feed.sampler, self.optimizer.l2_norm_clip, given.num_records, sensitivity)
+        if backup is None or held is None:
+            plan = planning.make_plan(*how, steps, given.steps_per_epoch)
+            allowed, replayed = planning.allowed_by_ledger(state, plan), 0
+        else:
+            plan = resuming.plan_of(self, held, planning.plan_with(*how, 0.0, steps))
+            resuming.restore(self, held)
+            replayed = resuming.replayed_steps(self, plan)
+            allowed = min(steps, replayed + planning.most_releases(state, plan))
+            LOG.info("Resuming after epoch %d from %s.", initial_epoch, held.directory)
+            if allowed == 0:
+                if steps:
+                    LOG.warning(
+                        "The interrupted fit has spent its budget; the model is that of epoch %d.", initial_epoch
+                    )
+                backup.forget()
+                return resuming.empty_history(self, epochs)
 
         state.fits += 1
         run = PrivateRun(
             self,
             state,
-            feed,
+            given.feed,
             plan,
             allowed=allowed,
-            steps_per_epoch=steps_per_epoch,
-            expected_batch_size=expected,
+            steps_per_epoch=given.steps_per_epoch,
+            expected_batch_size=given.batch_size,
             noise_scales=noise_scales,
+            gradient_sensitivity=sensitivity,
+            planned_steps=planned,
+            replayed_steps=replayed,
         )
-        run.try_without_a_step(traced, tensors)
+        run.try_without_a_step(given.traced, given.tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-        run.curve = planning.make_curve(state, plan, steps_per_epoch)
-        state.plan, state.inputs = plan, exporting.specs_of(records)
-        state.num_records, state.num_records_declared = public_num, num_records is not None
+        run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
+        state.plan, state.inputs = plan, exporting.specs_of(given.records)
+        state.num_records, state.num_records_declared = given.num_records, num_records is not None
+        if backup is not None:
+            backup.attach(lambda epoch: resuming.snapshot(self, plan, epoch), initial_epoch)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
@@ -489,13 +458,13 @@ class DPModel(Model):
             state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
         user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
-            self._steps_per_execution.assign(min(_STEPS_PER_CALL, steps_per_epoch))
+            self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
         try:
             return super().fit(
                 # Keras counts steps on it; records are sampled inside the step.
                 tf.data.Dataset.range(replicas).batch(replicas).repeat(),
                 epochs=epochs,
-                steps_per_epoch=steps_per_epoch,
+                steps_per_epoch=given.steps_per_epoch,
                 initial_epoch=initial_epoch,
                 verbose=verbose,
                 callbacks=callbacks,
@@ -570,27 +539,6 @@ class DPModel(Model):
             "train_on_batch: a batch chosen by the caller is no random sample and cannot be accounted for. Call fit, "
             "which samples by itself."
         )
-
-    def _check_validation(self, data: Any, public: bool, unsafe: bool) -> Any:
-        if data is None:
-            return None
-        if not (public or unsafe):
-            raise ValueError(
-                "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those "
-                "records. Say validation_is_public=True if the records are public, or unsafe_validation=True to accept "
-                "that they are not protected."
-            )
-        if not isinstance(data, tuple) or len(data) not in (2, 3):
-            raise ValueError(
-                f"validation_data must be (x, y) or (x, y, sample_weight), got {type(data).__name__}; for a model "
-                "without y give (x, None)."
-            )
-        x, y, weight = (*data, None) if len(data) == 2 else data
-        checked = make_records(x, y, weight, dtype=self._record_dtype, validate=True)
-        parts = [checked.x, checked.y, checked.sample_weight]
-        while parts[-1] is None:
-            parts.pop()
-        return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
     # ------------------------------------------------------------------ files
 
@@ -717,16 +665,3 @@ class DPModel(Model):
 
 def _same_books(one: Any, other: PrivacyLedger) -> bool:
     return one is other or (isinstance(one, PrivacyLedger) and one.path is not None and one.path == other.path)
-
-
-def _refuse_arguments(refused: dict[str, Any]) -> None:
-    ways_out = {
-        "shuffle": "records are sampled at random in every step; leave it out.",
-        "validation_split": "it would show exact losses of private records; split yourself and give validation_data=.",
-        "class_weight": "give sample_weight=, which acts inside the clip.",
-        "validation_steps": "all of validation_data is used; leave it out.",
-    }
-    for name, value in refused.items():
-        if name in ways_out:
-            raise ValueError(f"{name}={value!r} is not supported: {ways_out[name]}")
-        raise TypeError(f"fit got an unexpected keyword argument {name!r}.")

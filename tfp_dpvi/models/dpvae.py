@@ -12,7 +12,16 @@ from tfp_dpvi import _random, _registry, surrogates
 from tfp_dpvi._keras import register_keras_serializable, tf, tfp
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import ClippedSum, LayerGradients, Pass, UnsupportedLayerError, groups, layers_of, refuse_mixing
+from tfp_dpvi.gradients import (
+    ClippedSum,
+    LayerGradients,
+    Pass,
+    RecordStatistics,
+    UnsupportedLayerError,
+    groups,
+    layers_of,
+    refuse_mixing,
+)
 from tfp_dpvi.models import base, exporting, planning
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import mean_of
@@ -213,15 +222,15 @@ class DPVAE(base.DPModel):
         variables = self.trainable_variables
         layers = self._parts_of_model.layers
         penalties = [penalty for layer in layers for penalty in layer._callable_losses]
-        exact = None
+        exact, total = None, None
         if penalties:  # Keras's weight regularizers look at weights alone (contract C2).
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 total = tf.add_n([penalty() for penalty in penalties])
             exact = tape.gradient(total, variables, unconnected_gradients="zero")
-        return StepGradients(None, variables, exact, clip_batch=self._clip_batch)
+        return StepGradients(None, variables, exact, clip_batch=self._clip_batch, data_independent_loss=total)
 
-    def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, Any]:
+    def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, RecordStatistics]:
         assert self._checked is not None
         optimizer = self.optimizer
         x = records["x"]
@@ -235,7 +244,7 @@ class DPVAE(base.DPModel):
 
         one = self._checked[1].run(forward)
         terms, value = one.result
-        clipped, loss = one.clipped_sum(
+        clipped, statistics = one.clipped_sum(
             terms.losses,
             mask,
             l2_norm_clip=optimizer.l2_norm_clip,
@@ -244,7 +253,7 @@ class DPVAE(base.DPModel):
         )
         if by_group:
             clipped = self._with_groups(one, value, clipped, assignment, mask)
-        return clipped, loss
+        return clipped, statistics
 
     def _group_terms(self, terms: _Terms, assignment: Any, mask: Any, prior_key: Any) -> Any:
         """The sum of the regularizer's values for groups, each from its own records' codes alone.

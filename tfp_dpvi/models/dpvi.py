@@ -154,7 +154,9 @@ class DPVI(base.DPModel):
         through = through_draws(
             record_loss, tf.nest.flatten(draws), outer, variables, aligned=self.gradients == "aligned"
         )
-        return StepGradients(through.record_gradient, through.released, exact, through.pull_back)
+        return StepGradients(
+            through.record_gradient, through.released, exact, through.pull_back, data_independent_loss=divergence
+        )
 
     @property
     def step_identity(self) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum, RecordGradient, clipped_sum
+from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
+from tfp_dpvi.metrics import PrivateMetric, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 
@@ -22,20 +23,25 @@ class StepGradients:
       released: tensors with the shapes and dtypes of that gradient's parts, which are what is summed and released.
       data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
       pull_back: from the noisy sum to one tensor for each variable; None where the gradient is by the variables.
-      clip_batch: in place of `record_gradient`, `(records, mask, key) -> (ClippedSum, sum of losses)` for models that
+      clip_batch: in place of `record_gradient`, `(records, mask, key) -> (ClippedSum, RecordStatistics)` for models that
         work on a batch at once; the key is for draws that belong to single records.
+      data_independent_loss: the value that `data_independent` is the gradient of, a scalar, or None.
     """
 
     record_gradient: RecordGradient | None
     released: Sequence[Any]
     data_independent: Sequence[Any] | None
     pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    clip_batch: Callable[[Any, Any, Any], tuple[ClippedSum, Any]] | None = None
+    clip_batch: Callable[[Any, Any, Any], tuple[ClippedSum, RecordStatistics]] | None = None
+    data_independent_loss: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopSettings:
     """What is fixed while tracing; everything else is an argument of the compiled function.
+
+    `sensitivity` is what the plan was priced for, `gradient_sensitivity` (by default the same) what the clipper states; they
+    differ by the `metrics` that are released with the gradient.
 
     With a `strategy` of several replicas each takes its share of every physical batch; the shares' clipped sums are
     added up, and all replicas add one and the same noise, drawn from the step's key, and make the same update.
@@ -49,6 +55,8 @@ class LoopSettings:
     run_eagerly: bool
     noise_scales: tuple[float, ...] | None = None
     strategy: Any = None
+    metrics: tuple[PrivateMetric, ...] = ()
+    gradient_sensitivity: Sensitivity | None = None
 
 
 def make_loop(
@@ -57,10 +65,11 @@ def make_loop(
     optimizer: Any,
     settings: LoopSettings,
 ) -> Callable[..., Any]:
-    """The function `run(key, first_step, num_steps, noise_multiplier, records) -> mean loss per expected batch`.
+    """The function `run(key, first_step, num_steps, noise_multiplier, records) -> means over the steps`.
 
     Step t (counted from the model's first) takes its keys from `(key, t)` alone, so that the number of steps in one
-    call changes nothing. The returned loss is exact, hence not private: callers drop it unless told otherwise.
+    call changes nothing. It returns a vector: the mean loss per expected batch, which is exact, hence not private (callers
+    drop it unless told otherwise), and the privatised metrics.
 
     Args:
       step_gradients: `(draw_key, num_records) -> StepGradients`, traced once inside the loop.
@@ -70,32 +79,33 @@ def make_loop(
     """
     clip, clipping = optimizer.l2_norm_clip, optimizer.clipping
     static = settings.jit_compile or settings.run_eagerly
+    expected_sensitivity = settings.gradient_sensitivity or settings.sensitivity
     replicas = 1 if settings.strategy is None else settings.strategy.num_replicas_in_sync
 
     def one_step(step: Any, key: Any, noise_multiplier: Any, records: Any) -> Any:
         sampling_key, draw_key, visits_key, noise_key = _random.keys_of_step(key, step)
         gradients = step_gradients(draw_key, settings.num_records)
 
-        def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, Any]:
+        def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, RecordStatistics]:
             if gradients.clip_batch is not None:
                 return gradients.clip_batch(batch, mask, visit_key)
             assert gradients.record_gradient is not None
             if replicas > 1 and settings.jit_compile and gradients.pull_back is not None:
                 # Tensors in, tensors out: compiled code cannot read the variables of a replica.
                 compiled = tf.function(sums_of, jit_compile=True, autograph=False)
-                tensors, batch_loss = compiled(batch, mask)
-                return ClippedSum(tensors, clip), batch_loss
+                tensors, statistics = compiled(batch, mask)
+                return ClippedSum(tensors, clip), statistics
             return clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping)
 
-        def sums_of(batch: Any, mask: Any) -> tuple[Any, Any]:
+        def sums_of(batch: Any, mask: Any) -> tuple[Any, RecordStatistics]:
             assert gradients.record_gradient is not None
-            clipped, batch_loss = clipped_sum(
+            clipped, statistics = clipped_sum(
                 gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping
             )
-            return list(clipped.tensors), batch_loss
+            return list(clipped.tensors), statistics
 
         def visit(carry: Any, indices: Any, mask: Any) -> Any:
-            sums, loss, number = carry
+            sums, monitored, loss, number = carry
             if replicas > 1:
                 indices, mask = _share(indices, mask, replicas)
             own = dict(records)
@@ -107,27 +117,35 @@ def make_loop(
                 indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
                 mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
             batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), own)
-            clipped, batch_loss = clip_visited(batch, mask, _random.fold_in(visits_key, number * replicas + _replica()))
+            visit_key = _random.fold_in(visits_key, number * replicas + _replica())
+            clipped, statistics = clip_visited(batch, mask, visit_key)
             stated = (clipped.sensitivity, clipped.noise_scales)
-            if stated != (settings.sensitivity, settings.noise_scales):
+            if stated != (expected_sensitivity, settings.noise_scales):
                 raise AssertionError(
-                    f"The clipper states {stated}, the plan was priced for {settings.sensitivity}, {settings.noise_scales}."
+                    f"The clipper states {stated}, the plan was priced for {expected_sensitivity}, {settings.noise_scales}."
                 )
             sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
-            return sums, loss + batch_loss, number + 1
+            monitored = [
+                total + metric.centred_sum(statistics, total.dtype)
+                for total, metric in zip(monitored, settings.metrics, strict=True)
+            ]
+            return sums, monitored, loss + statistics.sum_of_losses(), number + 1
 
         zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
-        start = (zeros, tf.zeros([], variables[0].dtype), tf.constant(0, tf.int64))
+        zero = tf.zeros([], variables[0].dtype)
+        start = (zeros, [zero for _ in settings.metrics], zero, tf.constant(0, tf.int64))
         sampler = settings.sampler
         if isinstance(sampler, GivenBatchSampler):
-            sums, loss, _ = sampler.walk(sampling_key, visit, start, given=records["mask"])
+            sums, monitored, loss, _ = sampler.walk(sampling_key, visit, start, given=records["mask"])
         else:
-            sums, loss, _ = sampler.walk(sampling_key, visit, start)
+            sums, monitored, loss, _ = sampler.walk(sampling_key, visit, start)
         if replicas > 1:
             context = tf.distribute.get_replica_context()
-            *sums, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums, loss])
+            *together, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums, *monitored, loss])
+            sums, monitored = together[: len(sums)], together[len(sums) :]
+        of_gradient = ClippedSum(sums, clip, expected_sensitivity, settings.noise_scales)
         private = optimizer.privatize(
-            ClippedSum(sums, clip, settings.sensitivity, settings.noise_scales),
+            joint_release(settings.metrics, of_gradient, monitored, settings.sensitivity),
             key=noise_key,
             expected_batch_size=settings.expected_batch_size,
             pull_back=gradients.pull_back,
@@ -139,7 +157,14 @@ def make_loop(
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)  # They are the same everywhere already.
         else:
             optimizer.apply_gradients(pairs)
-        return loss / tf.cast(settings.expected_batch_size, loss.dtype)
+        exact = gradients.data_independent_loss
+        exact = zero if exact is None else tf.cast(exact, zero.dtype)
+        means = [
+            mean + (metric.low + metric.high) / 2
+            for mean, metric in zip(private.metrics, settings.metrics, strict=True)
+        ]
+        shown = [metric.shown(mean, exact) for mean, metric in zip(means, settings.metrics, strict=True)]
+        return tf.stack([loss / tf.cast(settings.expected_batch_size, loss.dtype), *shown])
 
     def run(key: Any, first_step: Any, num_steps: Any, noise_multiplier: Any, records: Any) -> Any:
         def body(done: Any, total: Any) -> tuple[Any, Any]:
@@ -149,7 +174,7 @@ def make_loop(
             losses = settings.strategy.run(one_step, args=arguments)
             return done + 1, total + settings.strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
-        start = (tf.constant(0, tf.int64), tf.zeros([], variables[0].dtype))
+        start = (tf.constant(0, tf.int64), tf.zeros([1 + len(settings.metrics)], variables[0].dtype))
         _, total = tf.while_loop(lambda done, _: done < num_steps, body, start, parallel_iterations=1)
         return total / tf.cast(tf.maximum(num_steps, 1), total.dtype)
 

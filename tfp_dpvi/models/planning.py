@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi.models.state import State
 from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyPlan, Sensitivity, UnsupportedPairError
 from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler, Sampler
@@ -113,14 +114,51 @@ def _sampler_of_batches(
     return PoissonSampler(num_available, batch_size / public_num, size)
 
 
+def plan_with(
+    state: State,
+    sampler: Sampler,
+    l2_norm_clip: float,
+    public_num: int,
+    sensitivity: Sensitivity,
+    noise_multiplier: float,
+    steps: int,
+) -> PrivacyPlan:
+    """The plan of a fit at a given noise.
+
+    Args:
+      state: with the settings of `compile`.
+      sampler: emits the event (contract C4).
+      l2_norm_clip: C.
+      public_num: the declared N.
+      sensitivity: of the gradient's sum; privatised metrics are added here.
+      noise_multiplier: z.
+      steps: releases.
+    """
+    target = state.settings
+    assert target is not None
+    names = tuple(metric.name for metric in state.private_metrics)
+    return PrivacyPlan(
+        sampling=sampler.scheme,
+        noise_multiplier=noise_multiplier,
+        num_releases=steps,
+        neighboring_relation=target.neighboring_relation,
+        sensitivity=metrics_lib.joint_sensitivity(state.private_metrics, sensitivity),
+        accountant=target.accountant,
+        l2_norm_clip=None if math.isinf(l2_norm_clip) else l2_norm_clip,
+        num_records=public_num,
+        metrics=names,
+        gradient_sensitivity=sensitivity if names else None,
+    )
+
+
 def make_plan(
     state: State,
     sampler: Sampler,
     l2_norm_clip: float,
     public_num: int,
+    sensitivity: Sensitivity,
     steps: int,
     steps_per_epoch: int,
-    sensitivity: Sensitivity | None = None,
 ) -> PrivacyPlan:
     """The plan for this fit: exactly `steps` releases, at a noise that keeps the lifetime budget.
 
@@ -130,14 +168,7 @@ def make_plan(
     """
     target = state.settings
     assert target is not None
-    common: dict[str, Any] = {
-        "sampling": sampler.scheme,
-        "neighboring_relation": target.neighboring_relation,
-        "sensitivity": sensitivity or Sensitivity(),
-        "accountant": target.accountant,
-        "l2_norm_clip": None if math.isinf(l2_norm_clip) else l2_norm_clip,
-        "num_records": public_num,
-    }
+    draft = plan_with(state, sampler, l2_norm_clip, public_num, sensitivity, target.noise_multiplier or 0.0, steps)
     held = state.ledger.neighboring_relation
     if held is not None and held is not target.neighboring_relation:
         raise UnsupportedPairError(
@@ -145,8 +176,7 @@ def make_plan(
             "ledger, and guarantees under different adjacencies do not compose: compile with the ledger's."
         )
     if target.epsilon is None or target.delta is None:
-        assert target.noise_multiplier is not None
-        return PrivacyPlan(noise_multiplier=target.noise_multiplier, num_releases=steps, **common)
+        return draft
     planned = steps
     if target.planned_epochs is not None:
         left = math.ceil(round((target.planned_epochs - state.epochs_run) * steps_per_epoch, 6))
@@ -168,9 +198,12 @@ def make_plan(
         delta=target.delta,
         num_releases=planned,
         prior_events=state.ledger.events(),
-        **common,
+        sampling=draft.sampling,
+        neighboring_relation=draft.neighboring_relation,
+        sensitivity=draft.sensitivity,
+        accountant=draft.accountant,
     )
-    return plan.replace(num_releases=steps)
+    return draft.replace(noise_multiplier=plan.noise_multiplier)
 
 
 def most_releases(state: State, plan: PrivacyPlan) -> int:

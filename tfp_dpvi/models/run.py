@@ -18,7 +18,7 @@ from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.models.sources import SourceFeed
 from tfp_dpvi.models.state import State
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan, Sensitivity
 from tfp_dpvi.sampling import Sampler
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -37,6 +37,9 @@ class PrivateRun:
       steps_per_epoch: steps in an epoch.
       expected_batch_size: the public denominator qN.
       noise_scales: see `ClippedSum`.
+      planned_steps: steps of the whole fit, where it was interrupted and these are its rest.
+      replayed_steps: how many of its first steps are charged already, being the same releases.
+      gradient_sensitivity: of the gradient alone, where metrics are released with it; None: the plan's.
 
     #### Formal guarantee
 
@@ -55,6 +58,9 @@ class PrivateRun:
         steps_per_epoch: int,
         expected_batch_size: float,
         noise_scales: tuple[float, ...] | None = None,
+        gradient_sensitivity: Sensitivity | None = None,
+        planned_steps: int | None = None,
+        replayed_steps: int = 0,
     ) -> None:
         assert state.settings is not None
         assert plan.num_records is not None
@@ -65,13 +71,16 @@ class PrivateRun:
         self._steps_per_epoch = steps_per_epoch
         self._expected_batch_size = float(expected_batch_size)
         self._noise_scales = noise_scales
+        self._gradient_sensitivity = gradient_sensitivity or plan.sensitivity
+        self._metrics = state.private_metrics
+        self._planned_steps = planned_steps or plan.num_releases
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = _agreed(model.distribute_strategy, tf.constant(_random.new_key(state.seed)))
         self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
         self._compiled = False
         self._done = 0
-        self._curve_from = 0
+        self._curve_from = replayed_steps  # What is charged already is in the curve's beginning.
         self._known_releases = state.ledger.num_releases
         self._name = f"{state.identity}/{state.fits}"
 
@@ -97,8 +106,12 @@ class PrivateRun:
         loss = 0.0
         for several, sampler, tensors in self._feed.calls(steps, self._key, number, self._compiled):
             counts = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
-            mean = self._loop(sampler, tensors)(self._key, *counts, self._noise_multiplier, tensors)
-            loss += mean * (several / steps)
+            means = self._loop(sampler, tensors)(self._key, *counts, self._noise_multiplier, tensors)
+            if self._metrics or self._settings.unsafe_training_metrics:
+                exact, *shown = means.numpy().tolist()
+                loss += exact * (several / steps)
+                for metric, value in zip(self._metrics, shown, strict=True):
+                    metric.add(value, several)
             number += several
         state.ledger.confirm(reservation)
         if self._done == self._allowed < self._plan.num_releases:
@@ -125,10 +138,12 @@ class PrivateRun:
     def _logs(self, loss: Any) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         if self.curve is not None:
-            self._state.epsilon_metric.value = float(self.curve(self._done - self._curve_from))
+            self._state.epsilon_metric.value = float(self.curve(max(0, self._done - self._curve_from)))
             logs["epsilon"] = self._state.epsilon_metric.value
         else:
             logs["steps"] = self._state.steps_run
+        for metric in self._metrics:
+            logs[metric.name] = float(metric.result())
         if self._settings.unsafe_training_metrics:
             logs["unsafe_loss"] = loss
         return logs
@@ -140,7 +155,7 @@ class PrivateRun:
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         strategy = model.distribute_strategy if model.distribute_strategy.num_replicas_in_sync > 1 else None
-        few = self._plan.num_releases < _STEPS_WORTH_COMPILING or not model.gains_from_xla
+        few = self._planned_steps < _STEPS_WORTH_COMPILING or not model.gains_from_xla
         choices = (wanted,) if wanted is not None else (False,) if few else (True, False)
         for jit in choices:
             settings = LoopSettings(
@@ -152,6 +167,8 @@ class PrivateRun:
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
                 strategy=strategy,
+                metrics=self._metrics,
+                gradient_sensitivity=self._gradient_sensitivity,
             )
             identity = (  # What a trace takes from the model.
                 model.optimizer.l2_norm_clip,
@@ -160,6 +177,7 @@ class PrivateRun:
                 tuple(id(variable) for variable in model.trainable_variables),
                 self._plan.sensitivity,
                 self._noise_scales,
+                tuple(metric.identity for metric in self._metrics),
                 sampler.identity,
                 self._expected_batch_size,
                 self._num_records,

@@ -98,6 +98,7 @@ def compile_config(model: Any) -> dict[str, Any] | None:
         "neighboring_relation": state.settings.neighboring_relation.name,
         "unsafe_training_metrics": state.settings.unsafe_training_metrics,
         "optimizer": keras.utils.serialize_keras_object(model.optimizer),
+        "metrics": [keras.utils.serialize_keras_object(one) for one in state.private_metrics],
         "validation_metrics": [keras.utils.serialize_keras_object(one) for one in state.validation_metrics],
         "steps_per_execution": None if state.auto_steps_per_execution else int(model._steps_per_execution.numpy()),
         "run_eagerly": bool(model.run_eagerly),
@@ -110,9 +111,11 @@ def compile_from_config(model: Any, config: dict[str, Any]) -> None:
     _make_class(config["optimizer"].get("registered_name") or "")
     optimizer = keras.utils.deserialize_keras_object(config.pop("optimizer"))
     metrics = [keras.utils.deserialize_keras_object(one) for one in config.pop("validation_metrics")]
+    private = [keras.utils.deserialize_keras_object(one) for one in config.pop("metrics", ())]
     relation = NeighboringRelation[config.pop("neighboring_relation")]
     plan = model._dp.plan
-    model.compile(optimizer, validation_metrics=metrics or None, neighboring_relation=relation, **config)
+    config.update(metrics=private or None, validation_metrics=metrics or None, neighboring_relation=relation)
+    model.compile(optimizer, **config)
     model._dp.plan = plan
     if model.built:
         model.optimizer.build(model.trainable_variables)

@@ -45,6 +45,7 @@ class State:
         self.num_records: int | None = None
         self.num_records_declared = False
         self.validation_metrics: list[Any] = []
+        self.private_metrics: tuple[Any, ...] = ()
         self.unsafe_validation = False
         self.epsilon_metric = EpsilonSpent()
         self.loss_metric = keras.metrics.Mean(name="loss")

@@ -13,9 +13,15 @@ from tfp_dpvi.gradients import ClippedSum, exactly
 
 @dataclasses.dataclass(frozen=True)
 class PrivatizedGradients:
-    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`."""
+    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`.
+
+    Attributes:
+      tensors: the gradients.
+      metrics: noisy means of what was summed beside them, see `ClippedSum.num_metrics`.
+    """
 
     tensors: Sequence[Any]
+    metrics: Sequence[Any] = ()
 
 
 def privatize(
@@ -34,7 +40,7 @@ def privatize(
       noise_multiplier: z >= 0, the noise's standard deviation over C; a number or a scalar tensor.
       key: int64 tensor of shape [2], used once.
       expected_batch_size: the public denominator qN; never the realised batch size, which is secret.
-      pull_back: turns the noisy mean into one tensor for each variable, without looking at records; None: it is that.
+      pull_back: turns the gradient's noisy mean into one tensor for each variable, without looking at records; None: it is that.
       data_independent: exact gradient of the terms that touch no record, added without clip or noise.
 
     Returns:
@@ -54,8 +60,10 @@ def privatize(
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
         released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
+    num = len(released) - clipped.num_metrics
+    released, metrics = released[:num], released[num:]
     if pull_back is not None:
         released = list(pull_back(released))
     if data_independent is not None:
         released = [part + exact for part, exact in zip(released, data_independent, strict=True)]
-    return PrivatizedGradients(released)
+    return PrivatizedGradients(released, metrics)

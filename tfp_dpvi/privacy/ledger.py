@@ -301,6 +301,16 @@ class PrivacyLedger:
                 self._epsilon_cache = {key: price(self.dp_event, delta, relation)}
             return self._epsilon_cache[key]
 
+    def epsilon_without_metrics(self, delta: float, accountant: str = "pld") -> float | None:
+        """Epsilon that the same releases would have cost without privatised metrics; None if there were none."""
+        entries = self.entries
+        if not any(entry.plan.metrics for entry in entries):
+            return None
+        events = [entry.plan.without_metrics.event_of(entry.steps) for entry in entries]
+        relation = entries[0].plan.neighboring_relation
+        price = accountants.get_accountant(accountant).epsilon
+        return price(dp_accounting.ComposedDpEvent(events), check.delta(delta), relation)
+
     def reserve(
         self,
         plan: PrivacyPlan,
@@ -339,6 +349,24 @@ class PrivacyLedger:
             self._sync()
             return self._reserve(plan, steps, run, seed, first_step)
 
+    def steps_charged(self, plan: PrivacyPlan, steps: int, *, run: str | None, seed: int | str, first_step: int) -> int:
+        """How many of these seeded steps are charged already, so that running them again costs nothing.
+
+        Args:
+          plan: as for `reserve`, and so the others.
+          steps: how many.
+          run: the fit.
+          seed: of the run.
+          first_step: number of the first.
+        """
+        with self._lock:
+            self._sync()
+            hashed = self._hash_of(seed)
+            return steps - self._books.new_steps(plan.replace(num_releases=1), run, hashed, first_step, steps)
+
+    def _hash_of(self, seed: int | str) -> str:
+        return hashlib.sha256(f"{self._books.dataset_id}/{seed!r}".encode()).hexdigest()[:16]
+
     def _reserve(self, plan: PrivacyPlan, steps: int, run: str | None, seed: int | str | None, first_step: int) -> int:
         relation = self.neighboring_relation
         if relation is not None and plan.neighboring_relation is not relation:
@@ -352,7 +380,7 @@ class PrivacyLedger:
         identity = books.num_reservations
         record: dict[str, Any] = {"kind": "reserve", "id": identity, "steps": steps}
         if seed is not None:
-            record["seed"] = hashlib.sha256(f"{books.dataset_id}/{seed!r}".encode()).hexdigest()[:16]
+            record["seed"] = self._hash_of(seed)
             record["first_step"] = first_step
             record["run"] = run
         elif not single.sampling.fits_merge:

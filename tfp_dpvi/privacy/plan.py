@@ -36,6 +36,8 @@ class PrivacyPlan:
       accountant: "pld" (tight) or "rdp".
       l2_norm_clip: the clip, for the report only; no figure depends on it.
       num_records: the declared number of records, for the report only.
+      metrics: names of privatised metrics that are released with each step, for the report.
+      gradient_sensitivity: with `metrics`, the sensitivity without them, for what they cost.
       purpose: what is released if not a model's training steps, for the report: "means of 3 columns".
     """
 
@@ -48,6 +50,8 @@ class PrivacyPlan:
     l2_norm_clip: float | None = None
     num_records: int | None = None
     purpose: str | None = None
+    metrics: tuple[str, ...] = ()
+    gradient_sensitivity: Sensitivity | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -68,6 +72,11 @@ class PrivacyPlan:
             put(self, "l2_norm_clip", check.positive("l2_norm_clip", self.l2_norm_clip))
         if self.num_records is not None:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
+        put(self, "metrics", tuple(self.metrics))
+        if bool(self.metrics) != (self.gradient_sensitivity is not None):
+            raise ValueError(
+                f"metrics={self.metrics!r} and gradient_sensitivity={self.gradient_sensitivity!r}: pass both of them or neither."
+            )
         if self.purpose is not None and not (isinstance(self.purpose, str) and self.purpose.strip()):
             raise TypeError(
                 f"purpose={self.purpose!r} must be a non-empty string; say what is released, or leave it out."
@@ -283,7 +292,19 @@ class PrivacyPlan:
             "num_records": self.num_records,
             # Left out of training plans, which every version reads.
             **({} if self.purpose is None else {"purpose": self.purpose}),
+            **({} if self.gradient_sensitivity is None else self._metrics_to_json()),
         }
+
+    def _metrics_to_json(self) -> dict[str, Any]:
+        assert self.gradient_sensitivity is not None
+        return {"metrics": list(self.metrics), "gradient_sensitivity": self.gradient_sensitivity.to_json()}
+
+    @property
+    def without_metrics(self) -> "PrivacyPlan":
+        """The plan of the same noise without privatised metrics."""
+        if self.gradient_sensitivity is None:
+            return self
+        return self.replace(sensitivity=self.gradient_sensitivity, metrics=(), gradient_sensitivity=None)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "PrivacyPlan":
@@ -301,6 +322,9 @@ class PrivacyPlan:
             )
         fields["sampling"] = scheme_from_json(fields["sampling"])
         fields["sensitivity"] = Sensitivity.from_json(fields["sensitivity"])
+        if "metrics" in fields:
+            fields["metrics"] = tuple(fields["metrics"])
+            fields["gradient_sensitivity"] = Sensitivity.from_json(fields["gradient_sensitivity"])
         return cls(**fields)
 
 

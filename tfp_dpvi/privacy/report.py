@@ -72,7 +72,8 @@ class PrivacyReport:
       neighboring_relation: "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
       releases: one dictionary per run of equal plans: sampling, sampling_description,
-        noise_multiplier, l2_norm_clip, sensitivity, num_releases; and purpose, where it is not training.
+        noise_multiplier, l2_norm_clip, sensitivity, num_releases; and purpose, where it is not training, and metrics,
+        where privatised metrics were released with the steps.
       num_releases: how many noisy sums were released (or reserved).
       unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
       budget_epsilon: the lifetime budget, None if none was set.
@@ -81,6 +82,7 @@ class PrivacyReport:
       seeded: True if the noise was drawn from a fixed seed.
       caveats: further sentences.
       dataset_id: the name of the data set in the ledger.
+      epsilon_without_metrics: what the same noise would have cost without privatised metrics; None if there were none.
     """
 
     epsilon: float
@@ -96,6 +98,7 @@ class PrivacyReport:
     seeded: bool = False
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
+    epsilon_without_metrics: float | None = None
 
     @classmethod
     def from_ledger(
@@ -141,6 +144,7 @@ class PrivacyReport:
                     "sensitivity": e.plan.sensitivity.to_json(),
                     "num_releases": e.steps,
                     **({} if e.plan.purpose is None else {"purpose": e.plan.purpose}),
+                    **({"metrics": list(e.plan.metrics)} if e.plan.metrics else {}),
                 }
                 for e in ledger.entries
             ),
@@ -152,6 +156,7 @@ class PrivacyReport:
             seeded=bool(seeded) or ledger.seeded,
             caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *caveats),
             dataset_id=ledger.dataset_id,
+            epsilon_without_metrics=ledger.epsilon_without_metrics(delta, accountant),
         )
 
     @property
@@ -303,6 +308,16 @@ class PrivacyReport:
                     f"{what}; {run['sampling_description']}; each record's "
                     f"contribution clipped to {clip_text}; Gaussian noise of "
                     f"{_digits_down(run['noise_multiplier'])} times that bound",
+                )
+            )
+        if self.epsilon_without_metrics is not None:
+            names = dict.fromkeys(name for run in self.releases for name in run.get("metrics", ()))
+            facts.append(
+                (
+                    "Metrics",
+                    f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would "
+                    f"be {_shown(self.epsilon_without_metrics)}, so that they cost "
+                    f"{_shown(max(0.0, self.epsilon - self.epsilon_without_metrics))}",
                 )
             )
         width = max(len(name) for name, _ in facts) + 2

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum, clip_factors
+from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_factors
 from tfp_dpvi.gradients.contributions import _epsilon
 from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
 
 
 def table_clipped_sum(
     segments: _Segments, params: Any, codes: Any, mask: Any, *, l2_norm_clip: float
-) -> tuple[ClippedSum, Any]:
+) -> tuple[ClippedSum, RecordStatistics]:
     """Sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
 
     What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures, in one structure's order.
@@ -33,8 +33,8 @@ def table_clipped_sum(
       l2_norm_clip: the bound C; `math.inf` switches clipping off.
 
     Returns:
-      The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the sum of the kept records' losses
-      (*not private*).
+      The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the records' losses and whether
+      they were clipped (*not private* as they are).
 
     #### Formal guarantee
 
@@ -71,8 +71,7 @@ def table_clipped_sum(
     sums = [tf.cast(part, dtype) for part in sums]
     nobody = ~tf.reduce_any(keep)  # Then the parameters themselves may be NaN.
     sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
-    losses = tf.where(keep, -log_prob, tf.zeros_like(log_prob))
-    return ClippedSum(sums, l2_norm_clip), tf.reduce_sum(losses)
+    return ClippedSum(sums, l2_norm_clip), RecordStatistics.of(-log_prob, [factors], keep)
 
 
 def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:

@@ -1,0 +1,134 @@
+"""Training processes to kill.
+
+TensorFlow is imported once, in a process that forks one trainer after another; a fork has what any trainer has after its
+imports, before TensorFlow starts a thread. Marks are single writes to an unbuffered descriptor, so that a kill leaves them
+whole. "b": about to run the steps of a reservation; "e": they have run.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import tfp_dpvi as dpvi
+
+STEPS_PER_EXECUTION = 3
+
+_PREPARED = """
+import os, sys
+import numpy as np
+import tfp_dpvi as dpvi
+from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi.models.run import PrivateRun
+
+tfd = tfp.distributions
+make_loop = PrivateRun._loop
+
+def mark_steps(marks_path):
+    marks = os.open(marks_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def marking_loop(self, sampler, tensors):
+        loop = make_loop(self, sampler, tensors)
+        def run(key, first, steps, *rest):
+            os.write(marks, b"b" * int(steps))
+            result = loop(key, first, steps, *rest)
+            os.write(marks, b"e" * int(steps))
+            return result
+        return run
+
+    PrivateRun._loop = marking_loop
+
+def make_model(ledger_path, **settings):
+    model = dpvi.DPVI(
+        tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+    )
+    ledger = dpvi.PrivacyLedger(ledger_path, dataset_id="killed")
+    model.compile(ledger=ledger, steps_per_execution=STEPS, **settings)
+    return model
+
+def data(num):
+    x = np.random.default_rng(0).normal(size=(num, 3)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int32")
+""".replace("STEPS", str(STEPS_PER_EXECUTION))
+
+_SERVE = """
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            train(*line.split())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.write(1, b"ended %d\\n" % os.waitpid(pid, 0)[1])
+"""
+
+
+class Trainers:
+    """Starts trainers on a ledger, one at a time.
+
+    Args:
+      directory: of ledger and marks.
+      train: source of `train(ledger_path, marks_path, *arguments)`, which writes "ready <pid>" when it is about to fit.
+    """
+
+    def __init__(self, directory: pathlib.Path, train: str) -> None:
+        self.ledger, self.marks = directory / "ledger", directory / "marks"
+        self.errors = (directory / "errors").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PREPARED + train + _SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def answer(self, word: str) -> int:
+        line = self.process.stdout.readline().split()
+        if not line or line[0] != word:
+            self.errors.seek(0)
+            raise AssertionError(f"{line} for {word}: {self.errors.read()[-3000:]}")
+        return int(line[1])
+
+    def start(self, *arguments: object) -> int:
+        self.process.stdin.write(f"{' '.join(map(str, (self.ledger, self.marks, *arguments)))}\n")
+        self.process.stdin.flush()
+        return self.answer("ready")
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+        self.errors.close()
+
+
+def size(path: pathlib.Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def kill_once(trainers: Trainers, seconds: float, *arguments: object, at_start: bool) -> bool:
+    """Starts or resumes training and kills it some seconds into `fit` or into its steps; False if it ended before."""
+    before = size(trainers.marks)
+    pid = trainers.start(*arguments)
+    begun = time.monotonic()
+    while not at_start and size(trainers.marks) == before and time.monotonic() < begun + 120:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    with contextlib.suppress(ProcessLookupError):  # It may have ended.
+        os.kill(pid, signal.SIGKILL)
+    status = trainers.answer("ended")
+    assert status in (0, signal.SIGKILL), status
+    return status == signal.SIGKILL
+
+
+def check_books(directory: pathlib.Path, kills: int) -> tuple[int, int]:
+    """Charged are all steps that were begun, and at most one reservation more for each kill."""
+    marks = (directory / "marks").read_bytes() if (directory / "marks").exists() else b""
+    begun, ended = marks.count(b"b"), marks.count(b"e")
+    charged = dpvi.PrivacyLedger(directory / "ledger", read_only=True).num_releases
+    assert ended <= begun <= charged
+    assert charged <= ended + kills * STEPS_PER_EXECUTION
+    return charged, ended

@@ -1,0 +1,225 @@
+"""Training metrics that cost privacy, and little of it: sums of bounded values, released with the gradient (section 5.5).
+
+```python
+model.compile(optimizer, epsilon=1.0, delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(low=-5.0, high=0.0)])
+```
+
+In every step each sampled record adds a value clipped to a declared range, centred in it; Gaussian noise is added to the
+sum, from the same draw as the gradient's, and the two releases are priced as one. To add a metric, subclass
+`PrivateMetric` and override `record_values`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tfp_dpvi._keras import Metric, register_keras_serializable, tf
+from tfp_dpvi.gradients import ClippedSum, RecordStatistics
+from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
+
+_RESERVED = ("epsilon", "steps", "loss")
+
+
+class PrivateMetric(Metric):
+    """Base of the privatised training metrics. Override `record_values`.
+
+    What is shown is the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i
+    being a sampled record's value: unbiased for the records' mean of clipped values. Its standard error from noise is
+    about `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an epoch))`.
+
+    Args:
+      low: lower end of the range that values are clipped to. Choose it without looking at the records.
+      high: upper end.
+      noise_ratio: the metric's noise multiplier (noise over half the range) divided by the gradient's. At equal epsilon the
+        gradient's noise grows by the factor `sqrt(1 + 1 / noise_ratio**2)` for it: 0.5 % at 10.
+      name: in the progress bar, `History` and TensorBoard.
+
+    Raises:
+      ValueError: an empty or infinite range, a ratio that is not positive, or a name that is taken.
+
+    #### Formal guarantee
+
+    A record's presence moves the centred sum by at most `(high - low) / 2`, its replacement by `high - low`: with the
+    gradient's, that is the sensitivity that the plan is priced for (`joint_release`). A record whose loss or gradient is
+    NaN or Inf adds zero.
+    """
+
+    def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
+        super().__init__(name=name, dtype="float64")
+        for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{argument} must be a finite number, got {value!r}.")
+        if not low < high:
+            raise ValueError(f"low={low!r} must be below high={high!r}: values are clipped to this range.")
+        if not 1e-3 <= noise_ratio <= 1e6:
+            raise ValueError(
+                f"noise_ratio must lie between 0.001 and 1e6, got {noise_ratio!r}: the metric's noise multiplier over the "
+                "gradient's. 10 costs 0.5 % more noise in the gradient."
+            )
+        if name in _RESERVED or name.startswith(("val_", "unsafe_")):
+            raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
+        self.low, self.high, self.noise_ratio = float(low), float(high), float(noise_ratio)
+        self._parts: list[tuple[Any, int]] = []
+
+    def record_values(self, statistics: RecordStatistics) -> Any:
+        """One value for each record of a physical batch, before clipping: float tensor of shape [n]. Override this.
+
+        Value i must depend on record i alone.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it shows: override record_values.")
+
+    def shown(self, mean: Any, data_independent_loss: Any) -> Any:
+        """What is shown of a privatised mean: post-processing, by default the mean itself.
+
+        Args:
+          mean: scalar, the privatised mean of clipped values.
+          data_independent_loss: scalar, the step's loss terms that touch no record (a prior's or a KL's, over N).
+        """
+        del data_independent_loss
+        return mean
+
+    def centred_sum(self, statistics: RecordStatistics, dtype: Any) -> Any:
+        """Scalar: the sum of clipped values over the records that are kept, each minus the middle of the range."""
+        values = tf.cast(self.record_values(statistics), dtype)
+        half = tf.constant((self.high - self.low) / 2, dtype)
+        centred = tf.clip_by_value(values - tf.constant((self.low + self.high) / 2, dtype), -half, half)
+        chosen = statistics.kept & tf.math.is_finite(values)
+        return tf.reduce_sum(tf.where(chosen, centred, tf.zeros_like(centred)))
+
+    # As a Keras metric: the training loop adds what it released, and the host takes the mean over an epoch.
+
+    def add(self, value: Any, steps: int) -> None:
+        """Takes a released mean over some steps into the epoch's."""
+        self._parts.append((value, steps))
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: `add` is called by the training loop."""
+
+    def result(self) -> Any:
+        """The epoch's mean so far, as a float64 scalar; NaN before the first step."""
+        total = sum(steps for _, steps in self._parts)
+        if not total:
+            return tf.constant(math.nan, tf.float64)
+        mean = math.fsum(float(value) * steps for value, steps in self._parts) / total
+        self._parts = [(mean, total)]
+        return tf.constant(mean, tf.float64)
+
+    def reset_state(self) -> None:
+        """Forgets the epoch."""
+        self._parts = []
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"name": self.name, "low": self.low, "high": self.high, "noise_ratio": self.noise_ratio}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What a traced step holds of it."""
+        return (type(self), self.name, self.low, self.high, self.noise_ratio)
+
+
+@register_keras_serializable("tfp_dpvi", "PrivateELBO")
+class PrivateELBO(PrivateMetric):
+    """Privatised evidence lower bound per record: early stopping and learning rate schedules may look at it.
+
+    Of `DPVI`: `mean_i clip(log p(record_i | params), low, high) - KL(q || prior) / N`, with the step's draw of the parameters,
+    weights included. Of `DPVAE`: `mean_i clip(ELBO_i, low, high)`. Of any `DPModel`: minus its loss, clipped likewise.
+
+    Args:
+      low: least log-likelihood (or ELBO) of a record that is told apart from lower ones, in nats.
+      high: greatest; for discrete records log-probabilities are at most 0.
+      noise_ratio: see `PrivateMetric`.
+      name: see `PrivateMetric`.
+    """
+
+    def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
+        super().__init__(low, high, noise_ratio=noise_ratio, name=name)
+
+    def record_values(self, statistics: RecordStatistics) -> Any:
+        """Minus the losses."""
+        return -statistics.losses
+
+    def shown(self, mean: Any, data_independent_loss: Any) -> Any:
+        """Minus the exact part of the loss, which is a function of released values."""
+        return mean - data_independent_loss
+
+
+@register_keras_serializable("tfp_dpvi", "PrivateClippedFraction")
+class PrivateClippedFraction(PrivateMetric):
+    """Privatised share of records whose gradient is longer than `l2_norm_clip`: near 0 the clip adds noise for nothing.
+
+    Args:
+      noise_ratio: see `PrivateMetric`; the range is [0, 1].
+      name: see `PrivateMetric`.
+    """
+
+    def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
+        super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
+
+    def record_values(self, statistics: RecordStatistics) -> Any:
+        """1 where clipped, else 0."""
+        return tf.cast(statistics.clipped, statistics.losses.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"name": self.name, "noise_ratio": self.noise_ratio}
+
+
+# ------------------------------------------------------------------ the joint release
+
+
+def joint_sensitivity(metrics: Sequence[PrivateMetric], gradient: Sensitivity) -> Sensitivity:
+    """Sensitivity of gradient and metrics together, in units of the clip and each over its noise scale (section 5.5).
+
+    Args:
+      metrics: what is released with the gradient.
+      gradient: the sensitivity of the gradient's sum.
+    """
+    if not metrics:
+        return gradient
+    parts = [GaussianPart("gradient", 1.0, gradient)]
+    # Centred values in units of half the range: presence moves their sum by at most 1, replacement by 2.
+    parts += [GaussianPart(metric.name, metric.noise_ratio, Sensitivity(1.0, 2.0)) for metric in metrics]
+    joint = JointGaussian(tuple(parts))
+    return Sensitivity(1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier)
+
+
+def joint_release(
+    metrics: Sequence[PrivateMetric], clipped: ClippedSum, sums: Sequence[Any], sensitivity: Sensitivity
+) -> ClippedSum:
+    """Gradient and metrics as one sum with noise scales.
+
+    Args:
+      metrics: what is released with the gradient.
+      clipped: the gradient's clipped sum.
+      sums: for each metric its `centred_sum` over the whole batch.
+      sensitivity: what `joint_sensitivity` said when the plan was made.
+    """
+    if not metrics:
+        return clipped
+    clip = clipped.l2_norm_clip
+    scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
+    scales += [metric.noise_ratio * (metric.high - metric.low) / 2 / clip for metric in metrics]
+    return ClippedSum([*clipped.tensors, *sums], clip, sensitivity, scales, num_metrics=len(metrics))
+
+
+def check_metrics(metrics: Any) -> tuple[PrivateMetric, ...]:
+    """The argument `metrics` of `compile`.
+
+    Raises:
+      ValueError: something that is no `PrivateMetric`, or two of one name.
+    """
+    given = [] if metrics is None else list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    for metric in given:
+        if not isinstance(metric, PrivateMetric):
+            raise ValueError(
+                f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
+                "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate(), or "
+                "privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
+            )
+    names = [metric.name for metric in given]
+    if len(set(names)) < len(names):
+        raise ValueError(f"metrics have the names {names}: give each one of its own with name=.")
+    return tuple(given)
