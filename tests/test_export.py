@@ -119,7 +119,9 @@ def all_bytes(folder):
 # ---------------------------------------------------------------------- the same figures, with TensorFlow alone
 
 
-@pytest.mark.parametrize("surrogate", ["mean_field", "full_rank", "asvi"])
+@pytest.mark.parametrize(
+    "surrogate", ["mean_field", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full_rank", "asvi"))]
+)
 def test_the_functions_are_the_models(tmp_path, surrogate):
     model = fit(make_regression(surrogate), X, Y)
     model.export(tmp_path / "model")

@@ -70,11 +70,12 @@ def constrained(dtype):
 # TFP 0.22 says this of every auto-batched distribution that samples with a stateless seed; so do its ASVI surrogates.
 autobatched_sampling_is_slow = pytest.mark.filterwarnings("ignore:Saw Tensor seed .* stateless sampling:UserWarning")
 
-PRIORS = [single, positive, named, sequential, coroutine, auto_batched, constrained]
+OTHERS = [positive, sequential, coroutine, auto_batched]
+PRIORS = [single, named, constrained, *(pytest.param(prior, marks=pytest.mark.slow) for prior in OTHERS)]
 
 
 @autobatched_sampling_is_slow
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make_prior", PRIORS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_named_surrogate_has_the_priors_structure_support_and_dtype(name, make_prior, dtype):

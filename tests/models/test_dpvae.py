@@ -66,6 +66,16 @@ def fitted(model=None, x=X, how=None, **kwargs):
     return model
 
 
+def ready(model=None, x=X, how=None, **kwargs):
+    """Checked and priced as in `fit`, without a step."""
+    model = compiled(model, how, **kwargs)
+    records = dpvi.models.records.make_records(x, None, None, dtype=x.dtype, validate=False)
+    model._prepare(records)
+    model._check_data(records)
+    model._noise(dpvi.privacy.PoissonSampling(0.3), 20.0)
+    return model
+
+
 TRACED = weakref.WeakKeyDictionary()  # Of a model its clipped sum, traced once a shape.
 
 
@@ -85,10 +95,9 @@ def norm(parts):
 # ---------------------------------------------------------------------- the loss
 
 
-@pytest.mark.parametrize("num_draws", [1, 4])
-@pytest.mark.parametrize("kl", ["analytic", "monte_carlo"])
+@pytest.mark.parametrize(("kl", "num_draws"), [("analytic", 1), ("monte_carlo", 4)])
 def test_the_loss_is_the_elbo_written_out(kl, num_draws):
-    model = fitted(make(num_draws=num_draws, kl=kl, beta=0.7))
+    model = ready(make(num_draws=num_draws, kl=kl, beta=0.7))
     key = tf.constant([5, 6], tf.int64)
     terms = model._terms(tf.constant(X), key, num_draws)
     q = model.encode(X)
@@ -151,7 +160,7 @@ def test_a_linear_model_reaches_the_closed_form():
 )
 def test_one_record_moves_the_sum_by_the_clip_at_most(gradients, num_draws):
     """C3, replay: same draws, one record masked at its place, whatever it holds."""
-    model = fitted(make(gradients=gradients, num_draws=num_draws), how=optimizer(clip=0.3))
+    model = ready(make(gradients=gradients, num_draws=num_draws), how=optimizer(clip=0.3))
     x = X[:12].copy()
     x[3], x[4], x[5], x[6] = 1e6, np.nan, np.inf, -1e30
     whole = clip_of(model, x)
@@ -171,7 +180,7 @@ def test_one_record_moves_the_sum_by_the_clip_at_most(gradients, num_draws):
 def test_ghost_and_vectorized_agree_on_every_style_of_clip(clipping):
     sums = []
     for gradients in ("ghost", "vectorized"):
-        model = fitted(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
+        model = ready(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
         rng = np.random.default_rng(0)
         model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
         sums.append(clip_of(model, X))
@@ -182,7 +191,7 @@ def test_ghost_and_vectorized_agree_on_every_style_of_clip(clipping):
 
 
 def test_weights_act_inside_the_clip():
-    model = fitted(how=optimizer(clip=0.3))
+    model = ready(how=optimizer(clip=0.3))
     weights = tf.constant([1e6] * 4 + [0.0] * 8)
     heavy = clip_of(model, X[:12], sample_weight=weights)
     assert norm(heavy) <= 4 * 0.3 * (1 + 1e-5)
@@ -192,13 +201,13 @@ def test_weights_act_inside_the_clip():
 
 
 def test_an_empty_batch_is_zero():
-    model = fitted()
+    model = ready()
     assert norm(clip_of(model, X[:5], [False] * 5)) == 0.0
 
 
 def test_a_second_draw_between_norm_and_sum_is_caught():
     """C5: the replay above would fail if norms came from other draws than gradients."""
-    model = fitted(how=optimizer(clip=0.05))
+    model = ready(how=optimizer(clip=0.05))
     gradients = model._checked[1]
     x = tf.constant(X[:1])
 
@@ -220,13 +229,13 @@ def test_a_second_draw_between_norm_and_sum_is_caught():
 
 
 def test_draws_differ_between_records_steps_and_physical_batches():
-    model = fitted()
+    model = ready()
     same = tf.constant(np.repeat(X[:1], 8, axis=0))
     one, two = (model._terms(same, tf.constant(key, tf.int64), 1).samples.numpy() for key in ([1, 2], [1, 3]))
     assert len({tuple(row) for row in np.concatenate([one, two])}) == 16
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_physical_batches_change_nothing(jit_compile):
     """Full batches in pieces of 7 give the sum of all records' clipped gradients, once each."""
     certain = tf.keras.Sequential(  # Codes of next to no spread: the pieces' own draws then change nothing either.
@@ -236,7 +245,7 @@ def test_physical_batches_change_nothing(jit_compile):
             tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, tf.fill(tf.shape(t), 1e-6))),
         ]
     )
-    model = fitted(make(certain), jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
+    model = ready(make(certain), jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
     variables = model.trainable_variables
     sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-3, noise_multiplier=0.0, learning_rate=1.0)
     sgd.build(variables)
@@ -260,8 +269,7 @@ def test_physical_batches_change_nothing(jit_compile):
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("dtype", "jit_compile"), [("float32", True), ("float64", False)])
 def test_fits_compile_without_a_fallback(dtype, jit_compile):
     model = make(dense_encoder(dtype), dense_decoder(dtype), standard(dtype))
     with no_fallback():

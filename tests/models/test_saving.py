@@ -159,7 +159,10 @@ def outputs(model):
 # ---------------------------------------------------------------------- round trips
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+QUICK = ("regression", "termwise", "own")  # A fresh process loads all of them below.
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     model = made(name)
     model.save(tmp_path / "model.keras")
@@ -195,7 +198,8 @@ def test_a_fresh_process_goes_on_with_everything(tmp_path):
             out = model.predictive().log_prob(data["x"][:5]).numpy() if generative else model.predict(data["x"][:5], verbose=0)
             y = {"own": data["x"][:, :2]}.get(name, data["y"])
             args = (data["x"],) if name in ("generative", "vae", "termwise") else (data["x"], y)
-            model.fit(*args, batch_size=20, epochs=1, verbose=0)
+            if name in ("regression", "generative", "termwise"):  # That a loaded model learns on is slow to find out.
+                model.fit(*args, batch_size=20, epochs=1, verbose=0)
             report = model.privacy_report()
             found[name] = [out.tolist(), before, report.num_releases, report.epsilon, int(model.optimizer.iterations)]
         print(json.dumps(found))
@@ -205,8 +209,10 @@ def test_a_fresh_process_goes_on_with_everything(tmp_path):
     for name, (out, before, after, epsilon, iterations) in json.loads(printed).items():
         model = made(name)
         np.testing.assert_allclose(out, outputs(model), rtol=1e-5, atol=1e-6)
-        assert (before, after, iterations) == (6, 9, 9)
-        assert epsilon > model.privacy_report().epsilon
+        learned = name in ("regression", "generative", "termwise")
+        assert (before, after, iterations) == ((6, 9, 9) if learned else (6, 6, 6))
+        spent = model.privacy_report().epsilon
+        assert epsilon > spent if learned else epsilon == pytest.approx(spent, rel=1e-9)
 
 
 def test_a_lifetime_budget_outlives_the_file(tmp_path):

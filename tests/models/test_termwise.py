@@ -85,7 +85,10 @@ def replay(model, x, keys=range(4)):
 
 @pytest.mark.parametrize(
     ("noise", "jit_compile"),
-    [("blocks", False), ("blocks", True), pytest.param("single", False, marks=pytest.mark.slow)],
+    [
+        ("blocks", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("blocks", True), ("single", False)]),
+    ],
 )
 def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     """C3, replay with the same draws and groups, whatever the records hold; and the paper's C2 would not hold."""
@@ -121,7 +124,8 @@ def test_groups_are_independent_uniform_and_keep_their_place():
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regularizer",
-    [dpvi.divergences.MMD(), dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior(), dpvi.divergences.TotalCorrelation()],
+    [dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.TotalCorrelation(),
+     *(pytest.param(made, marks=pytest.mark.slow) for made in (dpvi.divergences.MMD(), dpvi.divergences.KLFromPrior()))],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compile):
@@ -168,7 +172,7 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("noise", ["blocks", "single", "split"])
+@pytest.mark.parametrize("noise", ["blocks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("single", "split"))])
 @pytest.mark.parametrize("relation", list(NeighboringRelation)[:2])
 def test_the_plan_prices_both_terms(noise, relation):
     model = fitted(how=termwise(noise=noise), neighboring_relation=relation)
@@ -298,7 +302,12 @@ def test_optimizers_survive_their_config():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("l2_norm_clip", 0.01), ("batch_l2_norm_clip", 50.0), ("num_partitions", 1)]
+    ("name", "value"),
+    [
+        ("batch_l2_norm_clip", 50.0),
+        pytest.param("l2_norm_clip", 0.01, marks=pytest.mark.slow),
+        pytest.param("num_partitions", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_clips_cannot_change_under_a_fit_that_was_priced(name, value):
     model = make(batch_regularizer=steep)
