@@ -297,6 +297,13 @@ def test_malformed_abalone_line(tmp_path, line, problem):
         (gzip.compress(bytes((0, 0, 13, 3)) + bytes(12)), "not an idx file"),
         (gzip.compress(bytes((0, 0, 8, 3, *(0, 0, 0, 2) * 3)) + bytes(7)), "holds 7 values"),
     ],
+    ids=[
+        "no gzip",
+        "cut",
+        "short",
+        "other magic",
+        "too few values",
+    ],  # Not the bytes: processes that share tests compare names.
 )
 def test_malformed_images(tmp_path, content, problem):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(content)

@@ -9,7 +9,7 @@ from typing import Any
 from tfp_dpvi._keras import tf
 from tfp_dpvi.models import planning
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
-from tfp_dpvi.models.records import Records, make_records
+from tfp_dpvi.models.records import Records, by_column, make_records
 from tfp_dpvi.models.run import check_workers_agree
 from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
 
@@ -109,6 +109,7 @@ def of_arrays(
       TypeError, ValueError: not records, or not for this model.
     """
     state = model._dp
+    x, y = by_column("x", x), by_column("y", y)
     source = None
     if wants_stream((x, y), stream):
         source = RecordSource(x, y, sample_weight, model._record_dtype)

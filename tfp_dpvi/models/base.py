@@ -321,7 +321,8 @@ class DPModel(Model):
         """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], or dict or tuple of such arrays; or, for records that do not fit into memory, memory
+          x: array of shape [N, ...], or dict or tuple of such arrays; or a pandas DataFrame, which is a dict of its columns by
+            name; or, for records that do not fit into memory, memory
             maps or sources with a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of
             batches x, (x, y) or (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.

@@ -312,7 +312,7 @@ class DPVI(base.DPModel):
         Class probabilities for categorical likelihoods. Costs no privacy: a function of the released posterior and `x`.
 
         Args:
-          x: array of shape [n, ...], or dict or tuple of arrays.
+          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
           batch_size: records at a time, default 1024.
           verbose: as in Keras.
           **kwargs: as in Keras.

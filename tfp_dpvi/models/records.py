@@ -37,7 +37,7 @@ def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bo
     """Checks and converts the arguments of `fit`.
 
     Args:
-      x: array, or dict or tuple of arrays, with one record a row.
+      x: array, dict or tuple of arrays, or table with named columns (which is a dict of them), with one record a row.
       y: likewise, or None.
       sample_weight: array of shape [N] of weights >= 0, or None.
       dtype: NumPy float type of the model; float arrays are cast to it, integer arrays stay.
@@ -63,7 +63,25 @@ def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bo
     return Records(x, y, sample_weight, num)
 
 
+def by_column(name: str, value: Any) -> Any:
+    """A pandas DataFrame (or any table like it) as a dict of its columns; anything else as it is.
+
+    Raises:
+      ValueError: columns without names of their own.
+    """
+    if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
+        return value
+    names = list(value.columns)
+    if not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
+        raise ValueError(
+            f"{name} is a table with the columns {names}: they become x['name'] for the likelihood, so give each a string of its "
+            f"own, or pass {name}.to_numpy() to have one array."
+        )
+    return {one: value[one].to_numpy() for one in names}
+
+
 def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
+    value = by_column(name, value)
     if isinstance(value, dict):
         if not value:
             raise ValueError(f"{name} is an empty dict: give at least one array.")
