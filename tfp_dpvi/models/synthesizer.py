@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, surrogates
-from tfp_dpvi._keras import tf
+from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi._keras import register_keras_serializable, tf
 from tfp_dpvi.gradients import clipped_sum
-from tfp_dpvi.models import planning
+from tfp_dpvi.models import planning, saving
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
@@ -21,6 +22,7 @@ from tfp_dpvi.synthetic import Layout, Table, make_likelihood, make_prior, start
 from tfp_dpvi.synthetic.mixture import _Segments
 
 
+@register_keras_serializable("tfp_dpvi", "TableModel")
 class TableModel(DPVI):
     """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
 
@@ -29,7 +31,7 @@ class TableModel(DPVI):
 
     Args:
       table: the description.
-      prior: `make_prior` of it.
+      prior: `make_prior` of it, or a function without arguments that makes it (needed to save the model).
       surrogate_posterior: as for `DPVI`.
       seed: as for `DPVI`.
 
@@ -41,6 +43,16 @@ class TableModel(DPVI):
     def __init__(self, table: Table, prior: Any, surrogate_posterior: Any, *, seed: int | None = None) -> None:
         super().__init__(prior, make_likelihood(table), surrogate_posterior, seed=seed, name="synthesizer")
         self._segments = _Segments.of(table)
+        self._table = table
+
+    def get_config(self) -> dict[str, Any]:
+        """The description, which is public, and the books."""
+        # The starting point is left out: weights are loaded over it.
+        parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
+        return {
+            **saving.base_config(self),
+            "parts": {name: _registry.encode(part, name) for name, part in parts.items()},
+        }
 
     @property
     def _has_formula(self) -> bool:
@@ -118,7 +130,8 @@ class Synthesizer:
         start = starting_point(table, self.num_components, target=target, seed=seed)
         surrogate = surrogates.mean_field(prior, initial_loc=start, initial_scale=0.05)
         # Gradients by the parameters ("aligned"): these are logits, by which a record's gradient is bounded.
-        self.model = TableModel(table, prior, surrogate, seed=seed)
+        made = functools.partial(make_prior, table, self.num_components, concentration=concentration)
+        self.model = TableModel(table, made, surrogate, seed=seed)
         self._layout: Layout | None = None
         self._num_records: int | None = None
 
