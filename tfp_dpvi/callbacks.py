@@ -6,24 +6,34 @@ import dataclasses
 import json
 import os
 import pathlib
+import time
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.scalar import summary_v2 as scalar_summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util import tensor_util
+
 from tfp_dpvi._keras import Callback, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 1
 _FILE = "fit.npz"
+_BUCKETS = 30
 
 
 class PrivacyTensorBoard(Callback):
-    """Writes the privacy spent and the surrogate's variables to TensorBoard after every epoch.
+    """Writes the privacy spent, privatised metrics and the surrogate's variables to TensorBoard after every epoch.
 
-    Scalars: epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate, releases, and
-    whatever else `fit` logs. Histograms: the model's trainable variables. All of these are public or released by the
-    private mechanism; no training loss is among them.
+    Scalars, under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
+    releases, and whatever else `fit` logs, such as `dpvi.metrics.PrivateELBO`; losses of public validation data under their
+    own names. Histograms: the model's trainable variables. All of these are public or released by the private mechanism;
+    exact training losses, if somebody asked for them, are under "non_private/".
 
     Args:
       log_dir: where to write event files.
@@ -46,8 +56,7 @@ class PrivacyTensorBoard(Callback):
         """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
         try:
             os.makedirs(self.log_dir, exist_ok=True)
-            self._writer = tf.summary.create_file_writer(self.log_dir)
-            self._writer.init()
+            self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
             raise ValueError(
                 f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
@@ -66,20 +75,30 @@ class PrivacyTensorBoard(Callback):
         scalars["l2_norm_clip"] = model.optimizer.l2_norm_clip
         scalars["releases"] = model.privacy_ledger.num_releases
         scalars["learning_rate"] = _learning_rate(model.optimizer)
-        with self._writer.as_default(step=epoch):
-            for name, value in scalars.items():
-                group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
-                tf.summary.scalar(name if name.startswith("val_loss") else f"{group}/{name}", value)
-            if self.histogram_freq and epoch % self.histogram_freq == 0:
-                for name, variable in _named(model.trainable_variables):
-                    tf.summary.histogram(f"surrogate_posterior/{name}", variable)
-        self._writer.flush()
+        # Protocol buffers written by a thread: TensorFlow's own summaries take longer than an epoch of a small model.
+        summary = Summary()
+        for name, value in scalars.items():
+            group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
+            tag = name if name.startswith("val_loss") else f"{group}/{name}"
+            summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            for name, variable in _named(model.trainable_variables):
+                _add_histogram(summary, f"surrogate_posterior/{name}", variable.numpy())
+        self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _add_histogram(summary: Any, tag: str, values: np.ndarray) -> None:
+    finite = values[np.isfinite(values)].astype(np.float64)
+    counts, edges = np.histogram(finite, bins=_BUCKETS)
+    buckets = tensor_util.make_tensor_proto(np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64)
+    metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
+    summary.value.add(tag=tag, metadata=metadata, tensor=buckets)
 
 
 def _named(variables: Any) -> list[tuple[str, Any]]:
