@@ -353,7 +353,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
 
     ends = {options.epsilon[0], options.epsilon[-1]}
-    left_out = {"one_group", "one_size", "non_private", "non_private_without", "batch"} if options.quick else set()
+    left_out = (
+        {"one_group", "one_size", "non_private", "non_private_without", "micro", "batch"} if options.quick else set()
+    )
     tasks: list[tuple[str, float | None]] = [(name, None) for name, method in METHODS.items() if not method.private]
     for epsilon in options.epsilon:
         at = [

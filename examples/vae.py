@@ -180,9 +180,13 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         name: {"settings": _plain(recipe), "scores": [], "epsilon": None} for name, recipe in runs.items()
     }
     path = pathlib.Path(args.output) / "vae_study.json"
+    if args.resume:
+        _take_over(results, path)
     compared = [(seed, name) for seed in range(args.seeds) for name in ("recommended", "d3p")]
     others = [(seed, name) for name in runs for seed in range(counts[name]) if (seed, name) not in compared]
     for seed, name in [*compared, *others]:
+        if seed < len(results[name]["scores"]):
+            continue  # Of an earlier run.
         recipe = runs[name]
         begin = time.perf_counter()
         epsilon = None if name == "non-private" else args.epsilon
@@ -208,6 +212,13 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         f"{results['non-private']['mean']:.2f} better by {difference.mean():.2f} standard error {errors:.2f}"
     )
     return results
+
+
+def _take_over(results: dict[str, Any], path: pathlib.Path) -> None:
+    """Scores of an earlier, interrupted study, where the settings are the same."""
+    for name, earlier in json.loads(path.read_text())["study"].items():
+        if name in results and earlier["settings"] == results[name]["settings"]:
+            results[name] = earlier
 
 
 def _summary(scores: list[float]) -> dict[str, float | None]:
@@ -287,6 +298,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--study", action="store_true", help="seeds of every recipe and variant (an hour or so)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--variant-seeds", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="go on with the study in the output folder")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--output", default="outputs/vae")
     args = parser.parse_args(argv)

@@ -148,18 +148,15 @@ def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine()
 # ------------------------------------------------------------------ sensitivity: replay on neighbours
 
 
-def check_replay(metric):
+def check_replay(metric, centred=metrics_lib.centred_sum):
     """C3: removing a record moves the centred sum by at most half the range, replacing one by at most the range."""
     rng = np.random.default_rng(1)
     half = (metric.high - metric.low) / 2
     odd = [0.0, -1e30, 1e30, np.inf, -np.inf, np.nan, 3.0]
 
     def total(losses, kept, clipped):
-        return float(
-            metric.centred_sum(
-                RecordStatistics(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept)), tf.float64
-            )
-        )
+        seen = RecordStatistics(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
+        return float(tf.function(lambda: centred(metric, seen))())
 
     for value in odd:
         losses, clipped = rng.normal(size=8) * 5, rng.uniform(size=8) < 0.5
@@ -179,20 +176,17 @@ def check_replay(metric):
     assert abs(everything) == pytest.approx(8 * half)  # The bound is reached: it is no larger than it must be.
 
 
-class Unclipped(PrivateELBO):
-    def centred_sum(self, statistics, dtype):
-        return tf.reduce_sum(tf.cast(-statistics.losses, dtype))
+def unclipped(metric, statistics):
+    return tf.reduce_sum(-statistics.losses)
 
 
-class NotCentred(PrivateELBO):
-    def centred_sum(self, statistics, dtype):
-        values = tf.clip_by_value(tf.cast(-statistics.losses, dtype), self.low, self.high)
-        return tf.reduce_sum(tf.where(statistics.kept, values, tf.zeros_like(values)))
+def not_centred(metric, statistics):
+    values = tf.clip_by_value(-statistics.losses, metric.low, metric.high)
+    return tf.reduce_sum(tf.where(statistics.kept, values, tf.zeros_like(values)))
 
 
-class PaddingCounted(PrivateELBO):
-    def centred_sum(self, statistics, dtype):
-        return super().centred_sum(statistics._replace(kept=tf.ones_like(statistics.kept)), dtype) * 1.5
+def padding_counted(metric, statistics):
+    return 1.5 * metrics_lib.centred_sum(metric, statistics._replace(kept=tf.ones_like(statistics.kept)))
 
 
 def test_a_record_moves_the_sum_by_half_the_range_at_most():
@@ -200,10 +194,61 @@ def test_a_record_moves_the_sum_by_half_the_range_at_most():
     check_replay(PrivateClippedFraction())
 
 
-@pytest.mark.parametrize("broken", [Unclipped, NotCentred, PaddingCounted])
+@pytest.mark.parametrize("broken", [unclipped, not_centred, padding_counted])
 def test_broken_bounds_are_caught(broken):
     with pytest.raises(AssertionError):
-        check_replay(broken(-4.0, 1.0))
+        check_replay(PrivateELBO(-4.0, 1.0), broken)
+
+
+class Column(PrivateMetric):
+    """Of shape [n, 1], which would broadcast against [n] and count everybody n times."""
+
+    def __init__(self):
+        super().__init__(0.0, 1.0, name="column")
+
+    def record_values(self, statistics):
+        return statistics.losses[:, None]
+
+
+class Mean(Column):
+    def record_values(self, statistics):
+        return tf.reduce_mean(statistics.losses)
+
+
+class Keeping(Column):
+    def build_total(self):
+        self.total = self.add_weight("total", shape=[], initializer="zeros")
+        return self
+
+    def record_values(self, statistics):
+        self.total.assign_add(tf.reduce_sum(tf.cast(statistics.losses, self.total.dtype)))
+        return statistics.losses
+
+
+@pytest.mark.parametrize(
+    ("make_metric", "words"),
+    [(Column, "one value for each record"), (Mean, "one value"), (lambda: Keeping().build_total(), "writes")],
+)
+def test_values_that_are_no_records_own_are_refused(make_metric, words):
+    model = Located()
+    with pytest.raises(ValueError, match=words):
+        fitted(model, make_metric(), x=X[:, 0], y=None)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_what_was_priced_cannot_be_changed():
+    metric = PrivateELBO(-1.0, 0.0)
+    with pytest.raises(AttributeError):
+        metric.noise_ratio = 1e-3
+    model = Located()
+
+    class Cheat(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            metric._declared = (-1.0, 0.0, 1e-3)
+
+    with pytest.raises(RuntimeError, match="priced"):
+        fitted(model, metric, x=X[:, 0], y=None, epochs=3, batch_size=60, callbacks=[Cheat()])
+    assert model.privacy_ledger.num_releases == 1
 
 
 def test_records_that_contribute_nothing_to_the_gradient_add_nothing():

@@ -70,8 +70,8 @@ def constrained(dtype):
 # TFP 0.22 says this of every auto-batched distribution that samples with a stateless seed; so do its ASVI surrogates.
 autobatched_sampling_is_slow = pytest.mark.filterwarnings("ignore:Saw Tensor seed .* stateless sampling:UserWarning")
 
-OTHERS = [positive, sequential, coroutine, auto_batched]
-PRIORS = [single, named, constrained, *(pytest.param(prior, marks=pytest.mark.slow) for prior in OTHERS)]
+OTHERS = [single, positive, sequential, coroutine, auto_batched]
+PRIORS = [named, constrained, *(pytest.param(prior, marks=pytest.mark.slow) for prior in OTHERS)]
 
 
 @autobatched_sampling_is_slow

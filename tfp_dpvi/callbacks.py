@@ -142,7 +142,8 @@ class PrivateBackupAndRestore(Callback):
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
     charged again, so that a fit with a target epsilon may end a few steps early; with `seed=` they are the same releases,
-    charged once, and the result is that of a run without the interruption. Other callbacks start anew, as in Keras. The
+    charged once, and the result is that of a run without the interruption, to the bit where TensorFlow's threads add up in the
+    same order. Other callbacks start anew, as in Keras. The
     `History` is of the epochs since. When `fit` ends, the backup is deleted.
 
     Args:
@@ -215,6 +216,10 @@ class PrivateBackupAndRestore(Callback):
             raise ValueError(
                 f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
                 "another backup_dir. Nothing was spent."
+            )
+        if missing := {"epoch", "plan", "target", "ledger", "settings", "optimizer", "run"} - set(meta):
+            raise ValueError(
+                f"{str(self._path)!r} lacks {sorted(missing)}: it is no whole backup. Delete it to start anew."
             )
         return Backup(meta, arrays, self.backup_dir)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfp_dpvi._keras import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics
+from tfp_dpvi.gradients.side_effects import refuse_writes
 from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
 
 _RESERVED = ("epsilon", "steps", "loss")
@@ -51,8 +52,10 @@ class PrivateMetric(Metric):
         for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"{argument} must be a finite number, got {value!r}.")
-        if not low < high:
-            raise ValueError(f"low={low!r} must be below high={high!r}: values are clipped to this range.")
+        if not 1e-12 <= high - low <= 1e30:
+            raise ValueError(
+                f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to this range."
+            )
         if not 1e-3 <= noise_ratio <= 1e6:
             raise ValueError(
                 f"noise_ratio must lie between 0.001 and 1e6, got {noise_ratio!r}: the metric's noise multiplier over the "
@@ -60,13 +63,28 @@ class PrivateMetric(Metric):
             )
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
-        self.low, self.high, self.noise_ratio = float(low), float(high), float(noise_ratio)
+        self._declared = (float(low), float(high), float(noise_ratio))
         self._parts: list[tuple[Any, int]] = []
+
+    @property
+    def low(self) -> float:
+        """Lower end of the range. What a fit is priced for is fixed when the metric is made."""
+        return self._declared[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the range."""
+        return self._declared[1]
+
+    @property
+    def noise_ratio(self) -> float:
+        """The metric's noise multiplier over the gradient's."""
+        return self._declared[2]
 
     def record_values(self, statistics: RecordStatistics) -> Any:
         """One value for each record of a physical batch, before clipping: float tensor of shape [n]. Override this.
 
-        Value i must depend on record i alone.
+        Value i must depend on record i alone, and nothing may be written anywhere (no `assign`, no printing).
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it shows: override record_values.")
 
@@ -79,14 +97,6 @@ class PrivateMetric(Metric):
         """
         del data_independent_loss
         return mean
-
-    def centred_sum(self, statistics: RecordStatistics, dtype: Any) -> Any:
-        """Scalar: the sum of clipped values over the records that are kept, each minus the middle of the range."""
-        values = tf.cast(self.record_values(statistics), dtype)
-        half = tf.constant((self.high - self.low) / 2, dtype)
-        centred = tf.clip_by_value(values - tf.constant((self.low + self.high) / 2, dtype), -half, half)
-        chosen = statistics.kept & tf.math.is_finite(values)
-        return tf.reduce_sum(tf.where(chosen, centred, tf.zeros_like(centred)))
 
     # As a Keras metric: the training loop adds what it released, and the host takes the mean over an epoch.
 
@@ -170,6 +180,37 @@ class PrivateClippedFraction(PrivateMetric):
 # ------------------------------------------------------------------ the joint release
 
 
+def centred_sum(metric: PrivateMetric, statistics: RecordStatistics) -> Any:
+    """Scalar, float64: the sum of clipped values over the records that are kept, each minus the middle of the range.
+
+    Args:
+      metric: says the values and the range.
+      statistics: exact values of a physical batch.
+
+    Raises:
+      ValueError: `record_values` does not give one value for each record, or leaves something behind.
+
+    #### Formal guarantee
+
+    A record adds a number between minus and plus half the range, exactly zero if it is masked, bad or of a value that is
+    not finite.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    known = len(graph.get_operations())
+    values = tf.convert_to_tensor(metric.record_values(statistics))
+    refuse_writes(graph, known)
+    if values.shape.rank != 1 or not values.shape.is_compatible_with(statistics.kept.shape):
+        raise ValueError(
+            f"record_values of {metric.name!r} returned shape {values.shape} for records of shape {statistics.kept.shape}: it "
+            "must give one value for each record, a tensor of shape [n]."
+        )
+    # In float64: the sum may be of many records, and its rounding must not reach what one of them adds.
+    values = tf.cast(values, tf.float64)
+    half, middle = ((metric.high + sign * metric.low) / 2 for sign in (-1, 1))
+    centred = tf.clip_by_value(values - tf.constant(middle, tf.float64), -half, half)
+    return tf.reduce_sum(tf.where(statistics.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred)))
+
+
 def joint_sensitivity(metrics: Sequence[PrivateMetric], gradient: Sensitivity) -> Sensitivity:
     """Sensitivity of gradient and metrics together, in units of the clip and each over its noise scale (section 5.5).
 
@@ -194,7 +235,7 @@ def joint_release(
     Args:
       metrics: what is released with the gradient.
       clipped: the gradient's clipped sum.
-      sums: for each metric its `centred_sum` over the whole batch.
+      sums: for each metric its `centred_sum` over the whole batch, float64 scalars.
       sensitivity: what `joint_sensitivity` said when the plan was made.
     """
     if not metrics:
@@ -202,6 +243,8 @@ def joint_release(
     clip = clipped.l2_norm_clip
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
     scales += [metric.noise_ratio * (metric.high - metric.low) / 2 / clip for metric in metrics]
+    dtype = clipped.tensors[0].dtype
+    sums = [tf.cast(one, dtype) for one in sums]
     return ClippedSum([*clipped.tensors, *sums], clip, sensitivity, scales, num_metrics=len(metrics))
 
 

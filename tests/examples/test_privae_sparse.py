@@ -47,7 +47,7 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     assert "epsilon" in result["privacy_report"]
     saved = json.loads((tmp_path / "privae_sparse.json").read_text())
     points = {point["method"]: point for point in saved["points"]}
-    assert set(points) == {"mmd", "without", "two_draws", "micro"}
+    assert set(points) == {"mmd", "without", "two_draws"}
     ours, without = points["mmd"], points["without"]
     figures = (ours["epsilon"], ours["hoyer"], without["hoyer"], ours["mmd"], without["mmd"])
     for text, value in zip(found.groups(), figures, strict=True):

@@ -194,17 +194,19 @@ def test_clipped_sums_equal_one_backward_pass_a_record(name, dtype, mapped):
     @tf.function
     def both():
         passed = engine(model, mapped).run(lambda: losses_of(model, x), 6)
-        clipped, loss = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
-        return clipped.tensors, loss, passed.result
+        clipped, seen = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
+        return clipped.tensors, seen, passed.result
 
     if name == "draws in a layer":
         check_with_draws(model, x, clip, keep, mapped, rtol)
         return
-    tensors, loss, losses = both()
+    tensors, seen, losses = both()
     wanted, _ = oracle(model, x, clip, keep)
     for got, want in zip(tensors, wanted, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
-    np.testing.assert_allclose(loss.numpy(), losses.numpy()[keep].sum(), rtol=1e-5)
+    np.testing.assert_allclose(seen.sum_of_losses(), losses.numpy()[keep].sum(), rtol=1e-5)
+    np.testing.assert_array_equal(seen.kept, keep)
+    assert not seen.clipped.numpy()[~keep].any()
 
 
 def check_with_draws(model, x, clip, keep, mapped, rtol):

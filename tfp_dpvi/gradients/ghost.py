@@ -145,12 +145,10 @@ class LayerGradients:
             norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
             return tf.boolean_mask(one.result, keep), [*norms, *[part.weighted_sum(weights) for part in parts]]
 
-        tried = measures
-        if (
-            self.mapped or self.notes
-        ):  # Outside a graph, `vectorized_map` would trace anew in each call; all else is faster.
-            signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
-            tried = tf.function(measures, input_signature=[signature], autograph=False)
+        signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
+        traced = tf.function(
+            measures, input_signature=[signature], autograph=False
+        )  # With as many rows as training has.
 
         def replaced(value: float) -> list[np.ndarray]:
             def change(part: Any) -> Any:
@@ -160,7 +158,7 @@ class LayerGradients:
                     other = tf.fill(part[:1].shape, tf.constant(value, part.dtype))
                 return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
 
-            losses, gradients = tried(tf.nest.map_structure(change, twice))
+            losses, gradients = traced(tf.nest.map_structure(change, twice))
             return [losses.numpy(), *[gradient.numpy() for gradient in gradients]]
 
         base, again = replaced(0.5), replaced(0.5)

@@ -81,7 +81,8 @@ class DPModel(Model):
         """Terms that touch no record, as a scalar or None: added exactly, outside clip and noise (contract C2).
 
         Losses are means over records: a prior's `-log_prob` is to be divided by `num_records` here. Anything that
-        depends on a record, on preprocessing statistics or on layers' `add_loss` belongs into `record_loss`.
+        depends on a record, on preprocessing statistics or on layers' `add_loss` belongs into `record_loss`. Its value is
+        shown by `dpvi.metrics.PrivateELBO`, constants included.
         """
         return None
 
@@ -410,7 +411,7 @@ class DPModel(Model):
         planned = (epochs - initial_epoch) * given.steps_per_epoch
         held = None if backup is None else backup.read()
         if held is not None:
-            initial_epoch = held.meta["epoch"]
+            initial_epoch = resuming.first_epoch(held, epochs)
         steps = max(0, epochs - initial_epoch) * given.steps_per_epoch
         how = (state, given.feed.sampler, self.optimizer.l2_norm_clip, given.num_records, sensitivity)
         if backup is None or held is None:
@@ -425,9 +426,13 @@ class DPModel(Model):
             if allowed == 0:
                 if steps:
                     LOG.warning(
-                        "The interrupted fit has spent its budget; the model is that of epoch %d.", initial_epoch
+                        "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s.",
+                        initial_epoch,
+                        held.directory,
                     )
-                backup.forget()
+                elif backup.delete_checkpoint:
+                    backup.forget()
+                self._remember(plan, given, num_records)
                 return resuming.empty_history(self, epochs)
 
         state.fits += 1
@@ -447,8 +452,7 @@ class DPModel(Model):
         run.try_without_a_step(given.traced, given.tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
         run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
-        state.plan, state.inputs = plan, exporting.specs_of(given.records)
-        state.num_records, state.num_records_declared = given.num_records, num_records is not None
+        self._remember(plan, given, num_records)
         if backup is not None:
             backup.attach(lambda epoch: resuming.snapshot(self, plan, epoch), initial_epoch)
         state.train_function = run
@@ -478,6 +482,11 @@ class DPModel(Model):
             self._steps_per_execution.assign(user_steps)
             if state.unsafe_validation:
                 state.unsafe_validation, self.test_function = False, None
+
+    def _remember(self, plan: PrivacyPlan, given: arguments.Given, declared: int | None) -> None:
+        state = self._dp
+        state.plan, state.inputs = plan, exporting.specs_of(given.records)
+        state.num_records, state.num_records_declared = given.num_records, declared is not None
 
     @property
     def _record_dtype(self) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
-from tfp_dpvi.metrics import PrivateMetric, joint_release
+from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 
@@ -126,14 +126,14 @@ def make_loop(
                 )
             sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
             monitored = [
-                total + metric.centred_sum(statistics, total.dtype)
+                total + centred_sum(metric, statistics)
                 for total, metric in zip(monitored, settings.metrics, strict=True)
             ]
             return sums, monitored, loss + statistics.sum_of_losses(), number + 1
 
         zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
         zero = tf.zeros([], variables[0].dtype)
-        start = (zeros, [zero for _ in settings.metrics], zero, tf.constant(0, tf.int64))
+        start = (zeros, [tf.zeros([], tf.float64) for _ in settings.metrics], zero, tf.constant(0, tf.int64))
         sampler = settings.sampler
         if isinstance(sampler, GivenBatchSampler):
             sums, monitored, loss, _ = sampler.walk(sampling_key, visit, start, given=records["mask"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from typing import Any
 
 from tfp_dpvi._keras import keras, tf
@@ -51,7 +53,8 @@ def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
         "seeded": state.seed is not None,
         "plan": plan.to_json(),
         "target": _target(state),
-        "ledger": {"dataset_id": state.ledger.dataset_id, "num_releases": state.ledger.num_releases},
+        "ledger": state.ledger.mark(),
+        "settings": _settings(model),
         "optimizer": type(model.optimizer).__name__,
         "learning_rate": float(rate) if isinstance(rate, tf.Variable) else None,
         # A seeded step is the same release where plan, run, seed and number are the same; else each try is a run of its own.
@@ -59,6 +62,21 @@ def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
         **{name: getattr(state, name) for name in _STATE},
     }
     return Backup(meta, [variable.numpy() for variable in _variables(model)])
+
+
+def first_epoch(backup: Backup, epochs: int) -> int:
+    """Where to go on.
+
+    Raises:
+      ValueError: the fit is shorter than what was run.
+    """
+    epoch = int(backup.meta["epoch"])
+    if epoch > epochs:
+        raise ValueError(
+            f"epochs={epochs}, but the backup in {backup.directory!r} is of a fit that has run {epoch}: give at least as many "
+            "to go on with it, or another backup_dir to start anew. Nothing was spent."
+        )
+    return epoch
 
 
 def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
@@ -79,10 +97,10 @@ def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
             f"The backup in {backup.directory!r} was charged to a ledger of the data set {ledger['dataset_id']!r}, and this model's "
             f"is of {state.ledger.dataset_id!r}. Compile with that ledger, or give another backup_dir; nothing was spent."
         )
-    if ledger["num_releases"] > state.ledger.num_releases:
+    if not state.ledger.continues_from(ledger):
         raise ValueError(
-            f"The ledger {state.ledger.path!r} holds {state.ledger.num_releases} releases, and the fit in {backup.directory!r} had "
-            f"made {ledger['num_releases']}: it is not the ledger that this fit was charged to, or an old copy. Restore it first."
+            f"The ledger {state.ledger.path!r} does not hold what the fit in {backup.directory!r} had spent: it is another one, or "
+            "an old copy. Compile with the ledger that this fit was charged to; nothing was spent."
         )
     saved = PrivacyPlan.from_json(meta["plan"])
     wanted = fresh.replace(noise_multiplier=saved.noise_multiplier, num_releases=saved.num_releases)
@@ -127,7 +145,8 @@ def restore(model: Any, backup: Backup) -> None:
         model.optimizer._learning_rate.assign(meta["learning_rate"])
     for name in _STATE:
         setattr(state, name, meta[name])
-    if meta["run"] is not None:
+    # Seeded steps under other settings are other releases: then the run keeps its new name, and they are charged.
+    if meta["run"] is not None and meta["settings"] == _settings(model):
         state.identity, state.fits = meta["run"][0], int(meta["run"][1]) - 1  # `fit` counts itself.
 
 
@@ -148,6 +167,16 @@ def empty_history(model: Any, epoch: int) -> Any:
     history.params = {"epochs": epoch, "verbose": 0}
     model.history = history
     return history
+
+
+def _settings(model: Any) -> str:
+    """A fingerprint of what a seeded step depends on, beside plan, weights and records."""
+    parts = (
+        model.step_identity,
+        [metric.identity for metric in model._dp.private_metrics],
+        sorted((name, repr(value)) for name, value in model.optimizer.get_config().items() if name != "learning_rate"),
+    )
+    return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(parts)).encode()).hexdigest()[:16]
 
 
 def _target(state: Any) -> list[Any]:

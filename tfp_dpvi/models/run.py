@@ -12,6 +12,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.metrics import joint_sensitivity
 from tfp_dpvi.models import planning
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, make_loop
@@ -92,6 +93,10 @@ class PrivateRun:
         """One execution: what Keras calls for every `steps_per_execution` steps."""
         del iterator  # Keras's own counting of steps; records come from the feed.
         state = self._state
+        if joint_sensitivity(self._metrics, self._gradient_sensitivity) != self._plan.sensitivity:
+            raise RuntimeError(
+                "The noise_ratio of a metric is not what this fit was priced for: leave metrics as they are while it runs."
+            )
         if state.ledger.num_releases != self._known_releases:
             self._plan_again()
         number = state.steps_run

@@ -159,6 +159,22 @@ class LedgerFile:
             self.records.extend(dict(record) for record in records)
             self._size += len(lines)
 
+    def mark(self) -> tuple[int, str]:
+        """The number of records and the hash of the last, after all of them are on the disk."""
+        with self.lock:
+            self.refresh()
+            os.fsync(self._descriptor)
+            return len(self.records), self._hash
+
+    def hash_after(self, num_records: int) -> str | None:
+        """The hash of record number `num_records`, None if there are fewer."""
+        if num_records > len(self.records):
+            return None
+        digest = _ZERO
+        for record in self.records[:num_records]:
+            _, digest = encode(digest, record)
+        return digest
+
     def _undo(self) -> None:
         try:
             os.ftruncate(self._descriptor, self._size)

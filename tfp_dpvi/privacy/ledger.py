@@ -184,6 +184,23 @@ class PrivacyLedger:
         _saved_ledger.LIVE[ledger._history.token] = ledger
         return ledger
 
+    def mark(self) -> dict[str, Any]:
+        """The place where a ledger file stands, JSON-ready, for `continues_from`; all before it is on the disk."""
+        with self._lock:
+            self._sync()
+            if self._file is None:
+                raise LedgerError("a ledger in memory ends with its process; only a file has a place to go on from.")
+            records, digest = self._file.mark()
+            return {"dataset_id": self.dataset_id, "records": records, "hash": digest}
+
+    def continues_from(self, mark: Mapping[str, Any]) -> bool:
+        """Whether this ledger file begins with what another, or this one, held when `mark` was taken."""
+        with self._lock:
+            self._sync()
+            if self._file is None or self.dataset_id != mark["dataset_id"]:
+                return False
+            return self._file.hash_after(int(mark["records"])) == mark["hash"]
+
     def continues(self, other: "PrivacyLedger") -> bool:
         """Whether this ledger file begins with everything that a saved model's ledger holds."""
         if self._file is None or other._refusal is None:

@@ -27,6 +27,8 @@ _NOT_COVERED = (
     "the data runs and whose outcome should stay there",
     "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
     "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
+    "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
+    "the fit was planned for, not that of the steps that ran",
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
     "is slightly irregular",
