@@ -140,7 +140,7 @@ MODELS = {
 def test_a_synthesizers_model_round_trips(tmp_path):
     table = dpvi.synthetic.Table(
         {
-            "age": dpvi.synthetic.Integer(0, 9, bins=[2.5, 5.5], missing=True),
+            "age": dpvi.synthetic.Integer(0, 9, bins=[3, 6], missing=True),
             "pay": dpvi.synthetic.Continuous(0.0, 1.0, bins=4, shape="normal"),
             "job": dpvi.synthetic.Categorical(["a", "b", "c"]),
         }
