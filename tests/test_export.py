@@ -256,7 +256,7 @@ def test_report_and_card_lie_beside_it(tmp_path, regression):
     alone("x = tf.zeros([2, 3])\n" + code, tmp_path)
 
 
-@pytest.mark.parametrize("make", [make_regression, make_generative, make_vae])
+@pytest.mark.parametrize("make", [make_regression, pytest.param(make_generative, marks=pytest.mark.slow), make_vae])
 def test_no_record_ledger_optimizer_or_key_is_in_it(tmp_path, make, monkeypatch):
     keys = []
     new_key = _random.new_key

@@ -188,6 +188,7 @@ def free_ports(num: int) -> list[int]:
     return ports
 
 
+@pytest.mark.slow
 def test_a_model_built_outside_the_scope_is_refused(tmp_path):
     found = run(
         """

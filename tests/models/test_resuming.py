@@ -270,7 +270,10 @@ def test_another_model_is_refused(tmp_path, ledger):
     refused(model, tmp_path / "backup", ledger, "shapes")
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"x" * 100])
+DAMAGES = [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"x" * 100]
+
+
+@pytest.mark.parametrize("damage", [DAMAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in DAMAGES[1:])])
 def test_a_corrupt_backup_is_named(tmp_path, ledger, damage):
     interrupted(ledger, tmp_path / "backup", [4])
     file = tmp_path / "backup" / "fit.npz"
