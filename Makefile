@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 BIN := $(VENV)/bin
 JAX := .venv-jax
+TORCH := .venv-torch
 DOCS := .venv-docs
 STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
@@ -50,8 +51,8 @@ studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, samp
 	$(BIN)/python examples/logistic_regression.py
 
 .PHONY: bench
-bench: $(STAMP) $(JAX)/.installed ## Every case beside its peers: the table of the README
-	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --check
+bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers: the table of the README
+	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --torch $(TORCH)/bin/python --check
 
 .PHONY: bench-logistic
 bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
@@ -61,9 +62,10 @@ bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
 bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
 	$(BIN)/python benchmarks/vae.py
 
-$(JAX)/.installed: benchmarks/peers/jax.txt $(STAMP)
-	$(BIN)/python -m venv --clear $(JAX)
-	$(JAX)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+# The peers' environments: .venv-jax from benchmarks/peers/jax.txt, .venv-torch from torch.txt.
+.venv-%/.installed: benchmarks/peers/%.txt $(STAMP)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 .PHONY: docs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -148,14 +149,16 @@ class Peer:
     def seconds(self, steps: int, **case: Any) -> float:
         """Runs so many steps of a case; with 0 one, to compile."""
         assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({**case, "steps": max(1, steps)}) + "\n")
-        self._child.stdin.flush()
+        try:
+            self._child.stdin.write(json.dumps({**case, "steps": max(1, steps)}) + "\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise RuntimeError(f"The peer ended with status {self._child.wait()}.") from None
         answer = self._answer()
         if not answer["finite"]:
             raise RuntimeError(f"{case}: the result is not finite.")
         return float(answer["seconds"])
 
     def close(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait(timeout=60)
+        with contextlib.suppress(BrokenPipeError), self._child:
+            self._child.communicate(timeout=60)

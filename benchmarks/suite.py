@@ -4,8 +4,8 @@
 
 In each case all ways work on the same model, number of records, batch size and optimizer, in turn, round after round, in
 one tree of processes; compiling is left out and given as `first_call_seconds`. Private sides draw an exact Poisson batch
-and fresh noise in every step (TensorFlow Privacy and Opacus take batches of a fixed size, as they come). Times of Keras
-models are taken inside `fit`, from the end of its first call of the compiled function to the end of its last.
+and fresh noise in every step (TensorFlow Privacy takes batches of a fixed size, as they come). Times of Keras models are
+taken inside `fit`, from the end of its first call of the compiled function to the end of its last.
 
 `--jax` and `--torch` name interpreters of environments made from `benchmarks/peers/jax.txt` and `torch.txt` (`make bench`
 makes them); without one its rows stay empty. `--check` compares the ratios with `benchmarks/reference.json` and ends with
@@ -58,11 +58,14 @@ ROWS = (
     Row("logistic_tensorflow_privacy_over_private", "logistic", "TensorFlow Privacy, vectorized", OURS, 10.0, False),
     Row("logistic_private_over_jax", "logistic", OURS, "JAX vmap", 1.0),
     Row("logistic_private_over_nonprivate", "logistic", OURS, "Keras, not private", 2.0),
+    Row("logistic_opacus_over_private", "logistic", "Opacus", OURS, 1.0, False),
     Row("mixture_private_over_jax", "mixture", OURS, "JAX vmap", 1.3),
     Row("hierarchical_private_over_jax", "hierarchical", OURS, "JAX vmap", 1.3),
     Row("vae_private_over_nonprivate", "vae 128", OURS, "Keras, not private", 2.5),
     Row("vae_jax_vmap_over_private", "vae 128", "JAX vmap", OURS, 20.0, False),
     Row("vae_private_over_jax_ghost", "vae 128", OURS, "JAX ghost", 1.0),
+    Row("vae_opacus_over_private", "vae 128", "Opacus", OURS, 1.0, False),
+    Row("vae_private_over_opacus_ghost", "vae 128", OURS, "Opacus ghost", 1.0),
     Row("vae_tensorflow_privacy_over_private", "vae 128", "TensorFlow Privacy, vectorized", OURS, 25.0, False),
     Row("vae_2048_over_16_times_128", "vae batches", "batch 2048", "batch 128", 1.1, True, 1 / 16),
     Row("conv_private_over_nonprivate", "conv", OURS, "Keras, not private", 2.0),
@@ -107,7 +110,8 @@ def vae_makers(batch_size: int, steps: int, quick: bool, peers: dict[str, Peer])
             makers["JAX ghost"] = lambda: of_peer(peers["jax"], steps, ghost=True, **case)
         if "torch" in peers:
             case = {"case": "vae", "num_records": len(x), "batch_size": batch_size}
-            makers["Opacus"] = lambda: of_peer(peers["torch"], few, 2, **case)
+            makers["Opacus"] = lambda: of_peer(peers["torch"], few, 2, ghost=False, **case)
+            makers["Opacus ghost"] = lambda: of_peer(peers["torch"], steps, ghost=True, **case)
     return makers
 
 
