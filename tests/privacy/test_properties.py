@@ -4,7 +4,7 @@ import json
 import math
 
 import dp_accounting
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tfp_dpvi.privacy import (
@@ -115,6 +115,7 @@ def test_calibrate_then_evaluate_keeps_the_target(relation, probability, release
 @given(
     RELATION, NOISE, PROBABILITY, st.integers(1, 200), DELTA, st.lists(st.integers(0, 200), max_size=6), st.booleans()
 )
+@example("replace_one", 4.0, 1.0, 102, 1e-5, [87], True)  # Losses beyond -30 once lost their digits.
 def test_the_curve_is_never_below_and_exact_at_the_end(
     relation, noise, probability, releases, delta, steps, with_prior
 ):

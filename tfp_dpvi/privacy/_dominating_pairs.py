@@ -53,6 +53,8 @@ class GaussianPair:
             return t
         small = t < 30.0
         near = np.log1p(self.probability * np.expm1(np.where(small, t, 0.0)))
+        if self.probability > 0.5:
+            near = np.where(t < -1.0, np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + t), near)
         rest = (1.0 - self.probability) * np.exp(-np.where(small, 30.0, t))
         return np.where(small, near, t + np.log(self.probability + rest))
 
@@ -83,8 +85,13 @@ class GaussianPair:
                 log_s = log_s + (math.log1p(-q) if q < 1.0 else -math.inf)
             log_y = np.logaddexp(log_s, 0.5 * np.logaddexp(2.0 * log_s, size))
             return np.sign(loss) * log_y / u
+        if q == 1.0:
+            return (loss + 0.5 * u * u) / u
         with np.errstate(divide="ignore", invalid="ignore"):
-            inside = np.expm1(np.minimum(loss, 30.0)) / q + 1.0  # (e^l - 1 + q) / q
+            # (e^l - 1 + q) / q, in the form whose digits do not cancel: the second where losses are near log(1 - q).
+            inside = np.where(
+                loss > -0.5, np.expm1(np.minimum(loss, 30.0)) / q + 1.0, (np.exp(np.minimum(loss, 0.0)) - (1.0 - q)) / q
+            )
             near = np.log(np.where(inside > 0.0, inside, 0.0))
             far = loss + np.log1p(-(1.0 - q) * np.exp(-np.maximum(loss, 1.0))) - math.log(q)
         return (np.where(loss < 30.0, near, far) + 0.5 * u * u) / u
