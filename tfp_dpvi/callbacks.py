@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -56,6 +58,8 @@ class PrivacyTensorBoard(Callback):
         try:
             os.makedirs(self.log_dir, exist_ok=True)
             self._writer = EventFileWriter(self.log_dir)
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "tfp_dpvi_tensorboard")
+            self._pending: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
         except (OSError, tf.errors.OpError) as error:
             raise ValueError(
                 f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
@@ -74,22 +78,35 @@ class PrivacyTensorBoard(Callback):
         scalars["l2_norm_clip"] = model.optimizer.l2_norm_clip
         scalars["releases"] = model.privacy_ledger.num_releases
         scalars["learning_rate"] = _learning_rate(model.optimizer)
-        # Protocol buffers written by a thread: TensorFlow's own summaries take longer than an epoch of a small model.
-        summary = Summary()
-        for name, value in scalars.items():
-            group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
-            tag = name if name.startswith("val_loss") else f"{group}/{name}"
-            summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
+        values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            for name, variable in _named(model.trainable_variables):
-                _add_histogram(summary, f"surrogate_posterior/{name}", variable.numpy())
-        self._writer.add_event(Event(wall_time=time.time(), step=epoch, summary=summary))
+            values = {name: variable.numpy() for name, variable in _named(model.trainable_variables)}
+        self._pending.append(self._thread.submit(_event, time.time(), epoch, scalars, values))
+        self._write_what_is_ready()
+
+    def _write_what_is_ready(self, wait: bool = False) -> None:
+        # Protocol buffers made and written by threads: TensorFlow's own summaries take longer than an epoch of a small model.
+        while self._pending and (wait or self._pending[0].done()):
+            self._writer.add_event(self._pending.popleft().result())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the event file."""
         if self._writer is not None:
+            self._write_what_is_ready(wait=True)
+            self._thread.shutdown()
             self._writer.close()
             self._writer = None
+
+
+def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Any:
+    summary = Summary()
+    for name, value in scalars.items():
+        group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
+        tag = name if name.startswith("val_loss") else f"{group}/{name}"
+        summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
+    for name, array in values.items():
+        _add_histogram(summary, f"surrogate_posterior/{name}", array)
+    return Event(wall_time=wall_time, step=step, summary=summary)
 
 
 def _add_histogram(summary: Any, tag: str, values: np.ndarray) -> None:

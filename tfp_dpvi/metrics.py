@@ -23,6 +23,14 @@ from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
 _RESERVED = ("epsilon", "steps", "loss")
 
 
+class _Epoch:
+    """What a metric was given in this epoch. No list of the metric's own, which Keras would wrap at every assignment."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+        self.steps = 0
+
+
 class PrivateMetric(Metric):
     """Base of the privatised training metrics. Override `record_values`.
 
@@ -64,7 +72,7 @@ class PrivateMetric(Metric):
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
         self._declared = (float(low), float(high), float(noise_ratio))
-        self._parts: list[tuple[Any, int]] = []
+        self._epoch = _Epoch()
 
     @property
     def low(self) -> float:
@@ -100,25 +108,26 @@ class PrivateMetric(Metric):
 
     # As a Keras metric: the training loop adds what it released, and the host takes the mean over an epoch.
 
-    def add(self, value: Any, steps: int) -> None:
+    def add(self, value: float, steps: int) -> None:
         """Takes a released mean over some steps into the epoch's."""
-        self._parts.append((value, steps))
+        self._epoch.sums.append(float(value) * steps)
+        self._epoch.steps += steps
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: `add` is called by the training loop."""
 
+    def current(self) -> float:
+        """The epoch's mean so far, a number known on the host; NaN before the first step."""
+        return math.fsum(self._epoch.sums) / self._epoch.steps if self._epoch.steps else math.nan
+
+    @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
     def result(self) -> Any:
-        """The epoch's mean so far, as a float64 scalar; NaN before the first step."""
-        total = sum(steps for _, steps in self._parts)
-        if not total:
-            return tf.constant(math.nan, tf.float64)
-        mean = math.fsum(float(value) * steps for value, steps in self._parts) / total
-        self._parts = [(mean, total)]
-        return tf.constant(mean, tf.float64)
+        """`current` as a float64 scalar."""
+        return tf.constant(self.current(), tf.float64)
 
     def reset_state(self) -> None:
         """Forgets the epoch."""
-        self._parts = []
+        self._epoch = _Epoch()
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
@@ -208,7 +217,9 @@ def centred_sum(metric: PrivateMetric, statistics: RecordStatistics) -> Any:
     values = tf.cast(values, tf.float64)
     half, middle = ((metric.high + sign * metric.low) / 2 for sign in (-1, 1))
     centred = tf.clip_by_value(values - tf.constant(middle, tf.float64), -half, half)
-    return tf.reduce_sum(tf.where(statistics.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred)))
+    centred = tf.where(statistics.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred))
+    # A product with ones: under XLA on CPUs a sum of a few hundred takes many times as long.
+    return tf.linalg.matmul(centred[None], tf.ones_like(centred)[:, None])[0, 0]
 
 
 def joint_sensitivity(metrics: Sequence[PrivateMetric], gradient: Sensitivity) -> Sensitivity:

@@ -74,6 +74,9 @@ class PrivateRun:
         self._noise_scales = noise_scales
         self._gradient_sensitivity = gradient_sensitivity or plan.sensitivity
         self._metrics = state.private_metrics
+        if joint_sensitivity(self._metrics, self._gradient_sensitivity) != plan.sensitivity:
+            raise AssertionError("The plan was priced for other metrics than those of compile.")
+        self._priced = [metric.identity for metric in self._metrics]
         self._planned_steps = planned_steps or plan.num_releases
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
@@ -93,10 +96,8 @@ class PrivateRun:
         """One execution: what Keras calls for every `steps_per_execution` steps."""
         del iterator  # Keras's own counting of steps; records come from the feed.
         state = self._state
-        if joint_sensitivity(self._metrics, self._gradient_sensitivity) != self._plan.sensitivity:
-            raise RuntimeError(
-                "The noise_ratio of a metric is not what this fit was priced for: leave metrics as they are while it runs."
-            )
+        if self._priced != [metric.identity for metric in self._metrics]:
+            raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
         if state.ledger.num_releases != self._known_releases:
             self._plan_again()
         number = state.steps_run
@@ -148,7 +149,7 @@ class PrivateRun:
         else:
             logs["steps"] = self._state.steps_run
         for metric in self._metrics:
-            logs[metric.name] = float(metric.result())
+            logs[metric.name] = metric.current()
         if self._settings.unsafe_training_metrics:
             logs["unsafe_loss"] = loss
         return logs

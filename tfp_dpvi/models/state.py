@@ -21,6 +21,7 @@ class EpsilonSpent(Metric):
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the value is set by the training loop."""
 
+    @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
     def result(self) -> Any:
         """The value, as a float64 scalar."""
         return tf.constant(self.value, tf.float64)
