@@ -13,9 +13,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.clipping import select_finite
 from tfp_dpvi.gradients.vectorized import RecordGradient
+
+_FEW = 64
+"""Coordinates of the draws up to which a Jacobian costs less than pulling back every record of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,8 @@ def through_draws(
     def pull_back(by_draws: Sequence[Any]) -> Any:
         return tape.gradient(draws, variables, output_gradients=by_draws, unconnected_gradients="zero")
 
+    pull_back_record = pull_back if aligned else _by_jacobian(pull_back, draws, variables)
+
     def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
             inner.watch(draws)
@@ -62,8 +69,30 @@ def through_draws(
             return loss, by_draws
         # Selected before the pull-back, whose sums would spread one NaN over the record's whole gradient (C8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
-        return loss, pull_back(by_draws)
+        return loss, pull_back_record(by_draws)
 
     if aligned:
         return ThroughDraws(record_gradient, draws, pull_back)
     return ThroughDraws(record_gradient, variables, None)
+
+
+def _by_jacobian(pull_back: Callable[..., Any], draws: Sequence[Any], variables: Sequence[Any]) -> Callable[..., Any]:
+    """`pull_back` as a product with the draws' Jacobian, where they are few: made once a step, and not for every record."""
+    sizes = [int(np.prod(part.shape)) for part in draws]
+    if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
+        return pull_back
+
+    def of_coordinate(unit: Any) -> Any:
+        parts = zip(tf.split(unit, sizes), draws, strict=True)
+        return tf.concat(
+            [tf.reshape(one, [-1]) for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])], axis=0
+        )
+
+    jacobian = tf.vectorized_map(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
+
+    def product(by_draws: Sequence[Any]) -> list[Any]:
+        flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)
+        parts = tf.split(tf.linalg.matvec(jacobian, flat, transpose_a=True), [int(np.prod(v.shape)) for v in variables])
+        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+
+    return product
