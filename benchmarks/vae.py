@@ -548,7 +548,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "data": source,
         "parameters": PARAMETERS,
         "batch_size": batch_size,
-        "steps": {"a turn": steps // 2, "convolutional": steps // 10, "vectorized_map, TensorFlow Privacy": slow_per_call},
+        "steps": {
+            "a turn": steps // 2,
+            "convolutional": steps // 10,
+            "vectorized_map, TensorFlow Privacy": slow_per_call,
+        },
         "turns": TURNS,
         "steps_per_execution": {name: each for name, (_, each) in cases.items() if not name.startswith("gradients")},
         "repetitions": {name: len(values) for name, values in times.items()},
