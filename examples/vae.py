@@ -205,7 +205,9 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     for name, result in results.items():
         if not result["scores"]:
             continue
-        print(f"{name:52s} {result['mean']:8.2f} +- {result['standard_error']:.2f}   ({len(result['scores'])} seeds)")
+        error = result["standard_error"]
+        spread = "         (one seed)" if error is None else f" +- {error:.2f} ({len(result['scores'])} seeds)"
+        print(f"{name:52s} {result['mean']:8.2f}{spread}")
     errors = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
     print(
         f"vae study: recommended {results['recommended']['mean']:.2f} d3p {results['d3p']['mean']:.2f} non-private "
@@ -224,8 +226,8 @@ def _take_over(results: dict[str, Any], path: pathlib.Path) -> None:
 def _summary(scores: list[float]) -> dict[str, float | None]:
     if not scores:
         return {"mean": None, "standard_error": None}
-    error = float(np.std(scores, ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else math.nan
-    return {"mean": float(np.mean(scores)), "standard_error": error if math.isfinite(error) else 0.0}
+    error = float(np.std(scores, ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None
+    return {"mean": float(np.mean(scores)), "standard_error": error}
 
 
 def _plain(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class LayerGradients:
                 rows.append([tf.reduce_max(tf.abs(mine - total)) / scale, too_small, too_large, scale])
             return tf.reduce_any(~tf.math.is_finite(one.result)), rows
 
-        odd, rows = tf.function(compare, autograph=False)()
+        # By its concrete function: TensorFlow warns of many traces where several models are made.
+        odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
         tolerance = _TOLERANCE[self.variables[0].dtype.name]
         if odd:
             raise UnsupportedLayerError("The loss of made-up records between 0 and 1 is not finite.")
