@@ -67,3 +67,26 @@ def test_a_directory_that_cannot_be_written_spends_nothing(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ValueError, match="log_dir"):
         fit(tmp_path / "file")
+
+
+class Interrupt(tf.keras.callbacks.Callback):
+    """After the second epoch, once."""
+
+    armed = True
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2 and self.armed:
+            self.armed = False
+            raise RuntimeError("the power went")
+
+
+def test_an_interrupted_fit_loses_no_event(tmp_path):
+    model = dpvi.DPVI(
+        tfd.Sample(tfd.Normal(0.0, 1.0), 2), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+    )
+    model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0), delta=1e-5)
+    callbacks = [dpvi.callbacks.PrivacyTensorBoard(tmp_path), Interrupt()]
+    with pytest.raises(RuntimeError, match="the power went"):
+        model.fit(X, Y, batch_size=50, epochs=3, verbose=0, callbacks=callbacks)
+    model.fit(X, Y, batch_size=50, epochs=1, verbose=0, callbacks=callbacks)
+    assert sorted(int(n) for n in read(tmp_path)["privacy/releases"]) == [2, 4, 6]

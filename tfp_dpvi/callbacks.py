@@ -55,11 +55,12 @@ class PrivacyTensorBoard(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
+        self._close()  # Left open where the last fit was interrupted.
         try:
             os.makedirs(self.log_dir, exist_ok=True)
             self._writer = EventFileWriter(self.log_dir)
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "tfp_dpvi_tensorboard")
-            self._pending: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+            self._written: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
         except (OSError, tf.errors.OpError) as error:
             raise ValueError(
                 f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
@@ -81,21 +82,24 @@ class PrivacyTensorBoard(Callback):
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             values = {name: variable.numpy() for name, variable in _named(model.trainable_variables)}
-        self._pending.append(self._thread.submit(_event, time.time(), epoch, scalars, values))
-        self._write_what_is_ready()
-
-    def _write_what_is_ready(self, wait: bool = False) -> None:
         # Protocol buffers made and written by threads: TensorFlow's own summaries take longer than an epoch of a small model.
-        while self._pending and (wait or self._pending[0].done()):
-            self._writer.add_event(self._pending.popleft().result())
+        writer, when = self._writer, time.time()
+        self._written.append(self._thread.submit(lambda: writer.add_event(_event(when, epoch, scalars, values))))
+        while self._written and self._written[0].done():
+            self._written.popleft().result()  # Raises what went wrong.
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Closes the event file."""
-        if self._writer is not None:
-            self._write_what_is_ready(wait=True)
-            self._thread.shutdown()
-            self._writer.close()
-            self._writer = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        self._thread.shutdown(wait=True)
+        writer.close()
+        for one in self._written:
+            one.result()
 
 
 def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Any:

@@ -118,7 +118,9 @@ class PrivateMetric(Metric):
 
     def current(self) -> float:
         """The epoch's mean so far, a number known on the host; NaN before the first step."""
-        return math.fsum(self._epoch.sums) / self._epoch.steps if self._epoch.steps else math.nan
+        epoch = self._epoch
+        epoch.sums = [math.fsum(epoch.sums)]
+        return epoch.sums[0] / epoch.steps if epoch.steps else math.nan
 
     @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
     def result(self) -> Any:

@@ -77,7 +77,12 @@ def through_draws(
 
 
 def _by_jacobian(pull_back: Callable[..., Any], draws: Sequence[Any], variables: Sequence[Any]) -> Callable[..., Any]:
-    """`pull_back` as a product with the draws' Jacobian, where they are few: made once a step, and not for every record."""
+    """`pull_back` as a product with the draws' Jacobian, where they are few: made once a step, and not for every record.
+
+    Gradients of the draws must be linear in what is pulled back, as all but made-up ones are.
+    """
+    if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
+        return pull_back
     sizes = [int(np.prod(part.shape)) for part in draws]
     if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
         return pull_back

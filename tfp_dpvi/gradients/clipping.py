@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi._keras import tf
 from tfp_dpvi.privacy import Sensitivity
 
@@ -40,6 +42,9 @@ CLIPPINGS = ("flat", "per_layer", "normalized")
 
 _STABILITY = 0.01
 
+_TENSOR_FLOAT_32 = 2.0**-10
+"""Machine epsilon of matrix products on GPUs that round their factors."""
+
 
 def layer_names(variables: Sequence[Any]) -> list[str]:
     """For each Keras variable the layer that it belongs to, as its name says; itself if the name says nothing."""
@@ -65,8 +70,11 @@ def clip_factors(
 
     #### Formal guarantee
 
-    The scaled gradient's joint norm is at most C under each of these, so the sensitivity is the same.
+    The scaled gradient's joint norm is at most C under each of these, so the sensitivity is the same. Where products of
+    matrices, by which the sums are made, round their factors (TensorFloat-32), the bound is C less that rounding.
     """
+    if product_epsilon(squared_norms[0].dtype) == _TENSOR_FLOAT_32:
+        l2_norm_clip = l2_norm_clip * (1.0 - 2.0 * _TENSOR_FLOAT_32)
     if clipping == "per_layer":
         layers = [str(number) for number in range(len(squared_norms))] if layers is None else layers
         sums = {
@@ -86,6 +94,14 @@ def clip_factors(
 def exactly(number: Any, dtype: Any) -> Any:
     """`tf.cast` of a Python float rounds it to float32 on the way."""
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
+def product_epsilon(dtype: Any) -> float:
+    """Relative rounding of matrix products of this float type, here and now."""
+    rounds = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
+    if rounds and tf.config.list_physical_devices("GPU"):
+        return _TENSOR_FLOAT_32
+    return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
 def _down_to(bound: float, norm: Any) -> Any:

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
+from tfp_dpvi.gradients.clipping import product_epsilon
 
 _DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
-
-_TENSOR_FLOAT_32 = 2.0**-10
-"""Machine epsilon of matrix products on GPUs that round their factors."""
 
 
 class Contribution(abc.ABC):
@@ -125,7 +123,7 @@ class Outer(Contribution):
         most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
         flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
         flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
-        lost = (k + d + self.left.shape[1] ** 2) * _epsilon(most.dtype) * tf.square(most) + flushed
+        lost = (k + d + self.left.shape[1] ** 2) * product_epsilon(most.dtype) * tf.square(most) + flushed
         return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
@@ -173,7 +171,7 @@ class Lookup(Contribution):
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(squares), axis=1)
-        lost = (d + positions**2) * _epsilon(most.dtype) * tf.square(most)
+        lost = (d + positions**2) * product_epsilon(most.dtype) * tf.square(most)
         return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
@@ -209,13 +207,6 @@ def _select(weights: Any, values: Any) -> Any:
     """Zeros in the rows of weight 0: 0 x NaN would be NaN (contract C8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
-
-
-def _epsilon(dtype: Any) -> float:
-    rounds = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
-    if rounds and tf.config.list_physical_devices("GPU"):
-        return _TENSOR_FLOAT_32
-    return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
 def tiny(dtype: Any) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_factors
-from tfp_dpvi.gradients.contributions import _epsilon
+from tfp_dpvi.gradients.clipping import product_epsilon
 from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
 
 
@@ -60,7 +60,7 @@ def table_clipped_sum(
     by_table = tf.reduce_sum(tf.square(shares) * tf.matmul(chosen, squares, transpose_b=True), axis=1)
     norms = tf.reduce_sum(tf.square(shares - tf.exp(prior)), axis=1) + by_table
     terms = len(segments.sizes) + log_weights.shape[0] + 4
-    norms += terms * _epsilon(norms.dtype) * (norms + tf.reduce_sum(tf.square(shares), axis=1))
+    norms += terms * product_epsilon(norms.dtype) * (norms + tf.reduce_sum(tf.square(shares), axis=1))
     keep = mask & tf.math.is_finite(log_prob) & tf.math.is_finite(norms)
     # Selected, never multiplied by zero (contract C8).
     (factors,) = clip_factors([tf.where(keep, norms, tf.ones_like(norms))], l2_norm_clip)
@@ -89,7 +89,7 @@ def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:
             for slope in (_LOCATION_UNIT * z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):
                 centred = slope - tf.reduce_sum(shares * slope, axis=-1, keepdims=True)
                 most = tf.reduce_max(tf.abs(slope), axis=-1, keepdims=True)
-                found += tf.square(tf.abs(centred) + 4.0 * _epsilon(part.dtype) * most)
+                found += tf.square(tf.abs(centred) + 4.0 * product_epsilon(part.dtype) * most)
         else:
             # |e_l - p|^2, as a sum of squares: (1 - p_l)^2 and what the other levels add.
             others = tf.reduce_sum(tf.square(shares), axis=-1, keepdims=True) - tf.square(shares)
