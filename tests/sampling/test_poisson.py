@@ -77,29 +77,33 @@ def test_batches_depend_on_the_key_alone():
 
 
 def _seconds(function, keys):
-    times = []
-    for _ in range(7):
-        begin = time.perf_counter()
-        function(keys)[1].numpy()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+    begin = time.perf_counter()
+    function(keys)[1].numpy()
+    return time.perf_counter() - begin
 
 
 def test_work_does_not_grow_with_the_table():
     """DESIGN 5.2: at a fixed q N, N = 10^7 costs at most twice what N = 10^4 does, in visits and in time.
 
-    Visits have means within 5 % (some 40 standard errors).
+    Visits have means within 5 % (some 40 standard errors). Time is the shortest of up to 200 turns, for other work may take
+    the machine away in any of them; work that grew with the table would be a thousand times as long in each.
     """
     keys = make_keys(2_000)
-    visits, seconds = [], []
+    visits, functions = [], []
     for count in (10_000, 10_000_000):
         sampler = PoissonSampler(count, 100 / count, 10)
         function = drawer(sampler, capacity(sampler, 100 / count))
         visits.append(function(keys)[1].numpy().mean())
-        seconds.append(_seconds(function, keys))
+        functions.append(function)
     assert 0.95 < visits[1] / visits[0] < 1.05
     assert visits[0] < 13  # 100 records, 10 at a time.
-    assert seconds[1] < 2 * seconds[0]
+    times = []
+    for turn in range(200):
+        times.append([_seconds(function, keys) for function in functions])
+        small, large = np.min(times, axis=0)
+        if turn >= 6 and large < 2 * small:
+            return
+    pytest.fail(f"{large:.4f} s of 10^7 records against {small:.4f} s of 10^4")
 
 
 def test_the_sampler_says_what_it_does():

@@ -44,8 +44,15 @@ class Contribution(abc.ABC):
         """
 
     @abc.abstractmethod
-    def rows(self, chosen: Any) -> Contribution:
-        """Those of the records with these indices (int tensor of any length)."""
+    def of_groups(self, members: Any, present: Any, size: float) -> Contribution:
+        """The gradients of groups of records, in place of those of records.
+
+        Args:
+          members: int tensor of shape [b, m], the indices of each group's records.
+          present: bool tensor of shape [b, m]; False marks places that no record has. Nothing of a record reaches a group
+            that it is not in, nor a NaN.
+          size: about how many records a group has, to choose the cheaper form by.
+        """
 
     @abc.abstractmethod
     def materialize(self) -> Direct:
@@ -73,9 +80,10 @@ class Direct(Contribution):
         flat = self._flat() if finite else _select(weights, self._flat())
         return tf.reshape(tf.linalg.matmul(weights[None], flat), self.shape)
 
-    def rows(self, chosen: Any) -> Direct:
+    def of_groups(self, members: Any, present: Any, size: float) -> Direct:
         """See `Contribution`."""
-        return Direct(self.shape, tf.gather(self.values, chosen))
+        del size
+        return Direct(self.shape, tf.reduce_sum(_members_of(self.values, members, present), axis=1))
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -99,10 +107,19 @@ class Outer(Contribution):
     right: Any
 
     @classmethod
-    def of_cheaper_form(cls, shape: tuple[int, ...], left: Any, right: Any) -> Contribution:
-        """These factors where norms from them are cheaper than per-record gradients, or else those gradients."""
+    def of_cheaper_form(
+        cls, shape: tuple[int, ...], left: Any, right: Any, positions: float | None = None
+    ) -> Contribution:
+        """These factors where norms from them are cheaper than per-record gradients, or else those gradients.
+
+        Args:
+          shape: see `Outer`.
+          left: see `Outer`.
+          right: see `Outer`.
+          positions: T, where the shapes do not say it.
+        """
         outer = cls(shape, left, right)
-        positions, k, d = left.shape[1], left.shape[2], right.shape[2]
+        positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
         if positions == 1 or (positions is not None and positions**2 * (k + d) <= _DIRECT_COST * k * d):
             return outer
         return outer.materialize()
@@ -123,7 +140,8 @@ class Outer(Contribution):
         most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
         flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
         flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
-        lost = (k + d + self.left.shape[1] ** 2) * product_epsilon(most.dtype) * tf.square(most) + flushed
+        positions = tf.cast(tf.shape(self.left)[1], most.dtype)
+        lost = (k + d + tf.square(positions)) * product_epsilon(most.dtype) * tf.square(most) + flushed
         return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
@@ -139,9 +157,10 @@ class Outer(Contribution):
         right = tf.reshape(right, [-1, self.right.shape[2]])
         return tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), self.shape)
 
-    def rows(self, chosen: Any) -> Outer:
-        """See `Contribution`."""
-        return Outer(self.shape, tf.gather(self.left, chosen), tf.gather(self.right, chosen))
+    def of_groups(self, members: Any, present: Any, size: float) -> Contribution:
+        """See `Contribution`: the positions of a group's records, one after another."""
+        left, right = (_positions_of(part, members, present) for part in (self.left, self.right))
+        return Outer.of_cheaper_form(self.shape, left, right, positions=max(2.0, size * (self.left.shape[1] or 1)))
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -164,14 +183,15 @@ class Lookup(Contribution):
 
     def squared_norms(self) -> Any:
         """See `Contribution`; rounding is treated as in `Outer`."""
-        d, positions = self.values.shape[2], self.ids.shape[1]
+        d = self.values.shape[2]
         squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * tiny(self.values.dtype)
-        if positions == 1:
+        if self.ids.shape[1] == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(squares), axis=1)
-        lost = (d + positions**2) * product_epsilon(most.dtype) * tf.square(most)
+        positions = tf.cast(tf.shape(self.ids)[1], most.dtype)
+        lost = (d + tf.square(positions)) * product_epsilon(most.dtype) * tf.square(most)
         return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
@@ -180,9 +200,11 @@ class Lookup(Contribution):
         flat = tf.reshape(values, [-1, self.values.shape[2]])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
-    def rows(self, chosen: Any) -> Lookup:
+    def of_groups(self, members: Any, present: Any, size: float) -> Lookup:
         """See `Contribution`."""
-        return Lookup(self.shape, tf.gather(self.ids, chosen), tf.gather(self.values, chosen))
+        del size
+        ids, values = (_positions_of(part, members, present) for part in (self.ids, self.values))
+        return Lookup(self.shape, ids, values)
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -201,6 +223,37 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
         ids, values = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values"))
         return Lookup(parts[0].shape, ids, values)
     return Direct(parts[0].shape, tf.add_n([part.materialize().values for part in parts]))
+
+
+def _members_of(values: Any, members: Any, present: Any) -> Any:
+    """Of values of shape [n, ...] each group's, of shape [b, m, ...], with zeros where no record is."""
+    there = tf.reshape(present, tf.concat([tf.shape(present), tf.ones([values.shape.rank - 1], tf.int32)], axis=0))
+    return tf.where(there, tf.gather(values, members), tf.zeros([], values.dtype))
+
+
+def _positions_of(values: Any, members: Any, present: Any) -> Any:
+    """Of values of shape [n, T, D], or [n, T], each group's, of shape [b, m T, D] or [b, m T]."""
+    of_groups = _members_of(values, members, present)
+    shape = tf.shape(of_groups)
+    joined = tf.concat([shape[:1], shape[1:2] * shape[2:3], shape[3:]], axis=0)
+    flat = tf.reshape(of_groups, joined)
+    flat.set_shape([members.shape[0], None, *values.shape[2:]])
+    return flat
+
+
+def total(parts: Sequence[Contribution], weights: Sequence[Any], finite: Any) -> list[Any]:
+    """The weighted sum of each variable's gradients, with no selecting where all factors are finite.
+
+    Args:
+      parts: one contribution each.
+      weights: for each a float tensor of shape [n], 0 for what is not finite.
+      finite: bool tensor of shape [n]. A finite norm says that all factors are.
+    """
+
+    def sums(finite: bool) -> list[Any]:
+        return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]
+
+    return tf.cond(tf.reduce_all(finite), lambda: sums(True), lambda: sums(False))
 
 
 def _select(weights: Any, values: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.capture import Capture
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
-from tfp_dpvi.gradients.contributions import Contribution
+from tfp_dpvi.gradients.contributions import Contribution, total
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
 from tfp_dpvi.gradients.side_effects import refuse_writes
 from tfp_dpvi.gradients.statistics import RecordStatistics
@@ -241,12 +241,7 @@ class Pass:
         statistics = RecordStatistics.of(losses * weights, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
 
-        def total(finite: bool) -> list[Any]:
-            pairs = zip(used, factors, strict=True)
-            return [part.weighted_sum(factor, finite=finite) for (_, part), factor in pairs]
-
-        # A finite norm says that all factors are, padding's too; then nothing has to be selected away.
-        totals = tf.cond(tf.reduce_all(finite), lambda: total(True), lambda: total(False))
+        totals = total([part for _, part in used], factors, finite)
         sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         return ClippedSum(tensors, l2_norm_clip), statistics

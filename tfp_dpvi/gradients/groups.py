@@ -7,8 +7,8 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi.gradients.clipping import clip_record, select_finite
-from tfp_dpvi.gradients.contributions import Contribution
+from tfp_dpvi.gradients.clipping import clip_factors, clip_record, select_finite
+from tfp_dpvi.gradients.contributions import Contribution, total
 
 
 def assign(key: Any, num: Any, num_groups: int) -> Any:
@@ -62,6 +62,27 @@ def distribution_where(distribution: Any, chosen: Any, num: Any) -> Any:
     return _changed(distribution, select, num)
 
 
+def members_of(groups: Any, mask: Any, num_groups: int) -> tuple[Any, Any]:
+    """The records of each group.
+
+    Args:
+      groups: int32 tensor of shape [n].
+      mask: bool tensor of shape [n]; False marks padding, which is in no group.
+      num_groups: b.
+
+    Returns:
+      Their indices, an int32 tensor of shape [b, m] with m the largest group's size, and a bool tensor of that shape, False
+      where a group has no more of them.
+    """
+    of_each = tf.where(mask, groups, num_groups)
+    ordered = tf.argsort(of_each, stable=True)
+    sizes = tf.math.unsorted_segment_sum(tf.ones_like(groups), of_each, num_groups + 1)[:num_groups]
+    place = tf.range(tf.reduce_max(sizes))
+    present = place < sizes[:, None]
+    starts = tf.cumsum(sizes, exclusive=True)
+    return tf.gather(ordered, tf.where(present, starts[:, None] + place, 0)), present
+
+
 def clipped_group_sum(
     parts: Sequence[Contribution | None],
     variables: Sequence[Any],
@@ -70,6 +91,7 @@ def clipped_group_sum(
     *,
     num_groups: int,
     l2_norm_clip: float,
+    expected_batch_size: float,
     static: bool,
 ) -> list[Any]:
     """Sum over groups of their gradients, each clipped.
@@ -81,34 +103,42 @@ def clipped_group_sum(
       mask: bool tensor of shape [n]; False marks padding.
       num_groups: b.
       l2_norm_clip: the bound C2.
+      expected_batch_size: about how many records there are, to choose the cheaper form by.
       static: keep shapes fixed, as XLA needs it, at b times the work.
 
     #### Formal guarantee
 
-    Each group contributes a vector of l2 norm at most C2, computed before it is clipped, and zero if it is empty or holds
-    NaN or Inf. If row i of `parts` depends on the records of its own group alone, one record's presence moves the sum by at
-    most 2 C2, and so does its replacement within the group.
+    Each group contributes a vector of l2 norm at most C2 (up to rounding) by a bound on its norm before it is clipped, and
+    zero if it is empty or that bound is NaN or Inf. If row i of `parts` depends on the records of its own group alone, one
+    record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
     """
-    used = [(number, part) for number, part in enumerate(parts) if part is not None]
-
-    def gradient_of(group: Any) -> list[Any]:
-        chosen = (groups == group) & mask
-        if static:
-            weights = tf.cast(chosen, variables[0].dtype)
-            return [part.weighted_sum(weights) for _, part in used]
-        rows = tf.where(chosen)[:, 0]
-        return [part.rows(rows).weighted_sum(tf.ones([tf.size(rows)], variables[0].dtype)) for _, part in used]
-
-    def body(group: Any, sums: Any) -> tuple[Any, Any]:
-        gradient, _ = select_finite(gradient_of(group), tf.constant(True))
-        clipped = clip_record(gradient, l2_norm_clip)
-        return group + 1, [total + part for total, part in zip(sums, clipped, strict=True)]
-
-    zeros = [tf.zeros(variables[number].shape, variables[number].dtype) for number, _ in used]
-    if used:
-        start = (tf.constant(0), zeros)
-        zeros = tf.while_loop(lambda group, _: group < num_groups, body, start, parallel_iterations=1)[1]
     sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    for (number, _), total in zip(used, zeros, strict=True):
-        sums[number] = total
+    used = [(number, part) for number, part in enumerate(parts) if part is not None]
+    if not used:
+        return sums
+    if static:
+        every = [part for _, part in used]
+        found = _loop_over_groups(every, groups, mask, num_groups, l2_norm_clip, variables[0].dtype)
+    else:
+        members, present = members_of(groups, mask, num_groups)
+        of_groups = [part.of_groups(members, present, expected_batch_size / num_groups) for _, part in used]
+        squares = [part.squared_norms() for part in of_groups]
+        finite = tf.math.is_finite(tf.add_n(squares))
+        factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip_factors(squares, l2_norm_clip)]
+        found = total(of_groups, factors, finite)
+    for (number, _), part in zip(used, found, strict=True):
+        sums[number] = part
     return sums
+
+
+def _loop_over_groups(
+    parts: Sequence[Contribution], groups: Any, mask: Any, num_groups: int, l2_norm_clip: float, dtype: Any
+) -> list[Any]:
+    def body(group: Any, sums: Any) -> tuple[Any, Any]:
+        weights = tf.cast((groups == group) & mask, dtype)
+        gradient, _ = select_finite([part.weighted_sum(weights) for part in parts], tf.constant(True))
+        clipped = clip_record(gradient, l2_norm_clip)
+        return group + 1, [before + part for before, part in zip(sums, clipped, strict=True)]
+
+    start = [tf.zeros(part.shape, dtype) for part in parts]
+    return tf.while_loop(lambda group, _: group < num_groups, body, (tf.constant(0), start), parallel_iterations=1)[1]

@@ -308,6 +308,7 @@ class DPVAE(base.DPModel):
             mask,
             num_groups=optimizer.num_partitions,
             l2_norm_clip=optimizer.batch_l2_norm_clip,
+            expected_batch_size=self._expected,
             static=self._static,
         )
         sensitivity, scales = self._noise_of_terms
