@@ -483,6 +483,34 @@ def test_layers_are_tried_again_at_every_fit():
     assert model.privacy_ledger.num_releases == spent
 
 
+def test_layers_are_tried_before_every_trace_and_not_where_a_step_is_run_again(monkeypatch):
+    """What tries them counts; a layer that mixes records by a change out of sight is found before a step is made of it."""
+    shared = {"mixes": False}
+    mix = lambda t: t - tf.reduce_mean(t, axis=0) if shared["mixes"] else t  # noqa: E731
+    encoder = tf.keras.Sequential(
+        [layers.Input([6]), layers.Dense(4), layers.Lambda(mix), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+    )
+    model, tried = make(encoder), []
+    inner = dpvi.gradients.ghost.LayerGradients.checked
+    monkeypatch.setattr(
+        dpvi.gradients.ghost.LayerGradients, "checked", lambda *args: tried.append(1) or inner(*args)
+    )  # fmt: skip
+    compiled(model)
+    model.fit(X, batch_size=20, epochs=1, verbose=0)
+    assert len(tried) == 1
+    model.fit(X, batch_size=20, epochs=2, verbose=0)
+    model.fit(X + 0.1, batch_size=20, epochs=1, verbose=0)
+    assert len(tried) == 1
+    assert len(model._dp.loops) == 1
+    model.fit(X, batch_size=30, epochs=1, verbose=0)  # Another step is traced.
+    assert len(tried) == 2
+    spent = model.privacy_ledger.num_releases
+    shared["mixes"] = True
+    with pytest.raises(ValueError, match="records influence each other"):
+        model.fit(X, batch_size=10, verbose=0)
+    assert model.privacy_ledger.num_releases == spent
+
+
 def test_a_refused_fit_holds_nothing_against_a_later_one():
     model = compiled()
     with pytest.raises(ValueError, match="batch_size"):

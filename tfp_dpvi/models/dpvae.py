@@ -128,6 +128,8 @@ class DPVAE(base.DPModel):
         self.beta, self.num_draws, self.kl, self.gradients = float(beta), num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = float(regularizer_weight), num_prior_samples
         self._checked: tuple[int, LayerGradients] | None = None  # How often layers changed, and what is known of them.
+        self._layers_tried: _Layers | None = None  # As they were when they were tried.
+        self._put_off: Callable[[], None] | None = None
         self._expected: float | None = None
         self._priced: tuple[Any, ...] = ()
         self._prior_samples: int | None = None
@@ -299,6 +301,7 @@ class DPVAE(base.DPModel):
     def _with_groups(self, one: Pass, value: Any, clipped: ClippedSum, assignment: Any, mask: Any) -> ClippedSum:
         """The sum of both terms, for one division by the expected batch size."""
         optimizer, variables = self.optimizer, self.trainable_variables
+        assert self._expected is not None
         parts = one.contributions(value, tf.ones_like(value))
         reached = [part if yes else None for part, yes in zip(parts, self._reaches(), strict=True)]
         sums = groups.clipped_group_sum(
@@ -460,7 +463,10 @@ class DPVAE(base.DPModel):
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}") from error
 
     def _check_data(self, records: Records) -> None:
-        """Tries the layers on made-up records, before anything is spent."""
+        """Tries the layers on made-up records, before anything is spent.
+
+        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until one is traced.
+        """
         if self.batch_regularizer is not None:
             self._check_reach()
         rng = np.random.default_rng(0)
@@ -471,6 +477,29 @@ class DPVAE(base.DPModel):
             return tf.zeros([_TRIED, *part.shape[1:]], part.dtype)
 
         x = tf.nest.map_structure(made_up, records.x)
+        self._put_off = None
+        if self._layers_tried is not None and self._layers_tried.same_as(self._layers_now(x)):
+            self._put_off = lambda: self._try_layers(x)
+            return
+        self._layers_tried = None
+        self._try_layers(x)
+        self._layers_tried = self._layers_now(x)
+
+    def _check_before_tracing(self) -> None:
+        if self._put_off is not None:
+            self._put_off()
+            self._put_off = None
+
+    def _layers_now(self, x: Any) -> _Layers:
+        settings = (self.gradients, self.num_draws, self.beta, self.kl)
+        specs = tuple((tuple(part.shape), part.dtype.name) for part in tf.nest.flatten(x))
+        layers = self._parts_of_model.layers
+        return _Layers(
+            (*settings, specs), (*layers, *self.trainable_variables), [dict(vars(layer)) for layer in layers]
+        )
+
+    def _try_layers(self, x: Any) -> None:
+        """Sets what is known of the layers; raises where records influence each other."""
         gradients = LayerGradients(
             self._parts_of_model.layers, self.trainable_variables, mapped=self.gradients == "vectorized"
         )
@@ -580,6 +609,29 @@ class DPVAE(base.DPModel):
     def _inputs(self, x: Any) -> Any:
         checked = make_records(x, None, None, dtype=self._record_dtype, validate=False).x
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """All that trying the layers looks at: objects themselves, so that nothing new can have an old one's identity.
+
+    Attributes:
+      settings: compared by value.
+      objects: layers and variables, compared by identity.
+      attributes: those of each layer, compared by identity.
+    """
+
+    settings: tuple[Any, ...]
+    objects: tuple[Any, ...]
+    attributes: list[dict[str, Any]]
+
+    def same_as(self, other: _Layers) -> bool:
+        if self.settings != other.settings or len(self.objects) != len(other.objects):
+            return False
+        if any(a is not b for a, b in zip(self.objects, other.objects, strict=True)):
+            return False
+        pairs = zip(self.attributes, other.attributes, strict=True)
+        return all(a.keys() == b.keys() and all(a[name] is b[name] for name in a) for a, b in pairs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -197,6 +197,7 @@ class PrivateRun:
                 if known is None:  # It did not compile before.
                     continue
                 return known
+            model._check_before_tracing()
             variables = model.trainable_variables
             with model.distribute_strategy.scope():  # Momenta belong to replicas, as the variables do.
                 model.optimizer.build(variables)
