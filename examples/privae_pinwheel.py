@@ -12,7 +12,7 @@ Compares, at the same epsilon and on the same records, the model with the term, 
 it; and the first with noise and clips off. The unit of privacy is one record, the adjacency adding or removing one.
 Figures are of 2,000 fresh records from another seed: squared error of a reconstruction, the ELBO, KL(p || q) (nats) and the
 purity of clusters (the share of records whose nearest prior centre is that of most of their spiral's company). Saves the
-figures as JSON, with pictures of reconstructions and codes. Models start from fresh random weights in each repeat.
+figures as JSON, with pictures of reconstructions, samples and codes. Models start from fresh random weights in each repeat.
 
 What to expect: without the term, some runs leave clusters of the prior empty, and their KL(p || q) is large; with it, that
 is rare. It is paid for with a larger noise: where the plain model happens to find all clusters, its figures are better.
@@ -189,21 +189,27 @@ def _axes(columns: int, rows: int = 1) -> Any:
 
 
 def draw(models: dict[str, dpvi.DPVAE], x: np.ndarray, labels: np.ndarray, title: str, folder: pathlib.Path) -> None:
-    """Held-out records with their reconstructions, and their codes before the prior's contours."""
+    """Held-out records with their reconstructions and with samples, and their codes before the prior's contours."""
     import matplotlib.pyplot as plt
 
     colors = np.array(["C0", "C1", "C2", "C3"])[labels]
-    figure, axes = _axes(len(models) + 1)
-    axes[0, 0].scatter(*x.T, s=4, c=colors)
-    axes[0, 0].set_title("records (held out)")
-    for place, (method, model) in zip(axes[0, 1:], models.items(), strict=True):
-        place.scatter(*model.reconstruct(x).T, s=4, c=colors)
-        place.set_title(METHODS[method])
-    for place in axes[0]:
-        place.set(aspect="equal", xlim=(-2.2, 2.2), ylim=(-2.2, 2.2))
-    figure.suptitle(f"Reconstructions, {title}")
-    figure.savefig(folder / "reconstructions.png", dpi=80)
-    plt.close(figure)
+    made = {name: model.sample_predictive(len(x), seed=5) for name, model in models.items()}
+    pictures = {
+        "reconstructions": ("Reconstructions", colors, {name: model.reconstruct(x) for name, model in models.items()}),
+        "samples": ("Samples", "0.4", made),
+    }
+    for name, (heading, color, points) in pictures.items():
+        figure, axes = _axes(len(models) + 1)
+        axes[0, 0].scatter(*x.T, s=4, c=colors)
+        axes[0, 0].set_title("records (held out)")
+        for place, (method, several) in zip(axes[0, 1:], points.items(), strict=True):
+            place.scatter(*several.T, s=4, c=color)
+            place.set_title(METHODS[method])
+        for place in axes[0]:
+            place.set(aspect="equal", xlim=(-2.2, 2.2), ylim=(-2.2, 2.2))
+        figure.suptitle(f"{heading}, {title}")
+        figure.savefig(folder / f"{name}.png", dpi=80)
+        plt.close(figure)
 
     figure, axes = _axes(len(models))
     grid = np.linspace(-1.9, 1.9, 120, dtype="float32")

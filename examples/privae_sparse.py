@@ -313,6 +313,29 @@ def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> 
     plt.close(figure)
 
 
+def draw_codes(codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: str, path: pathlib.Path) -> None:
+    """How the codes of all images and dimensions lie, beside draws of the prior."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(codes), figsize=(2.6 * len(codes), 2.8), layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
+    edges = np.linspace(-3, 3, 121)
+    for place, (label, values) in zip(axes[0], codes.items(), strict=True):
+        place.hist(prior_samples.ravel(), edges, density=True, color="0.8", label="prior")
+        place.hist(values.ravel(), edges, density=True, histtype="step", color="C0", label="codes")
+        place.set(yscale="log", ylim=(1e-3, 10), xlabel="code")
+        place.set_title(label, fontsize=8)
+    axes[0, 0].set_ylabel("density")
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilon", nargs="+", type=float)
@@ -368,7 +391,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     tasks = [task for task in tasks if task[0] not in left_out]
 
     shown = x_test[:14]
-    reconstructions, samples = {"test images": shown}, {}
+    reconstructions, samples, codes = {"test images": shown}, {}, {}
     points: list[dict[str, Any]] = []
     report = None
     print(f"\n{'':26s}{'epsilon':>8s}{'noise':>8s}{'Hoyer':>8s}{'MMD':>8s}{'recon.':>9s}{'ELBO':>9s}{'seconds':>9s}")
@@ -390,6 +413,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             label = method.name if epsilon is None else f"{method.name},\nepsilon {epsilon:g}"
             reconstructions[label] = model.reconstruct(shown)
             samples[label] = model.sample_predictive(len(shown), mean=True)
+            codes[label] = model.encode(x_test[:num]).sample(seed=[7, 8]).numpy()
         if name == "mmd":
             report = fitted.privacy_report()
     assert report is not None
@@ -403,6 +427,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         options.output / "figure.png",
     )
     draw_images(reconstructions, "Reconstructions of test images", options.output / "reconstructions.png")
+    drawn = prior.sample(num, seed=[9, 10]).numpy()
+    draw_codes(codes, drawn, "Codes of test images, all dimensions", options.output / "codes.png")
     draw_images(samples, "Decoded draws from the prior", options.output / "samples.png")
     seconds = time.perf_counter() - begin
     result = {

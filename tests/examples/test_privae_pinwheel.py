@@ -58,7 +58,7 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     assert saved["num_records"] == 400
     assert result["settings"] == saved["settings"]
     assert set(saved["versions"]) >= {"python", "tensorflow", "tfp"}
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["codes.png", "reconstructions.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["codes.png", "reconstructions.png", "samples.png"]
 
 
 def test_the_pinwheel_is_that_of_the_recipe(example):

@@ -68,7 +68,12 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     assert without["noise_multiplier"] < ours["noise_multiplier"]
     assert saved["settings"]["epochs"] == 1
     assert set(saved["versions"]) >= {"python", "tensorflow", "tfp"}
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["figure.png", "reconstructions.png", "samples.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == [
+        "codes.png",
+        "figure.png",
+        "reconstructions.png",
+        "samples.png",
+    ]
 
 
 def test_hoyer_sparsity(example):
