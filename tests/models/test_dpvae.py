@@ -509,6 +509,14 @@ def test_layers_are_tried_before_every_trace_and_not_where_a_step_is_run_again(m
     with pytest.raises(ValueError, match="records influence each other"):
         model.fit(X, batch_size=10, verbose=0)
     assert model.privacy_ledger.num_releases == spent
+    # Eager steps would run the changed layer with nothing traced.
+    shared["mixes"] = False
+    compiled(model, run_eagerly=True)
+    model.fit(X, batch_size=20, epochs=1, verbose=0)
+    spent, shared["mixes"] = model.privacy_ledger.num_releases, True
+    with pytest.raises(ValueError, match="records influence each other"):
+        model.fit(X, batch_size=20, epochs=1, verbose=0)
+    assert model.privacy_ledger.num_releases == spent
 
 
 def test_a_refused_fit_holds_nothing_against_a_later_one():

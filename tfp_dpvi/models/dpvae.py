@@ -465,7 +465,8 @@ class DPVAE(base.DPModel):
     def _check_data(self, records: Records) -> None:
         """Tries the layers on made-up records, before anything is spent.
 
-        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until one is traced.
+        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until one is traced. (Eager
+        steps are Python's anew each time.)
         """
         if self.batch_regularizer is not None:
             self._check_reach()
@@ -478,7 +479,8 @@ class DPVAE(base.DPModel):
 
         x = tf.nest.map_structure(made_up, records.x)
         self._put_off = None
-        if self._layers_tried is not None and self._layers_tried.same_as(self._layers_now(x)):
+        known = None if self.run_eagerly else self._layers_tried
+        if known is not None and known.same_as(self._layers_now(x)):
             self._put_off = lambda: self._try_layers(x)
             return
         self._layers_tried = None
