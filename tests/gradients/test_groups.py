@@ -124,3 +124,43 @@ def test_gradients_that_cancel_within_a_group_stay_under_the_clip():
             static=False,
         )
         assert np.linalg.norm(found[0].numpy().astype("float64")) <= 1.0 + 1e-5
+
+
+def clipped_to_one(part, records):
+    """The length of one group's clipped gradient at C2 = 1, in float64."""
+    found = groups.clipped_group_sum(
+        [part],
+        [tf.zeros(part.shape)],
+        tf.zeros([records], tf.int32),
+        tf.ones([records], tf.bool),
+        num_groups=1,
+        l2_norm_clip=1.0,
+        expected_batch_size=2.0,
+        static=False,
+    )
+    return np.linalg.norm(found[0].numpy().astype("float64"))
+
+
+@pytest.mark.parametrize(("records", "positions"), [(100, 1), (50, 50)])
+def test_many_rows_of_a_table_are_not_clipped_for_rounding(records, positions):
+    rng = np.random.default_rng(9)
+    ids = rng.integers(0, 20_000, size=[records, positions])
+    values = rng.normal(size=[records, positions, 16])
+    part = Lookup((20_000, 16), tf.constant(ids), tf.constant(values, tf.float32))
+    assert 0.9999 < clipped_to_one(part, records) < 1.0001
+
+
+def test_a_row_out_of_range_is_nobodys():
+    """GPUs read zeros there; it must not be the next group's first row."""
+    part = Lookup((3, 2), tf.constant([[3], [-1]]), tf.ones([2, 1, 2]))
+    of_groups = part.of_groups(groups.members_of(tf.constant([0, 1]), tf.constant([True, True]), 2, 2.0))
+    np.testing.assert_array_equal(of_groups.squared_norms(), [0.0, 0.0])
+    np.testing.assert_array_equal(of_groups.weighted_sum(tf.ones([2])), np.zeros([3, 2]))
+
+
+def test_infinite_factors_never_have_a_small_norm():
+    """Inf - Inf in the sum over pairs is NaN, and NaN must not be taken for a square below zero."""
+    left = np.ones([1, 2, 1], "float32")
+    for a, b in ((np.inf, 1.0), (np.inf, -np.inf), (np.nan, 1.0), (3e38, -3e38)):
+        right = np.array([[[a], [b]]], "float32")
+        assert not np.isfinite(Outer((1, 1), tf.constant(left), tf.constant(right)).squared_norms()).any()

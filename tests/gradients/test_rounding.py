@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_dpvi.gradients.aligned import through_draws
 from tfp_dpvi.gradients.clipping import clip_factors
+from tfp_dpvi.gradients.contributions import Outer
 
 TF32 = 2.0**-11
 """The most that rounding to TensorFloat-32's ten bits changes a factor by, relatively."""
@@ -50,3 +51,23 @@ def test_records_are_pulled_back_with_a_jacobian_and_without(known):
 
     expected = weights.numpy() * 3 * variable.numpy() ** 2
     np.testing.assert_allclose(np.stack([part.numpy() for part in found()]), expected, rtol=1e-6)
+
+
+def test_norms_of_pairs_allow_for_rounded_factors_and_not_for_much_more(monkeypatch):
+    """Twenty positions of a 784 x 400 kernel, of gradients that point anywhere or cancel; factors rounded up or down at random."""
+    rng = np.random.default_rng(3)
+    left, right = (rng.normal(size=[5, 20, size]) for size in (784, 400))
+    left[1:, 10:], right[1:, 10:] = left[1:, :10], -right[1:, :10] * (1 + 1e-3)
+
+    def squares(left, right):
+        return Outer((784, 400), tf.constant(left, tf.float32), tf.constant(right, tf.float32)).squared_norms().numpy()
+
+    exact = np.square(np.einsum("ntk,ntd->nkd", left, right)).sum(axis=(1, 2))
+    plain = squares(left, right)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else [])
+    for _ in range(5):
+        rounded = (part * (1 + TF32 * rng.choice([-1.0, 1.0], size=part.shape)) for part in (left, right))
+        assert (squares(*rounded) >= exact).all()
+    assert (plain >= exact).all()
+    assert plain[0] < 1.05 * exact[0]
+    assert squares(left, right)[0] < 1.25 * exact[0]

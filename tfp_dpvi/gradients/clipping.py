@@ -104,6 +104,17 @@ def product_epsilon(dtype: Any) -> float:
     return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
+def rounding_of_pairs(terms: Any, dtype: Any) -> Any:
+    """Relative rounding of a sum of products of two entries of Gram matrices, over the sum of the rows' lengths, squared.
+
+    Args:
+      terms: how many numbers are added up, in all sums together.
+      dtype: float type; sums of float32 are of float32 also where the factors are rounded to TensorFloat-32.
+    """
+    added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
+    return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
+
+
 def _down_to(bound: float, norm: Any) -> Any:
     bound = exactly(bound, norm.dtype)
     return tf.where(norm > bound, bound / norm, tf.ones_like(norm))

@@ -15,10 +15,37 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import product_epsilon
+from tfp_dpvi.gradients.clipping import rounding_of_pairs
 
 _DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which records are in which of b groups.
+
+    Attributes:
+      num: b.
+      of_each: int32 tensor of shape [n], the group of each record, b for those that are in none.
+      members: int32 tensor of shape [b, m], the indices of each group's records.
+      present: bool tensor of shape [b, m]; False marks places that no record has.
+      size: about how many records a group has, to choose the cheaper form by.
+    """
+
+    num: int
+    of_each: Any
+    members: Any
+    present: Any
+    size: float
+
+    def positions(self, values: Any) -> Any:
+        """Of values of shape [n, T, D] each group's, of shape [b, m T, D], with zeros where no record is."""
+        chosen = tf.where(self.present[:, :, None, None], tf.gather(values, self.members), tf.zeros([], values.dtype))
+        shape = tf.shape(chosen)
+        flat = tf.reshape(chosen, [self.num, shape[1] * shape[2], shape[3]])
+        flat.set_shape([self.num, None, values.shape[2]])
+        return flat
 
 
 class Contribution(abc.ABC):
@@ -44,14 +71,10 @@ class Contribution(abc.ABC):
         """
 
     @abc.abstractmethod
-    def of_groups(self, members: Any, present: Any, size: float) -> Contribution:
+    def of_groups(self, groups: Groups) -> Contribution:
         """The gradients of groups of records, in place of those of records.
 
-        Args:
-          members: int tensor of shape [b, m], the indices of each group's records.
-          present: bool tensor of shape [b, m]; False marks places that no record has. Nothing of a record reaches a group
-            that it is not in, nor a NaN.
-          size: about how many records a group has, to choose the cheaper form by.
+        Nothing of a record reaches a group that it is not in, nor a NaN.
         """
 
     @abc.abstractmethod
@@ -80,10 +103,11 @@ class Direct(Contribution):
         flat = self._flat() if finite else _select(weights, self._flat())
         return tf.reshape(tf.linalg.matmul(weights[None], flat), self.shape)
 
-    def of_groups(self, members: Any, present: Any, size: float) -> Direct:
+    def of_groups(self, groups: Groups) -> Direct:
         """See `Contribution`."""
-        del size
-        return Direct(self.shape, tf.reduce_sum(_members_of(self.values, members, present), axis=1))
+        return Direct(
+            self.shape, tf.math.unsorted_segment_sum(self.values, groups.of_each, groups.num + 1)[: groups.num]
+        )
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -116,7 +140,7 @@ class Outer(Contribution):
           shape: see `Outer`.
           left: see `Outer`.
           right: see `Outer`.
-          positions: T, where the shapes do not say it.
+          positions: T, or about as many, where it is not in the shapes.
         """
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
@@ -141,8 +165,8 @@ class Outer(Contribution):
         flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
         flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
         positions = tf.cast(tf.shape(self.left)[1], most.dtype)
-        lost = (k + d + tf.square(positions)) * product_epsilon(most.dtype) * tf.square(most) + flushed
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
+        lost = rounding_of_pairs(k + d + tf.square(positions), most.dtype) * tf.square(most) + flushed
+        return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -157,10 +181,12 @@ class Outer(Contribution):
         right = tf.reshape(right, [-1, self.right.shape[2]])
         return tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), self.shape)
 
-    def of_groups(self, members: Any, present: Any, size: float) -> Contribution:
+    def of_groups(self, groups: Groups) -> Contribution:
         """See `Contribution`: the positions of a group's records, one after another."""
-        left, right = (_positions_of(part, members, present) for part in (self.left, self.right))
-        return Outer.of_cheaper_form(self.shape, left, right, positions=max(2.0, size * (self.left.shape[1] or 1)))
+        positions = max(2.0, groups.size * (self.left.shape[1] or 1))
+        return Outer.of_cheaper_form(
+            self.shape, groups.positions(self.left), groups.positions(self.right), positions=positions
+        )
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -191,8 +217,8 @@ class Lookup(Contribution):
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
         most = tf.reduce_sum(tf.sqrt(squares), axis=1)
         positions = tf.cast(tf.shape(self.ids)[1], most.dtype)
-        lost = (d + tf.square(positions)) * product_epsilon(most.dtype) * tf.square(most)
-        return tf.maximum(tf.reduce_sum(pairs, axis=[1, 2]), 0.0) + lost
+        lost = rounding_of_pairs(d + tf.square(positions), most.dtype) * tf.square(most)
+        return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
 
     def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
         """See `Contribution`."""
@@ -200,16 +226,59 @@ class Lookup(Contribution):
         flat = tf.reshape(values, [-1, self.values.shape[2]])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
-    def of_groups(self, members: Any, present: Any, size: float) -> Lookup:
-        """See `Contribution`."""
-        del size
-        ids, values = (_positions_of(part, members, present) for part in (self.ids, self.values))
-        return Lookup(self.shape, ids, values)
+    def of_groups(self, groups: Groups) -> Rows:
+        """See `Contribution`: equal rows of a group are added up, so that no pair of positions has to be looked at."""
+        size, d = self.shape[0], self.values.shape[2]
+        ids = tf.cast(self.ids, tf.int64)
+        of_each = tf.cast(groups.of_each, tf.int64)[:, None]
+        # An id out of range, which GPUs read as zeros, is no row of another group.
+        keep = (of_each < groups.num) & (ids >= 0) & (ids < size)
+        both, place = tf.unique(tf.boolean_mask(of_each * size + ids, keep))
+        summed = tf.math.unsorted_segment_sum(tf.boolean_mask(self.values, keep), place, tf.size(both))
+        return Rows(self.shape, groups.num, both // size, both % size, tf.ensure_shape(summed, [None, d]))
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
         one_hot = tf.one_hot(self.ids, self.shape[0], dtype=self.values.dtype)
         return Direct(self.shape, tf.linalg.matmul(one_hot, self.values, transpose_a=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Contribution):
+    """Gradients of a table by groups, as those rows of it that are not zero, each at most once for a group.
+
+    Attributes:
+      num: of groups.
+      groups: int tensor of shape [u].
+      ids: int tensor of shape [u].
+      values: float tensor of shape [u, D].
+    """
+
+    shape: tuple[int, ...]
+    num: int
+    groups: Any
+    ids: Any
+    values: Any
+
+    def squared_norms(self) -> Any:
+        """See `Contribution`."""
+        squares = tf.reduce_sum(tf.square(self.values), axis=1) + self.shape[1] * tiny(self.values.dtype)
+        return tf.math.unsorted_segment_sum(squares, self.groups, self.num)
+
+    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+        """See `Contribution`."""
+        of_rows = tf.gather(weights, self.groups)
+        values = (self.values if finite else _select(of_rows, self.values)) * of_rows[:, None]
+        return tf.math.unsorted_segment_sum(values, self.ids, self.shape[0])
+
+    def of_groups(self, groups: Groups) -> Contribution:
+        """See `Contribution`."""
+        return self.materialize().of_groups(groups)
+
+    def materialize(self) -> Direct:
+        """See `Contribution`."""
+        places = tf.stack([tf.cast(self.groups, tf.int64), tf.cast(self.ids, tf.int64)], axis=1)
+        return Direct(self.shape, tf.scatter_nd(places, self.values, [self.num, *self.shape]))
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
@@ -223,22 +292,6 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
         ids, values = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values"))
         return Lookup(parts[0].shape, ids, values)
     return Direct(parts[0].shape, tf.add_n([part.materialize().values for part in parts]))
-
-
-def _members_of(values: Any, members: Any, present: Any) -> Any:
-    """Of values of shape [n, ...] each group's, of shape [b, m, ...], with zeros where no record is."""
-    there = tf.reshape(present, tf.concat([tf.shape(present), tf.ones([values.shape.rank - 1], tf.int32)], axis=0))
-    return tf.where(there, tf.gather(values, members), tf.zeros([], values.dtype))
-
-
-def _positions_of(values: Any, members: Any, present: Any) -> Any:
-    """Of values of shape [n, T, D], or [n, T], each group's, of shape [b, m T, D] or [b, m T]."""
-    of_groups = _members_of(values, members, present)
-    shape = tf.shape(of_groups)
-    joined = tf.concat([shape[:1], shape[1:2] * shape[2:3], shape[3:]], axis=0)
-    flat = tf.reshape(of_groups, joined)
-    flat.set_shape([members.shape[0], None, *values.shape[2:]])
-    return flat
 
 
 def total(parts: Sequence[Contribution], weights: Sequence[Any], finite: Any) -> list[Any]:
@@ -260,6 +313,11 @@ def _select(weights: Any, values: Any) -> Any:
     """Zeros in the rows of weight 0: 0 x NaN would be NaN (contract C8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
+
+
+def _at_least_zero(squares: Any) -> Any:
+    """Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it."""
+    return tf.where(squares < 0, tf.zeros_like(squares), squares)
 
 
 def tiny(dtype: Any) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf, tfp
 from tfp_dpvi.gradients.clipping import clip_factors, clip_record, select_finite
-from tfp_dpvi.gradients.contributions import Contribution, total
+from tfp_dpvi.gradients.contributions import Contribution, Groups, total
 
 
 def assign(key: Any, num: Any, num_groups: int) -> Any:
@@ -62,17 +62,14 @@ def distribution_where(distribution: Any, chosen: Any, num: Any) -> Any:
     return _changed(distribution, select, num)
 
 
-def members_of(groups: Any, mask: Any, num_groups: int) -> tuple[Any, Any]:
+def members_of(groups: Any, mask: Any, num_groups: int, expected_batch_size: float) -> Groups:
     """The records of each group.
 
     Args:
       groups: int32 tensor of shape [n].
       mask: bool tensor of shape [n]; False marks padding, which is in no group.
       num_groups: b.
-
-    Returns:
-      Their indices, an int32 tensor of shape [b, m] with m the largest group's size, and a bool tensor of that shape, False
-      where a group has no more of them.
+      expected_batch_size: about how many records there are.
     """
     of_each = tf.where(mask, groups, num_groups)
     ordered = tf.argsort(of_each, stable=True)
@@ -80,7 +77,8 @@ def members_of(groups: Any, mask: Any, num_groups: int) -> tuple[Any, Any]:
     place = tf.range(tf.reduce_max(sizes))
     present = place < sizes[:, None]
     starts = tf.cumsum(sizes, exclusive=True)
-    return tf.gather(ordered, tf.where(present, starts[:, None] + place, 0)), present
+    members = tf.gather(ordered, tf.where(present, starts[:, None] + place, 0))
+    return Groups(num_groups, of_each, members, present, expected_batch_size / num_groups)
 
 
 def clipped_group_sum(
@@ -109,7 +107,7 @@ def clipped_group_sum(
     #### Formal guarantee
 
     Each group contributes a vector of l2 norm at most C2 (up to rounding) by a bound on its norm before it is clipped, and
-    zero if it is empty or that bound is NaN or Inf. If row i of `parts` depends on the records of its own group alone, one
+    zero if it is empty or that bound is NaN or Inf (if `static`, if its gradient is). If row i of `parts` depends on the records of its own group alone, one
     record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
     """
     sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
@@ -120,8 +118,8 @@ def clipped_group_sum(
         every = [part for _, part in used]
         found = _loop_over_groups(every, groups, mask, num_groups, l2_norm_clip, variables[0].dtype)
     else:
-        members, present = members_of(groups, mask, num_groups)
-        of_groups = [part.of_groups(members, present, expected_batch_size / num_groups) for _, part in used]
+        members = members_of(groups, mask, num_groups, expected_batch_size)
+        of_groups = [part.of_groups(members) for _, part in used]
         squares = [part.squared_norms() for part in of_groups]
         finite = tf.math.is_finite(tf.add_n(squares))
         factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip_factors(squares, l2_norm_clip)]

@@ -118,7 +118,7 @@ def of_arrays(
         records = make_records(x, y, sample_weight, dtype=model._record_dtype, validate=validate)
     with model.distribute_strategy.scope():
         model._prepare(records)
-    model._check_data(records)
+    model._check_data(records, in_memory=source is None)
     available = records.num if source is None else source.num
     public_num = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)

@@ -177,8 +177,13 @@ class DPModel(Model):
                 "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
             )
 
-    def _check_data(self, records: Records) -> None:
-        """For subclasses: raises if these records do not fit the model, before anything is spent."""
+    def _check_data(self, records: Records, in_memory: bool = False) -> None:
+        """For subclasses: raises if these records do not fit the model, before anything is spent.
+
+        Args:
+          records: all of them, or some where they are streamed or a dataset's.
+          in_memory: they are all.
+        """
 
     def _prepare(self, records: Records) -> None:
         """Makes the variables, if layers have not been called yet."""

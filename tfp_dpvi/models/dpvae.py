@@ -233,6 +233,8 @@ class DPVAE(base.DPModel):
         return StepGradients(None, variables, exact, clip_batch=self._clip_batch, data_independent_loss=total)
 
     def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, RecordStatistics]:
+        with tf.init_scope():
+            self._check_before_tracing()
         assert self._checked is not None
         optimizer = self.optimizer
         x = records["x"]
@@ -462,11 +464,12 @@ class DPVAE(base.DPModel):
             shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}") from error
 
-    def _check_data(self, records: Records) -> None:
+    def _check_data(self, records: Records, in_memory: bool = False) -> None:
         """Tries the layers on made-up records, before anything is spent.
 
-        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until one is traced. (Eager
-        steps are Python's anew each time.)
+        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until Python next runs
+        through the layers, which is where a step is traced. Not where that may be in the middle of a fit: streamed batches
+        may change their shapes, eager steps are Python's each time, and strategies trace when they like.
         """
         if self.batch_regularizer is not None:
             self._check_reach()
@@ -479,7 +482,11 @@ class DPVAE(base.DPModel):
 
         x = tf.nest.map_structure(made_up, records.x)
         self._put_off = None
-        known = None if self.run_eagerly else self._layers_tried
+        with self.distribute_strategy.scope():
+            anew = (
+                tf.distribute.has_strategy() or self.run_eagerly or tf.config.functions_run_eagerly() or not in_memory
+            )
+        known = None if anew else self._layers_tried
         if known is not None and known.same_as(self._layers_now(x)):
             self._put_off = lambda: self._try_layers(x)
             return

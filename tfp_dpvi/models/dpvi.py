@@ -178,7 +178,7 @@ class DPVI(base.DPModel):
     def _record_dtype(self) -> Any:
         return self._model.dtype.as_numpy_dtype
 
-    def _check_data(self, records: Records) -> None:
+    def _check_data(self, records: Records, in_memory: bool = False) -> None:
         """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
         if self._model.generative and records.y is not None:
             raise ValueError(
