@@ -63,6 +63,31 @@ def run(script: str, tmp_path: pathlib.Path, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_a_strategy_of_one_replica_makes_the_same_steps(tmp_path):
+    """Bit for bit, and the step is traced once: Keras runs it in the strategy's scope, where it was tried."""
+    found = run(
+        """
+        found = {}
+        for kind in ("dpvi", "vae"):
+            ends = []
+            for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
+                with strategy.scope() if strategy else tf.init_scope():
+                    model = dpvi_model(5) if kind == "dpvi" else vae_model(5)
+                    model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
+                model.fit(X, *((Y,) if kind == "dpvi" else ()), batch_size=20, epochs=2, verbose=0)
+                (loop,) = model._dp.loops.values()
+                assert loop.experimental_get_tracing_count() == 1
+                assert model.privacy_ledger.num_releases == 20
+                ends.append(weights(model).tolist())
+            found[kind] = ends
+        print(json.dumps(found))
+        """,
+        tmp_path,
+    )
+    for first, *others in found.values():
+        assert all(other == first for other in others)
+
+
 def test_two_replicas_make_the_steps_of_one(tmp_path):
     """In seeded mode, noise and all: the same batches, shared out, and one and the same noise."""
     found = run(

@@ -90,7 +90,7 @@ def make_loop(
             if gradients.clip_batch is not None:
                 return gradients.clip_batch(batch, mask, visit_key)
             assert gradients.record_gradient is not None
-            if replicas > 1 and settings.jit_compile and gradients.pull_back is not None:
+            if settings.strategy is not None and settings.jit_compile and gradients.pull_back is not None:
                 # Tensors in, tensors out: compiled code cannot read the variables of a replica.
                 compiled = tf.function(sums_of, jit_compile=True, autograph=False)
                 tensors, statistics = compiled(batch, mask)
@@ -153,7 +153,7 @@ def make_loop(
             noise_multiplier=noise_multiplier,
         )
         pairs = zip(private.tensors, variables, strict=True)
-        if replicas > 1:
+        if settings.strategy is not None:
             optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)  # They are the same everywhere already.
         else:
             optimizer.apply_gradients(pairs)
@@ -169,7 +169,7 @@ def make_loop(
     def run(key: Any, first_step: Any, num_steps: Any, noise_multiplier: Any, records: Any) -> Any:
         def body(done: Any, total: Any) -> tuple[Any, Any]:
             arguments = (first_step + done, key, noise_multiplier, records)
-            if replicas == 1:
+            if settings.strategy is None:
                 return done + 1, total + one_step(*arguments)
             losses = settings.strategy.run(one_step, args=arguments)
             return done + 1, total + settings.strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
@@ -180,7 +180,7 @@ def make_loop(
 
     if settings.run_eagerly:
         return run
-    return tf.function(run, jit_compile=settings.jit_compile and replicas == 1, autograph=False)
+    return tf.function(run, jit_compile=settings.jit_compile and settings.strategy is None, autograph=False)
 
 
 def _replica() -> Any:

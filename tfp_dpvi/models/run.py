@@ -90,7 +90,8 @@ class PrivateRun:
 
     def try_without_a_step(self, sampler: Sampler, tensors: Any) -> None:
         """Traces and compiles the step and runs it zero times: what cannot run fails before anything is spent."""
-        self._loop(sampler, tensors)
+        with self._model.distribute_strategy.scope():  # As Keras runs it: elsewhere TensorFlow would trace it again.
+            self._loop(sampler, tensors)
 
     def __call__(self, iterator: Any) -> dict[str, Any]:
         """One execution: what Keras calls for every `steps_per_execution` steps."""
@@ -160,7 +161,7 @@ class PrivateRun:
         model._check_unchanged()
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
-        strategy = model.distribute_strategy if model.distribute_strategy.num_replicas_in_sync > 1 else None
+        strategy = model.distribute_strategy if tf.distribute.has_strategy() else None  # Of one replica too.
         few = self._planned_steps < _STEPS_WORTH_COMPILING or not model.gains_from_xla
         choices = (wanted,) if wanted is not None else (False,) if few else (True, False)
         for jit in choices:
@@ -199,8 +200,7 @@ class PrivateRun:
                 return known
             model._check_before_tracing()
             variables = model.trainable_variables
-            with model.distribute_strategy.scope():  # Momenta belong to replicas, as the variables do.
-                model.optimizer.build(variables)
+            model.optimizer.build(variables)
             loop = make_loop(model.step_gradients, variables, model.optimizer, settings)
             zero = tf.constant(0, tf.int64)
             try:
