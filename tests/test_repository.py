@@ -332,6 +332,6 @@ def test_no_machine_is_named():
     absolute = re.compile(r"(?<![\w.~/])/(home|root|Users|work|tmp|opt)/\w")
     for name in tracked:
         path = ROOT / name
-        if path.suffix in (".py", ".md", ".toml", ".txt", "") and path.is_file():
+        if path.suffix in (".py", ".md", ".toml", ".txt", ".json", ".yml", "") and path.is_file():
             found = absolute.search(path.read_text(encoding="utf-8", errors="ignore"))
             assert not found, f"{name} names {found[0]}"
