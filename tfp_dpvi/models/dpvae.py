@@ -640,7 +640,7 @@ class _Layers:
         if any(a is not b for a, b in zip(self.objects, other.objects, strict=True)):
             return False
         pairs = zip(self.attributes, other.attributes, strict=True)
-        return all(a.keys() == b.keys() and all(a[name] is b[name] for name in a) for a, b in pairs)
+        return all(a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a) for a, b in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -660,6 +660,13 @@ class _Parts:
         self.dtype = dtype
         self.given: dict[str, Any] = {}
         self.layers = list({id(layer): layer for layer in layers}.values())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """One object, or tuples of the same ones: TFP's layers make theirs anew in each call."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return one is other
 
 
 def _called(part: Any, inputs: Any, training: bool) -> Any:
