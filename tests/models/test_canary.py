@@ -1,7 +1,8 @@
 """C7: with the private channel cut, an extreme record changes nothing that leaves `fit` by default.
 
 Two neighbouring data sets are fitted from the same keys. Every clipped sum is replaced by zeros before the noise is added, so
-whatever still differs between the two runs came past the mechanism.
+whatever still differs between the two runs came past the mechanism. Compiled with XLA, whose sums have one order: TensorFlow's
+own `AddN` of three or more terms adds up in an order that depends on which thread was first.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def published(directory: pathlib.Path, which: str, **settings) -> dict:
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1)
     metrics = [dpvi.metrics.PrivateELBO(-5.0, 0.0), dpvi.metrics.PrivateClippedFraction()]
-    model.compile(optimizer, delta=1e-5, metrics=metrics, ledger=ledger, jit_compile=False, **settings)
+    model.compile(optimizer, delta=1e-5, metrics=metrics, ledger=ledger, jit_compile=True, **settings)
     events = Events()
     callbacks = [
         dpvi.callbacks.PrivacyTensorBoard(directory / "board"),
@@ -142,7 +143,7 @@ def test_every_channel_was_read(both):
     run = runs["with it"]
     assert "private_elbo" in run["printed"]
     assert len(run["history"]["private_elbo"]) >= 3
-    assert len(run["callbacks"]) > 6
+    assert len(run["callbacks"]) >= 6  # Each epoch's execution and its end.
     assert {"surrogate_posterior/loc", "privacy/epsilon_spent", "privacy/private_elbo"} <= set(run["board"])
     assert len(run["csv"]) == 1 + len(run["history"]["epsilon"])
     assert len(run["exported"]) >= 2

@@ -156,9 +156,6 @@ class DPModel(Model):
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
-    def _check_before_tracing(self) -> None:
-        """For subclasses: raises if a step must not be traced; what `_check_data` put off because nothing seemed new."""
-
     def _check_trainable(self) -> None:
         """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
         now = tuple(id(variable) for variable in self.trainable_variables)

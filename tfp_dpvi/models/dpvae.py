@@ -233,8 +233,10 @@ class DPVAE(base.DPModel):
         return StepGradients(None, variables, exact, clip_batch=self._clip_batch, data_independent_loss=total)
 
     def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, RecordStatistics]:
-        with tf.init_scope():
-            self._check_before_tracing()
+        if self._put_off is not None:
+            with tf.init_scope():
+                self._put_off()
+            self._put_off = None
         assert self._checked is not None
         optimizer = self.optimizer
         x = records["x"]
@@ -493,11 +495,6 @@ class DPVAE(base.DPModel):
         self._layers_tried = None
         self._try_layers(x)
         self._layers_tried = self._layers_now(x)
-
-    def _check_before_tracing(self) -> None:
-        if self._put_off is not None:
-            self._put_off()
-            self._put_off = None
 
     def _layers_now(self, x: Any) -> _Layers:
         settings = (self.gradients, self.num_draws, self.beta, self.kl)

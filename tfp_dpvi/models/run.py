@@ -198,7 +198,6 @@ class PrivateRun:
                 if known is None:  # It did not compile before.
                     continue
                 return known
-            model._check_before_tracing()
             variables = model.trainable_variables
             model.optimizer.build(variables)
             loop = make_loop(model.step_gradients, variables, model.optimizer, settings)
