@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -364,6 +365,39 @@ def test_the_check_on_made_up_records_refuses_what_is_wrong(shape, build, mapped
     model(x)
     with pytest.raises(UnsupportedLayerError):
         engine(model, mapped).checked(lambda part: losses_of(model, part), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("squared_norms", 0.99), ("squared_norms", 1.1), ("weighted_sum", 1.001), ("weighted_sum", 0.999)],
+)
+def test_the_check_on_made_up_records_finds_a_wrong_rule(name, factor):
+    """A norm that is too small breaks the clip's bound; one too large, or a wrong sum, costs accuracy."""
+    model = sequential(layers.Dense(4, "tanh"), layers.Dense(2))
+    x = tf.random.uniform([3, 4])
+    model(x)
+    right = getattr(Outer, name)
+
+    def wrong(self, *args, **kwargs):
+        return factor * right(self, *args, **kwargs)
+
+    engine(model).checked(lambda part: losses_of(model, part), x)
+    with mock.patch.object(Outer, name, wrong), pytest.raises(UnsupportedLayerError, match="by single records"):
+        engine(model).checked(lambda part: losses_of(model, part), x)
+
+
+def test_what_fails_for_unknown_batch_sizes_is_refused_with_the_reason():
+    model = sequential(layers.Dense(2))
+    x = tf.random.uniform([3, 4])
+    model(x)
+
+    def losses(part):
+        if part.shape[0] is None:
+            raise TypeError("no size")
+        return losses_of(model, part)
+
+    with pytest.raises(UnsupportedLayerError, match="size is not known beforehand.*TypeError: no size"):
+        engine(model).checked(losses, x)
 
 
 def test_batch_normalization_is_refused_with_the_alternative():
