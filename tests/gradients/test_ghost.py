@@ -396,7 +396,7 @@ def test_what_fails_for_unknown_batch_sizes_is_refused_with_the_reason():
             raise TypeError("no size")
         return losses_of(model, part)
 
-    with pytest.raises(UnsupportedLayerError, match="size is not known beforehand.*TypeError: no size"):
+    with pytest.raises(UnsupportedLayerError, match=r"size is not known beforehand.*TypeError: no size"):
         engine(model).checked(losses, x)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 
 import dp_accounting
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -111,14 +112,13 @@ def test_calibrate_then_evaluate_keeps_the_target(relation, probability, release
     )
 
 
-@settings(max_examples=12, deadline=None)
-@given(
+CURVES = st.tuples(
     RELATION, NOISE, PROBABILITY, st.integers(1, 200), DELTA, st.lists(st.integers(0, 200), max_size=6), st.booleans()
 )
-@example("replace_one", 4.0, 1.0, 102, 1e-5, [87], True)  # Losses beyond -30 once lost their digits.
-def test_the_curve_is_never_below_and_exact_at_the_end(
-    relation, noise, probability, releases, delta, steps, with_prior
-):
+
+
+def check_curve(setting):
+    relation, noise, probability, releases, delta, steps, with_prior = setting
     plan = PrivacyPlan(_sampling(probability), noise, releases, relation)
     prior = [PrivacyPlan(PoissonSampling(0.05), 2.0, 20, relation).dp_event] if with_prior else []
     curve = EpsilonCurve(plan, prior, delta)
@@ -128,6 +128,21 @@ def test_the_curve_is_never_below_and_exact_at_the_end(
     for s in steps:
         if s <= releases:
             assert curve(s) >= plan.replace(num_releases=s).epsilon(delta, prior) * (1 - SLACK)
+
+
+@settings(max_examples=4, deadline=None)
+@given(CURVES)
+@example(("replace_one", 4.0, 1.0, 102, 1e-5, [87], True))  # Losses beyond -30 once lost their digits.
+def test_the_curve_is_never_below_and_exact_at_the_end(setting):
+    check_curve(setting)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=60, deadline=None)
+@given(CURVES)
+def test_many_curves_are_never_below_and_exact_at_the_end(setting):
+    check_curve(setting)
 
 
 SCHEMES = st.one_of(
