@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         synthetic,
     )
     from tfp_dpvi._registry import register
-    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer
+    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
 __version__ = "0.1.0"
@@ -60,6 +60,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Synthesizer": "models",
+    "load_model": "models",
     "register": "_registry",
 }
 
@@ -77,6 +78,7 @@ __all__ = [
     "divergences",
     "export",
     "gradients",
+    "load_model",
     "metrics",
     "models",
     "optimizers",

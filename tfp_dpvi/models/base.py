@@ -583,12 +583,21 @@ class DPModel(Model):
             metric.reset_state()
         super().save_own_variables(store)
 
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; what cannot be loaded leaves the model as it was. Weights come without their books: see `save`.
+
+        Raises:
+          ValueError: the file cannot be read, or its weights have other shapes.
+        """
+        with saving.loading_weights(self, filepath):
+            return super().load_weights(filepath, *args, **kwargs)
+
     def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
         """Saves model, compile settings, optimizer state and books in one `.keras` file; see `tf.keras.Model.save`.
 
-        `tf.keras.models.load_model` brings it back, with what these data have spent: see `PrivacyLedger.from_config`. Priors,
-        likelihoods and other functions are saved by name: see `dpvi.register`. The file holds no record and no key; of a
-        seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+        `dpvi.load_model` or `tf.keras.models.load_model` brings it back, with what these data have spent: see
+        `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
+        holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
 
         Args:
           filepath: ends in ".keras".

@@ -8,6 +8,8 @@ import os
 import pathlib
 import re
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,3 +163,61 @@ def replaced(filepath: Any) -> Iterator[str]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def load_model(
+    filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, compile: bool = True
+) -> Any:
+    """`tf.keras.models.load_model`, which works as well, with clear errors where the file is not whole.
+
+    The classes of this library are registered by its import, which a process that calls this has done.
+
+    Args:
+      filepath: what `save` wrote.
+      custom_objects: functions and classes by name, where they are not registered (`dpvi.register`).
+      compile: False leaves the model without its compile settings.
+
+    Returns:
+      The model, with its books: a ledger on disk is opened again, see `PrivacyLedger.from_config`.
+
+    Raises:
+      ValueError: no file, or not a whole `.keras` file. Nothing is opened or spent then.
+    """
+    path = os.fspath(filepath)
+    if not os.path.isfile(path):
+        raise ValueError(f"filepath={path!r} is no file: give the path of a file that model.save wrote.")
+    problem = None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            if damaged is not None:
+                problem = f"its part {damaged!r} was altered"
+            elif "config.json" not in archive.namelist():
+                problem = "it holds no config.json"
+    except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+        problem = str(error)
+    if problem is not None:
+        raise ValueError(
+            f"filepath={path!r} is not a whole .keras file ({problem}; {os.path.getsize(path)} bytes): it was cut short, altered, or "
+            "is in another format. Take another copy, or fit again. What was spent stands in the ledger: nothing was opened "
+            "or changed."
+        )
+    return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
+
+
+@contextlib.contextmanager
+def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
+    """Whatever goes wrong within leaves the variables as they were; a file that cannot be read is named."""
+    variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
+    held = [variable.numpy() for variable in variables]
+    try:
+        yield
+    except Exception as error:
+        for variable, value in zip(variables, held, strict=True):
+            variable.assign(value)
+        if isinstance(error, ValueError | TypeError | FileNotFoundError | tf.errors.NotFoundError):
+            raise  # They say what is wrong.
+        raise ValueError(
+            f"filepath={str(filepath)!r} holds no weights that can be read ({type(error).__name__}: {error}): it was cut short, altered, "
+            "or is in another format. Take another copy. The model is as it was."
+        ) from error
