@@ -71,10 +71,8 @@ def make_prior() -> Any:
 
 def likelihood(params: Any) -> Any:
     """Distribution of one record of shape [2]: no local latent variable is left."""
-    scales = tf.sqrt(params["variances"])[..., tf.newaxis] * tf.ones(2)
-    return tfd.MixtureSameFamily(
-        tfd.Categorical(probs=params["weights"]), tfd.MultivariateNormalDiag(params["means"], scales)
-    )
+    normals = tfd.Normal(params["means"], tf.sqrt(params["variances"])[..., tf.newaxis])
+    return tfd.MixtureSameFamily(tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1))
 
 
 def starting_point() -> dict[str, np.ndarray]:

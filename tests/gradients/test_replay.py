@@ -19,6 +19,7 @@ from support.replay import (
 
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, clip_record, clipped_sum, select_finite
+from tfp_dpvi.gradients.aligned import through_draws
 from tfp_dpvi.privacy import Sensitivity
 
 
@@ -121,6 +122,34 @@ def test_all_records_masked_or_bad_give_zero():
     assert statistics.sum_of_losses().numpy() == 0.0
     assert not statistics.kept.numpy().any()
     assert not statistics.clipped.numpy().any()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_bad_record_stays_alone_on_its_way_through_the_jacobian(bad, jit_compile):
+    """C8: it is left out, and the others' sum is to the bit what it is without it."""
+    loc, raw_scale = tf.Variable([0.5, -1.0, 2.0]), tf.Variable([0.1, 0.2, -0.3])
+    x = np.random.default_rng(0).normal(size=[6, 3]).astype("float32")
+    spoilt = x.copy()
+    spoilt[2, 1] = bad
+
+    @tf.function(jit_compile=jit_compile)
+    def sums(records, mask):
+        with tf.GradientTape(persistent=True) as tape:
+            theta = loc + 10.0 * tf.exp(raw_scale) * tf.constant([0.3, -1.2, 0.0])
+        through = through_draws(
+            lambda record: tf.reduce_sum(record * theta), [theta], tape, [loc, raw_scale], aligned=False
+        )
+        clipped, statistics = clipped_sum(through.record_gradient, records, mask, l2_norm_clip=0.5)
+        return clipped.tensors, statistics.kept
+
+    everyone = np.ones(6, bool)
+    without = everyone & (np.arange(6) != 2)
+    found, kept = sums(spoilt, everyone)
+    np.testing.assert_array_equal(kept, without)
+    for one, other in zip(found, sums(x, without)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.abs(other).max() > 0.1
 
 
 def test_a_bad_entry_takes_the_whole_record_with_it():

@@ -58,7 +58,7 @@ def through_draws(
     def pull_back(by_draws: Sequence[Any]) -> Any:
         return tape.gradient(draws, variables, output_gradients=by_draws, unconnected_gradients="zero")
 
-    pull_back_record = pull_back if aligned else _by_jacobian(pull_back, draws, variables)
+    by_jacobian = None if aligned else _by_jacobian(pull_back, draws, variables)
 
     def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
@@ -67,25 +67,31 @@ def through_draws(
         by_draws = inner.gradient(loss, draws, unconnected_gradients="zero")
         if aligned:
             return loss, by_draws
-        # Selected before the pull-back, whose sums would spread one NaN over the record's whole gradient (C8).
+        if by_jacobian is not None:
+            # A NaN or Inf reaches all of this record's gradient, 0 x Inf being NaN, and nothing of another's: `clipped_sum`
+            # finds it there. To look for it here would make XLA compute the gradient twice.
+            return loss, by_jacobian(by_draws)
+        # Selected before the pull-back, which may lose a NaN on its way (C8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
-        return loss, pull_back_record(by_draws)
+        return loss, pull_back(by_draws)
 
     if aligned:
         return ThroughDraws(record_gradient, draws, pull_back)
     return ThroughDraws(record_gradient, variables, None)
 
 
-def _by_jacobian(pull_back: Callable[..., Any], draws: Sequence[Any], variables: Sequence[Any]) -> Callable[..., Any]:
+def _by_jacobian(
+    pull_back: Callable[..., Any], draws: Sequence[Any], variables: Sequence[Any]
+) -> Callable[..., Any] | None:
     """`pull_back` as a product with the draws' Jacobian, where they are few: made once a step, and not for every record.
 
     Gradients of the draws must be linear in what is pulled back, as all but made-up ones are.
     """
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
-        return pull_back
+        return None
     sizes = [int(np.prod(part.shape)) for part in draws]
     if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
-        return pull_back
+        return None
 
     def of_coordinate(unit: Any) -> Any:
         parts = zip(tf.split(unit, sizes), draws, strict=True)
