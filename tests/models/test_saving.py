@@ -519,7 +519,7 @@ def test_a_broken_file_is_named_and_nothing_is_spent(tmp_path, damage):
     loaded = dpvi.load_model(tmp_path / "model.keras")  # The way out that the message names.
     assert loaded.privacy_report().to_json() == model.privacy_report().to_json()
     np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-6)
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match=r"is no \.keras file"):
         dpvi.load_model(tmp_path / "nowhere.keras")
 
 
@@ -540,6 +540,15 @@ def test_broken_weights_are_named_and_the_model_is_as_it_was(tmp_path, name, dam
     assert model.privacy_report().epsilon == spent
     with pytest.raises(FileNotFoundError if name.endswith("h5") else (ValueError, tf.errors.NotFoundError)):
         model.load_weights(str(tmp_path / "nowhere" / name))
+
+
+def test_a_checkpoint_waits_for_a_model_that_is_not_built(tmp_path):
+    model = made("vae")
+    model.save_weights(str(tmp_path / "checkpoint"))
+    fresh = vae()
+    fresh.load_weights(str(tmp_path / "checkpoint"))
+    fresh(X[:2])
+    np.testing.assert_allclose(outputs(fresh), outputs(model), rtol=1e-6)
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])  # One of them after the other's weights are loaded.

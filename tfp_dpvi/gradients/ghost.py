@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.capture import Capture
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
@@ -18,7 +20,6 @@ from tfp_dpvi.gradients.contributions import Contribution, total
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
 from tfp_dpvi.gradients.side_effects import refuse_writes
 from tfp_dpvi.gradients.statistics import RecordStatistics
-from tfp_dpvi.gradients.trial import Trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +83,102 @@ class LayerGradients:
           UnsupportedLayerError: gradients differ, or records influence each other.
         """
         num_records = int(tf.nest.flatten(x)[0].shape[0])
-        one = self.run(lambda: function(x), num_records)
-        rows_each, bytes_each = tuple(one.capture.rows_each), one.num_bytes // num_records
-        learned = dataclasses.replace(self, rows_each=rows_each, bytes_each=bytes_each)
-        trial = Trial(learned.run, function, self.variables, x, one.result.dtype)
-        trial.check()
-        return dataclasses.replace(learned, notes=tuple(dict.fromkeys(trial.notes)))
+        found: dict[str, Any] = {}
+
+        def compare() -> Any:
+            one = self.run(lambda: function(x), num_records, watch=self.variables)
+            found["pass"] = one
+            weights = tf.range(1.0, num_records + 1.0) / num_records
+            weights = tf.cast(weights, one.result.dtype)
+            rows = []
+            by_layers = one.contributions(one.result, tf.ones_like(one.result))
+            each = [
+                one.tape.gradient(one.result, self.variables, output_gradients=only, unconnected_gradients="zero")
+                for only in tf.unstack(tf.eye(num_records, dtype=one.result.dtype))
+            ]
+            for number, part in enumerate(by_layers):
+                values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
+                squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
+                total = tf.tensordot(weights, values, axes=1)
+                if part is None:
+                    mine, squared = tf.zeros_like(total), tf.zeros_like(squares)
+                else:
+                    mine, squared = part.weighted_sum(weights), part.squared_norms()
+                scale = tf.reduce_max(tf.abs(values))
+                too_small = tf.reduce_max(squares - squared) / tf.reduce_max(squares)
+                too_large = tf.reduce_max(squared - squares) / tf.reduce_max(squares)
+                rows.append([tf.reduce_max(tf.abs(mine - total)) / scale, too_small, too_large, scale])
+            return tf.reduce_any(~tf.math.is_finite(one.result)), rows
+
+        # By its concrete function: TensorFlow warns of many traces where several models are made.
+        odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
+        tolerance = _TOLERANCE[self.variables[0].dtype.name]
+        if odd:
+            raise UnsupportedLayerError("The loss of made-up records between 0 and 1 is not finite.")
+        for variable, (sums, too_small, too_large, scale) in zip(self.variables, rows, strict=True):
+            right = float(sums) < tolerance and float(too_small) < tolerance and float(too_large) < 0.05
+            if (float(scale) > 0 and not right) or not np.isfinite(float(scale)):
+                raise UnsupportedLayerError(
+                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
+                    "(tried on made-up records): records influence each other, or the variable is used outside its layer."
+                )
+        one = found["pass"]
+        learned = dataclasses.replace(
+            self,
+            rows_each=tuple(one.capture.rows_each),
+            bytes_each=one.num_bytes // num_records,
+            notes=tuple(dict.fromkeys(one.capture.notes)),
+        )
+        learned._check_independence(function, x, tolerance)
+        return learned
+
+    def _check_independence(self, function: Callable[[Any], Any], x: Any, tolerance: float) -> None:
+        """Raises if losses or gradients of others change when one record's values do."""
+        twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
+        num = int(tf.nest.flatten(twice)[0].shape[0])
+        others = np.arange(num) != num // 2
+
+        def measures(batch: Any) -> tuple[Any, list[Any]]:
+            one = self.run(lambda: function(batch))
+            keep = tf.constant(others)
+            weights = tf.cast(keep, one.result.dtype)
+            parts = [part for part in one.contributions(one.result, weights) if part is not None]
+            norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
+            return tf.boolean_mask(one.result, keep), [*norms, *[part.weighted_sum(weights) for part in parts]]
+
+        signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
+        traced = tf.function(
+            measures, input_signature=[signature], autograph=False
+        )  # With as many rows as training has.
+
+        def replaced(value: float) -> list[np.ndarray]:
+            def change(part: Any) -> Any:
+                if part.dtype.is_integer:
+                    other = tf.ones_like(part[:1])  # 0 elsewhere: any two categories.
+                else:
+                    other = tf.fill(part[:1].shape, tf.constant(value, part.dtype))
+                return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
+
+            losses, gradients = traced(tf.nest.map_structure(change, twice))
+            return [losses.numpy(), *[gradient.numpy() for gradient in gradients]]
+
+        base, again = replaced(0.5), replaced(0.5)
+        draws = any(not np.array_equal(a, b) for a, b in zip(base, again, strict=True))
+        for value in (float("nan"), 1e6, -1e6):
+            for before, now in zip(base, replaced(value), strict=True):
+                same = np.isfinite(now).all()
+                if same and not draws and before.size:
+                    same = np.abs(now - before).max() <= tolerance * np.abs(before).max()
+                if not same:
+                    raise UnsupportedLayerError(
+                        f"Losses or gradients of made-up records change when another record of their batch becomes {value:g}: "
+                        "a layer lets records influence each other, for instance by an operation over axis 0 or over the "
+                        "whole batch. One record would move all gradients, and no clip would bound its influence. Work along "
+                        "the other axes."
+                    )
+
+
+_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 
 
 class Pass:

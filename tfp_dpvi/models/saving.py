@@ -184,8 +184,8 @@ def load_model(
       ValueError: no file, or not a whole `.keras` file. Nothing is opened or spent then.
     """
     path = os.fspath(filepath)
-    if not os.path.isfile(path):
-        raise ValueError(f"filepath={path!r} is no file: give the path of a file that model.save wrote.")
+    if not os.path.isfile(path) or not path.endswith(".keras"):
+        raise ValueError(f"filepath={path!r} is no .keras file: give the path of a file that model.save wrote.")
     problem = None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -194,7 +194,7 @@ def load_model(
                 problem = f"its part {damaged!r} was altered"
             elif "config.json" not in archive.namelist():
                 problem = "it holds no config.json"
-    except (zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
         problem = str(error)
     if problem is not None:
         raise ValueError(
@@ -208,16 +208,27 @@ def load_model(
 @contextlib.contextmanager
 def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
     """Whatever goes wrong within leaves the variables as they were; a file that cannot be read is named."""
-    variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
+    variables = [*_made(model), *(model.optimizer.variables if model.optimizer is not None else ())]
     held = [variable.numpy() for variable in variables]
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         for variable, value in zip(variables, held, strict=True):
             variable.assign(value)
-        if isinstance(error, ValueError | TypeError | FileNotFoundError | tf.errors.NotFoundError):
+        if not isinstance(error, Exception) or isinstance(
+            error, ValueError | TypeError | FileNotFoundError | tf.errors.NotFoundError
+        ):
             raise  # They say what is wrong.
         raise ValueError(
             f"filepath={str(filepath)!r} holds no weights that can be read ({type(error).__name__}: {error}): it was cut short, altered, "
             "or is in another format. Take another copy. The model is as it was."
         ) from error
+
+
+def _made(model: Any) -> list[Any]:
+    """The variables that exist; a part that was not built has none yet, and is filled when it has (checkpoints)."""
+    found: list[Any] = []
+    for layer in model._flatten_layers():  # The model first.
+        with contextlib.suppress(ValueError):
+            found += layer.variables
+    return list({id(variable): variable for variable in found}.values())
