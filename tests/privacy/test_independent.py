@@ -18,6 +18,7 @@ from tfp_dpvi.privacy._composition import Composer, HockeyStick
 from tfp_dpvi.privacy._dominating_pairs import DiscreteLoss, GaussianPair, discretise
 from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy._poisson_replace_rdp import poisson_replace_rdp
+from tfp_dpvi.privacy.advanced_composition import jalko2017_epsilon
 
 # --- the Gaussian mechanism in closed form (Balle and Wang 2018), written out here once more ---
 
@@ -254,7 +255,7 @@ def test_fixed_size_rdp_equals_dp_accounting(q, z):
 
 
 def test_advanced_composition_by_hand():
-    """Jälkö et al. 2017, with the share of delta and the steps of the authors' own function `act`."""
+    """Dwork and Roth's theorem 3.20 after amplification, with the share of delta of the authors' function `act`."""
     z, q, releases, delta = 20.0, 0.02, 100, 1e-3
     slack = 2e-4
     step_delta = (delta - slack) / (q * releases)
@@ -268,6 +269,24 @@ def test_advanced_composition_by_hand():
     assert plan.delta(plan.epsilon(delta)) == pytest.approx(delta, rel=1e-6)
     assert plan.replace(accountant="rdp").epsilon(delta) < by_hand
     assert plan.replace(accountant="pld").epsilon(delta) < plan.replace(accountant="rdp").epsilon(delta)
+
+
+def test_advanced_composition_gives_the_figure_of_the_2017_paper():
+    """The picture of the mixture says epsilon 1.0 for sigma 2.74 (q 0.003, T 1000, delta 0.001).
+
+    The authors' `find_sigma_act` searches sigma for epsilon 1 with log(1.25 / delta'); sigma was then
+    rounded up to 2.74. Forgetting the factor two of replacing, or sigma's, is far from it.
+    """
+
+    def epsilon(sigma: float, **kwargs) -> float:
+        return 2 * jalko2017_epsilon(2 * sigma, 0.003, 1000, 0.5e-3, **kwargs)
+
+    assert f"{epsilon(2.74):.1f}" == "1.0"
+    assert epsilon(2.74, composition_constant=1.25) < 1.0 < epsilon(2.73, composition_constant=1.25)
+    assert not 0.9 < jalko2017_epsilon(2.74, 0.003, 1000, 1e-3) < 1.1
+    assert epsilon(2.74) == pytest.approx(epsilon(2.74, composition_constant=1.25), rel=0.02)
+    with pytest.raises(ValueError, match=r"composition_constant=0.5 must be at least 1"):
+        epsilon(2.74, composition_constant=0.5)
 
 
 def test_advanced_composition_admits_where_its_gaussian_bound_fails():

@@ -3,6 +3,12 @@
 Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749), equations 7 and 8: each step is a Gaussian
 mechanism by the classical bound, its guarantee is amplified by subsampling, and the steps are
 composed by advanced composition (Dwork and Roth 2014, theorem 3.20). PLD is far tighter.
+
+The code that the authors released (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') where
+the theorem has log(1 / delta'): 1.2 % more epsilon at delta' = 1e-4. `composition_constant=1.25`
+gives its figures. The paper's sigma is over 2 C and its guarantee is for replacing a record: its
+epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)` (for the delta of such a conversion see
+`group_privacy`: half is too much).
 """
 
 import math
@@ -24,13 +30,14 @@ def jalko2017_epsilon(
     num_releases: int,
     delta: float,
     composition_delta: float | None = None,
+    composition_constant: float = 1.0,
 ) -> float:
     """Returns the total epsilon of the paper's advanced composition.
 
     With delta' = `composition_delta` and delta_0 = (delta - delta') / (q T):
     epsilon_0 = sqrt(2 log(1.25 / delta_0)) / z, the classical Gaussian bound;
     epsilon_1 = log(1 + q (e^{epsilon_0} - 1)), amplification, with delta_1 = q delta_0;
-    epsilon = sqrt(2 T log(1 / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1).
+    epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1), with c = 1.
 
     The figure is a guarantee only where the classical bound holds; `AdvancedCompositionAccountant`
     checks that, this function does not.
@@ -41,6 +48,7 @@ def jalko2017_epsilon(
       num_releases: T.
       delta: the total delta.
       composition_delta: delta', by default a fifth of `delta`.
+      composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
     """
     delta = check.delta(delta)
     z = check.positive("noise_multiplier", noise_multiplier)
@@ -49,13 +57,17 @@ def jalko2017_epsilon(
     slack = COMPOSITION_SHARE * delta if composition_delta is None else check.delta(composition_delta)
     if slack >= delta:
         raise ValueError(f"composition_delta={slack} must be below delta={delta}; pass a part of it.")
+    constant = check.positive("composition_constant", composition_constant)
+    if constant < 1.0:
+        raise ValueError(f"composition_constant={constant} must be at least 1; the theorem's is 1.")
     delta_0 = _step_delta(q, releases, delta, slack)
     epsilon_0 = math.sqrt(2.0 * math.log(1.25 / delta_0)) / z
     if epsilon_0 > 700.0:
         return math.inf
     epsilon_1 = math.log1p(q * math.expm1(epsilon_0))
     return (
-        math.sqrt(2.0 * releases * math.log(1.0 / slack)) * epsilon_1 + releases * epsilon_1 * math.expm1(epsilon_1)
+        math.sqrt(2.0 * releases * math.log(constant / slack)) * epsilon_1
+        + releases * epsilon_1 * math.expm1(epsilon_1)
         if epsilon_1 < 300.0
         else math.inf
     )
