@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import tfp_dpvi as dpvi
+
 COMMON = """
 import json, os, sys
 import numpy as np
@@ -61,6 +63,37 @@ def run(script: str, tmp_path: pathlib.Path, **environment: str) -> dict:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def start_workers(script: str, tmp_path: pathlib.Path, *arguments: str) -> list[subprocess.Popen]:
+    """Two processes that run `script` with their number and the arguments, as one cluster on loopback."""
+    path, root = tmp_path / "script.py", pathlib.Path(__file__).parents[2]
+    path.write_text(COMMON + textwrap.dedent(script))
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    children = []
+    for index in range(2):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        environment = {**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-u", str(path), str(index), *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return children
+
+
+def ends_of(children: list[subprocess.Popen]) -> list[dict]:
+    """What workers print last, as JSON."""
+    ends = []
+    for child in children:
+        out, err = child.communicate(timeout=250)
+        assert child.returncode == 0, err[-3000:]
+        ends.append(json.loads(out.splitlines()[-1]))
+    return ends
 
 
 def test_a_strategy_of_one_replica_makes_the_same_steps(tmp_path):
@@ -174,27 +207,7 @@ def test_two_workers_on_loopback(tmp_path):
         print(json.dumps(found))
     """
     alone = run(script, tmp_path)
-    path, root = tmp_path / "script.py", pathlib.Path(__file__).parents[2]
-    ports = free_ports(2)
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    children = []
-    for index in range(2):
-        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        environment = {**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, str(path), str(index)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    ends = []
-    for child in children:
-        out, err = child.communicate(timeout=250)
-        assert child.returncode == 0, err[-3000:]
-        ends.append(json.loads(out.splitlines()[-1]))
+    ends = ends_of(start_workers(script, tmp_path))
     assert ends[0] == ends[1]
     assert ends[0]["releases"] == alone["releases"]
     np.testing.assert_allclose(ends[0]["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
@@ -284,26 +297,110 @@ def test_workers_with_batches_or_records_of_their_own_are_refused(tmp_path):
                 found.append(str(error))
         print(json.dumps({"errors": found, "spent": model.privacy_ledger.num_releases}))
     """
-    path, root = tmp_path / "script.py", pathlib.Path(__file__).parents[2]
-    path.write_text(COMMON + textwrap.dedent(script))
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
-    children = []
-    for index in range(2):
-        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        environment = {**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, str(path), str(index)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    for child in children:
-        out, err = child.communicate(timeout=250)
-        assert child.returncode == 0, err[-3000:]
-        found = json.loads(out.splitlines()[-1])
+    for found in ends_of(start_workers(script, tmp_path)):
         assert "several workers" in found["errors"][0]
         assert "differ between workers" in found["errors"][1]
         assert found["spent"] == 0
+
+
+def test_workers_with_books_of_their_own_add_one_noise(tmp_path):
+    """The first worker's ledger has releases that the other does not know: both take its noise multiplier, and its end.
+
+    With a multiplier each, the two weights' difference would be the noise itself, and the sum known exactly.
+    """
+    script = """
+        index, path = int(sys.argv[1]), sys.argv[2]
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        def made(epsilon=1.0, clip=0.5, ledger=None):
+            with strategy.scope():
+                model = dpvi_model(None)
+                optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, learning_rate=0.1)
+                model.compile(optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False, ledger=ledger)
+            return model
+
+        def refused(model):
+            before = model.privacy_ledger.num_releases
+            try:
+                model.fit(X, Y, batch_size=31, verbose=0)
+            except Exception as error:
+                return [type(error).__name__, str(error), model.privacy_ledger.num_releases - before]
+
+        first = made(0.8, ledger=dpvi.PrivacyLedger(path) if index == 0 else None)
+        first.fit(X, Y, batch_size=31, verbose=0)
+        found = {"first": first.privacy_plan.noise_multiplier}
+        second = made(ledger=first.privacy_ledger if index == 0 else None)
+        second.fit(X, Y, batch_size=31, verbose=0)
+        found["second"], found["weights"] = second.privacy_plan.noise_multiplier, weights(second).tolist()
+        found["epsilon"] = second.privacy_ledger.epsilon(1e-5)
+        found["exhausted"] = refused(made(ledger=first.privacy_ledger if index == 0 else None))
+        found["other clip"] = refused(made(5.0, clip=0.5 + index))
+        found["other target"] = refused(made(5.0 + index))
+        budget = dpvi.PrivacyLedger(budget_epsilon=0.8, budget_delta=1e-5) if index == 0 else None
+        third = made(ledger=budget)
+        third.fit(X, Y, batch_size=31, epochs=2, verbose=0)
+        found["third"], found["third weights"] = third.privacy_ledger.num_releases, weights(third).tolist()
+        print(json.dumps(found))
+    """
+    one, two = ends_of(start_workers(script, tmp_path, str(tmp_path / "books.ledger")))
+    for name in ("first", "second", "weights", "third", "third weights"):
+        assert one[name] == two[name], name
+    assert one["second"] > one["first"]  # The other's books alone would have asked for less than the first fit had.
+    assert 0.98 < one["epsilon"] <= 1.0
+    assert two["epsilon"] < 0.9
+    assert one["exhausted"][0] == "BudgetExhaustedError"
+    assert two["exhausted"][0] == "RuntimeError"
+    assert "Worker 0 has refused" in two["exhausted"][1]
+    for found in (one, two):
+        assert found["exhausted"][2] == 0
+        for name in ("other clip", "other target"):
+            assert found[name][0] == "ValueError"
+            assert "other settings on another worker" in found[name][1]
+            assert found[name][2] == 0
+    assert 0 < one["third"] < 14  # Both stop where the first worker's budget ends.
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_dies(tmp_path, victim):
+    """The other stops with an error that says what is spent; both ledgers hold what was begun; all goes on from them."""
+    script = """
+        index, folder, epochs = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = dpvi_model(None)
+            model.compile(sgd(1.0), delta=1e-5, jit_compile=False, ledger=dpvi.PrivacyLedger(f"{folder}/{index}.ledger"))
+        before = model.privacy_ledger.num_releases
+        after_epoch = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))
+        found = {"error": None}
+        try:
+            model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0, callbacks=[after_epoch])
+        except RuntimeError as error:
+            found = {"error": str(error), "cause": type(error.__cause__).__name__}
+        found.update(spent=model.privacy_ledger.num_releases - before, before=before, weights=weights(model).tolist())
+        print(json.dumps(found))
+    """
+    steps = 7
+    children = start_workers(script, tmp_path, str(tmp_path), "1000000")
+    lost = children[victim]
+    for line in lost.stdout:
+        if line == "epoch 5\n":
+            break
+    lost.kill()
+    told = [line for line in lost.communicate(timeout=100)[0].splitlines() if line.startswith("epoch")]
+    out, err = children[1 - victim].communicate(timeout=200)
+    assert children[1 - victim].returncode == 0, err[-3000:]
+    *lines, last = out.splitlines()
+    survivor = json.loads(last)
+    assert survivor["error"].startswith("Another worker has ended, or cannot be reached")
+    assert f"has {survivor['spent']} releases in it" in survivor["error"]
+    assert survivor["cause"].endswith("Error")
+    finished = sum(line.startswith("epoch") for line in lines)
+    for number, epochs in ((1 - victim, finished), (victim, 5 + len(told))):
+        ledger = dpvi.PrivacyLedger(tmp_path / f"{number}.ledger", read_only=True)
+        assert epochs * steps <= ledger.num_releases <= (epochs + 1) * steps
+    assert np.isfinite(survivor["weights"]).all()
+    again = ends_of(start_workers(script, tmp_path, str(tmp_path), "1"))
+    assert [one["error"] for one in again] == [None, None]
+    assert [one["spent"] for one in again] == [steps, steps]
+    assert again[1 - victim]["before"] == survivor["spent"]
+    assert again[0]["weights"] == again[1]["weights"]

@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.models import planning
+from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.records import Records, by_column, make_records
-from tfp_dpvi.models.run import check_workers_agree
 from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
 
 _DEFAULT_BATCH_SIZE = 256
@@ -60,7 +59,7 @@ def of_dataset(
     Raises:
       TypeError, ValueError: undeclared, or not for this model.
     """
-    if model.distribute_strategy.extended._in_multi_worker_mode():
+    if workers.several(model.distribute_strategy):
         raise ValueError(
             "x is a dataset, and several workers train: each would draw batches of its own and take its share of "
             "another one, so that a record could be in a step, or in an epoch, more than once. Pass the same arrays "
@@ -122,7 +121,7 @@ def of_arrays(
     available = records.num if source is None else source.num
     public_num = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-    check_workers_agree(model.distribute_strategy, records, available, public_num, batch_size, state.steps_run)
+    workers.check_same_records(model.distribute_strategy, records, available, public_num, batch_size, state.steps_run)
     sampler = planning.make_sampler(
         sampling or "poisson",
         available,

@@ -14,7 +14,7 @@ import numpy as np
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import arguments, exporting, planning, resuming, saving
+from tfp_dpvi.models import arguments, exporting, planning, resuming, saving, workers
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records
@@ -420,8 +420,15 @@ class DPModel(Model):
         steps = max(0, epochs - initial_epoch) * given.steps_per_epoch
         how = (state, given.feed.sampler, self.optimizer.l2_norm_clip, given.num_records, sensitivity)
         if backup is None or held is None:
-            plan = planning.make_plan(*how, steps, given.steps_per_epoch)
-            allowed, replayed = planning.allowed_by_ledger(state, plan), 0
+            plan, allowed = workers.agreed_plan(
+                self.distribute_strategy,
+                lambda: planning.make_plan(*how, steps, given.steps_per_epoch),
+                lambda plan: planning.allowed_by_ledger(state, plan),
+                *(given.steps_per_epoch, initial_epoch, repr(state.settings), state.auto_steps_per_execution),
+                *(int(self._steps_per_execution.numpy()), noise_scales, self.optimizer.clipping),
+                *(metric.identity for metric in state.private_metrics),
+            )
+            replayed = 0
         else:
             plan = resuming.plan_of(self, held, planning.plan_with(*how, 0.0, steps))
             resuming.restore(self, held)
@@ -470,18 +477,19 @@ class DPModel(Model):
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
         try:
-            return super().fit(
-                # Keras counts steps on it; records are sampled inside the step.
-                tf.data.Dataset.range(replicas).batch(replicas).repeat(),
-                epochs=epochs,
-                steps_per_epoch=given.steps_per_epoch,
-                initial_epoch=initial_epoch,
-                verbose=verbose,
-                callbacks=callbacks,
-                validation_data=validation,
-                validation_freq=validation_freq,
-                validation_batch_size=validation_batch_size or 1024,
-            )
+            with workers.naming_lost_workers(self.distribute_strategy, run.books):
+                return super().fit(
+                    # Keras counts steps on it; records are sampled inside the step.
+                    tf.data.Dataset.range(replicas).batch(replicas).repeat(),
+                    epochs=epochs,
+                    steps_per_epoch=given.steps_per_epoch,
+                    initial_epoch=initial_epoch,
+                    verbose=verbose,
+                    callbacks=callbacks,
+                    validation_data=validation,
+                    validation_freq=validation_freq,
+                    validation_batch_size=validation_batch_size or 1024,
+                )
         finally:
             state.train_function = self.train_function = None  # It holds the fit's key and records.
             self._steps_per_execution.assign(user_steps)

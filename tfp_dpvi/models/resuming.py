@@ -9,6 +9,7 @@ from typing import Any
 
 from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
+from tfp_dpvi.models import workers
 from tfp_dpvi.privacy import PrivacyPlan
 
 _STATE = ("steps_run", "epochs_run")
@@ -40,7 +41,7 @@ def check(model: Any, from_dataset: bool) -> None:
             "PrivateBackupAndRestore and a dataset as x: a resumed fit would read the same batches again, which are no new "
             "sample. Pass arrays, memory maps or sources; nothing was spent."
         )
-    if model.distribute_strategy.extended._in_multi_worker_mode():
+    if workers.several(model.distribute_strategy):
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.metrics import joint_sensitivity
-from tfp_dpvi.models import planning
+from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.loop import LoopSettings, make_loop
-from tfp_dpvi.models.records import Records
 from tfp_dpvi.models.sources import SourceFeed
 from tfp_dpvi.models.state import State
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan, Sensitivity
@@ -80,7 +76,7 @@ class PrivateRun:
         self._planned_steps = planned_steps or plan.num_releases
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
-        self._key = _agreed(model.distribute_strategy, tf.constant(_random.new_key(state.seed)))
+        self._key = workers.agreed_key(model.distribute_strategy, tf.constant(_random.new_key(state.seed)))
         self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
         self._compiled = False
         self._done = 0
@@ -111,15 +107,15 @@ class PrivateRun:
         self._done += steps
         self._known_releases = state.ledger.num_releases
         loss = 0.0
-        for several, sampler, tensors in self._feed.calls(steps, self._key, number, self._compiled):
-            counts = tf.constant(number, tf.int64), tf.constant(several, tf.int64)
+        for many, sampler, tensors in self._feed.calls(steps, self._key, number, self._compiled):
+            counts = tf.constant(number, tf.int64), tf.constant(many, tf.int64)
             means = self._loop(sampler, tensors)(self._key, *counts, self._noise_multiplier, tensors)
             if self._metrics or self._settings.unsafe_training_metrics:
                 exact, *shown = means.numpy().tolist()
-                loss += exact * (several / steps)
+                loss += exact * (many / steps)
                 for metric, value in zip(self._metrics, shown, strict=True):
-                    metric.add(value, several)
-            number += several
+                    metric.add(value, many)
+            number += many
         state.ledger.confirm(reservation)
         if self._done == self._allowed < self._plan.num_releases:
             _LOG.warning(
@@ -130,8 +126,18 @@ class PrivateRun:
             self._model.stop_training = True
         return self._logs(loss)
 
+    def books(self) -> str:
+        """What they hold, for somebody whose step failed."""
+        num = self._state.ledger.num_releases
+        return f"This worker's ledger has {num} releases in it; the steps that failed are paid for, whether they ran or not."
+
     def _plan_again(self) -> None:
         """Another model has used the ledger meanwhile: what is left of the budgets and the epsilons shown are new."""
+        if workers.several(self._model.distribute_strategy):
+            raise RuntimeError(
+                "Another model has used this worker's ledger while several workers train, which cannot learn of it. Fit one "
+                f"after the other; {self._done} of {self._plan.num_releases} steps ran."
+            )
         rest = self._plan.replace(num_releases=self._plan.num_releases - self._done)
         most = planning.most_releases(self._state, rest)
         self._allowed = self._done + most
@@ -214,44 +220,3 @@ class PrivateRun:
             state.loops[identity] = loop
             return loop
         raise AssertionError("unreachable: the last choice returns or raises")
-
-
-def check_workers_agree(strategy: Any, records: Records, *public: int) -> None:
-    """Raises, on every worker, unless all have the same records and public numbers.
-
-    All draw the same indices and each takes its share of them by place: with records of their own, one record's presence
-    would move others from one worker's data to another's. (Of streamed records only shapes and numbers are compared.)
-    """
-    if not strategy.extended._in_multi_worker_mode():
-        return
-    found = zlib.crc32(repr(public).encode())
-    for part in tf.nest.flatten((records.x, records.y, records.sample_weight)):
-        if part is not None:
-            found = zlib.crc32(repr((part.shape, part.dtype)).encode(), found)
-            found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
-    own = tf.constant(found, tf.int64)
-
-    def added() -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-    total = tf.function(lambda: strategy.run(added), autograph=False)()
-    total = strategy.experimental_local_results(total)[0]
-    if int(total) != found * strategy.num_replicas_in_sync:
-        raise ValueError(
-            "x, y, num_records or batch_size differ between workers: each takes its share of one and the same batch, so all need "
-            "the same records. Pass the same arrays on every worker; nothing was spent."
-        )
-
-
-def _agreed(strategy: Any, key: Any) -> Any:
-    """The first worker's key, on every worker: all draw the same batches and the same noise."""
-    if not strategy.extended._in_multi_worker_mode():
-        return key
-
-    def of_first() -> Any:
-        context = tf.distribute.get_replica_context()
-        first = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), 0)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, key, tf.zeros_like(key)))
-
-    agreed = tf.function(lambda: strategy.run(of_first), autograph=False)()
-    return tf.identity(strategy.experimental_local_results(agreed)[0])
