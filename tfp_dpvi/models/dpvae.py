@@ -346,7 +346,13 @@ class DPVAE(base.DPModel):
     @property
     def _static(self) -> bool:
         settings = self._dp.settings
-        return bool(self.run_eagerly) or (settings is not None and bool(settings.jit_compile))
+        wanted = None if settings is None else settings.jit_compile
+        return bool(self.run_eagerly) or bool(self._seeded_under_xla if wanted is None else wanted)
+
+    @property
+    def _seeded_under_xla(self) -> bool:
+        # Groups of fixed shape would cost their number times the work.
+        return super()._seeded_under_xla and self.batch_regularizer is None
 
     @property
     def _batch_needs(self) -> planning.BatchNeeds:
