@@ -255,11 +255,14 @@ def test_a_shorter_fit_is_refused(tmp_path, ledger):
     refused(make(ledger), tmp_path / "backup", ledger, "epochs=1", epochs=1)
 
 
-def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger):
-    interrupted(ledger, tmp_path / "backup", [4], seed=5, noise=2.0)
+@pytest.mark.parametrize("jit_compile", [False, None])
+def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, jit_compile):
+    """With XLA a key gives other noise."""
+    interrupted(ledger, tmp_path / "backup", [4], seed=5, noise=2.0, jit_compile=False)
     assert ledger.num_releases == STEPS + 2
-    model = make(ledger, seed=5, noise=2.0)
-    model.optimizer.beta_1 = 0.5
+    model = make(ledger, seed=5, noise=2.0, jit_compile=jit_compile)
+    if jit_compile is False:
+        model.optimizer.beta_1 = 0.5
     fit(model, tmp_path / "backup")
     assert ledger.num_releases == EPOCHS * STEPS + 2
 

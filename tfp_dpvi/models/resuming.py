@@ -176,6 +176,7 @@ def _settings(model: Any) -> str:
         model.step_identity,
         [metric.identity for metric in model._dp.private_metrics],
         sorted((name, repr(value)) for name, value in model.optimizer.get_config().items() if name != "learning_rate"),
+        (model._dp.settings.jit_compile, bool(model.run_eagerly)),  # With XLA a key gives other draws.
     )
     return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(parts)).encode()).hexdigest()[:16]
 
