@@ -103,10 +103,16 @@ def test_an_epoch_shows_the_mean_of_its_steps_whatever_the_execution():
 def test_of_dpvi_the_bound_is_that_of_the_steps_own_draw():
     model = logistic(seed=1)
     history = fitted(
-        model, [PrivateELBO(-50.0, 10.0)], epochs=1, batch_size=60, noise=0.0, unsafe_training_metrics=True
+        model,
+        [PrivateELBO(-50.0, 10.0)],
+        epochs=1,
+        batch_size=60,
+        noise=0.0,
+        unsafe_training_metrics=True,
+        jit_compile=False,
     )
     again = logistic(seed=1)
-    fitted(again, None, epochs=1, batch_size=60, noise=0.0)
+    fitted(again, None, epochs=1, batch_size=60, noise=0.0, jit_compile=False)
     start = logistic(seed=1)  # Its variables are what the only step saw.
     from tfp_dpvi import _random
 

@@ -29,7 +29,7 @@ def make_model(noise=3.0, seed=None, clip=1.0, relation=REPLACE):
         seed=seed,
     )
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.5)
-    model.compile(optimizer=optimizer, delta=1e-5, neighboring_relation=relation)
+    model.compile(optimizer=optimizer, delta=1e-5, neighboring_relation=relation, jit_compile=False)
     return model
 
 

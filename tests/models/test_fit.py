@@ -346,7 +346,7 @@ def test_eager_steps_are_the_same():
     results = []
     for eager in (False, True):
         model = make_model(seed=5)
-        model.compile(optimizer=adam(), run_eagerly=eager, **TARGET)
+        model.compile(optimizer=adam(), run_eagerly=eager, jit_compile=False, **TARGET)
         model.fit(X, Y, batch_size=50, steps_per_epoch=3, verbose=0)
         results.append(np.concatenate([np.ravel(v) for v in values(model)]))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-6)

@@ -73,10 +73,11 @@ def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int)
     rng = np.random.default_rng(seed)
     trainers = Trainers(directory, RESUMED.replace("EPOCHS", str(epochs)))
     done, resumed, alone = 0, [], []
+    going_on = False  # Some kill has left a backup behind.
     backup, result = directory / "backup", directory / "result"
     try:
-        while done < kills or backup.joinpath("fit.npz").exists():
-            if done < kills:
+        while done < kills or not going_on or backup.joinpath("fit.npz").exists():
+            if done < kills or not going_on:
                 killed = kill_once(
                     trainers, float(rng.uniform(0.0, 0.6)), backup, result, at_start=bool(rng.uniform() < 0.1)
                 )
@@ -85,6 +86,7 @@ def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int)
                 assert trainers.answer("ended") == 0
                 killed = False
             done += killed
+            going_on |= killed and backup.joinpath("fit.npz").exists()
             check_books(directory, done)
             if result.exists() and not backup.joinpath("fit.npz").exists():
                 resumed.append(json.loads(result.read_text()))
