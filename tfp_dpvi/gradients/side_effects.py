@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensorflow.python.framework import op_def_registry
@@ -32,6 +33,23 @@ def _called(operation: Any) -> set[str]:
     return names
 
 
+def called_nodes(graph: Any, operations: Sequence[Any]) -> Iterator[Any]:
+    """The nodes of all functions that these operations of a graph call, at any depth, as `NodeDef`s."""
+    called = {name for op in operations for name in _called(op.node_def)}
+    if not called:
+        return
+    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    seen: set[str] = set()
+    while called:
+        name = called.pop()
+        if name in seen or name not in library:
+            continue
+        seen.add(name)
+        for node in library[name].node_def:
+            yield node
+            called |= _called(node)
+
+
 def refuse_writes(graph: Any, num_known: int) -> None:
     """Raises if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
 
@@ -49,18 +67,8 @@ def refuse_writes(graph: Any, num_known: int) -> None:
         return
     added = graph.get_operations()[num_known:]
     found = next((op.name for op in added if _leaves_something_behind(op.type)), None)
-    called = {name for op in added for name in _called(op.node_def)}
-    if found is None and called:  # Inside conditionals, loops and calls.
-        library = {function.signature.name: function for function in graph.as_graph_def().library.function}
-        seen: set[str] = set()
-        while called and found is None:
-            name = called.pop()
-            if name in seen or name not in library:
-                continue
-            seen.add(name)
-            for node in library[name].node_def:
-                found = node.name if _leaves_something_behind(node.op) else found
-                called |= _called(node)
+    if found is None:  # Inside conditionals, loops and calls.
+        found = next((node.name for node in called_nodes(graph, added) if _leaves_something_behind(node.op)), None)
     if found is not None:
         raise ValueError(
             f"The loss of a record writes to a variable or elsewhere ({found}): what it leaves behind is neither clipped nor "

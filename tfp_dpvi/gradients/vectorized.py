@@ -10,6 +10,7 @@ import numpy as np
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors
 from tfp_dpvi.gradients.contributions import tiny
+from tfp_dpvi.gradients.shapes import refuse_varying_shapes
 from tfp_dpvi.gradients.side_effects import refuse_writes
 from tfp_dpvi.gradients.statistics import RecordStatistics
 
@@ -40,7 +41,7 @@ def clipped_sum(
       The `ClippedSum`, and the records' losses and whether they were clipped (*not private* as they are).
 
     Raises:
-      ValueError: the loss writes to a variable.
+      ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
 
     #### Formal guarantee
 
@@ -54,6 +55,7 @@ def clipped_sum(
         num_known = len(graph.get_operations())
         loss, gradient = record_gradient(record, keep)
         refuse_writes(graph, num_known)
+        refuse_varying_shapes(graph, num_known)
         return loss, list(gradient)
 
     losses, gradients = tf.vectorized_map(one, (records, mask))

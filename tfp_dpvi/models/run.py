@@ -9,6 +9,7 @@ from typing import Any
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi._quiet import quiet_native_compile
+from tfp_dpvi.gradients.shapes import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.metrics import joint_sensitivity
 from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
@@ -168,10 +169,12 @@ class PrivateRun:
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         strategy = model.distribute_strategy if tf.distribute.has_strategy() else None  # Of one replica too.
-        long = self._planned_steps >= _STEPS_WORTH_COMPILING and model.gains_from_xla
-        # In threads, `AddN` of three terms or more begins with one that nothing else still reads; XLA's sums have one order.
-        repeatable = model._seeded_under_xla and strategy is None
-        choices = (wanted,) if wanted is not None else (True, False) if long or repeatable else (False,)
+        if state.seed is None:
+            compiled = self._planned_steps >= _STEPS_WORTH_COMPILING and model.gains_from_xla
+        else:
+            # In threads, `AddN` of three terms or more begins with one that nothing else still reads; XLA's sums have one order.
+            compiled = model._seeded_under_xla and strategy is None
+        choices = (wanted,) if wanted is not None else (True, False) if compiled else (False,)
         for jit in choices:
             settings = LoopSettings(
                 sampler=sampler,
@@ -210,10 +213,13 @@ class PrivateRun:
             model.optimizer.build(variables)
             loop = make_loop(model.step_gradients, variables, model.optimizer, settings)
             zero = tf.constant(0, tf.int64)
+            no_steps = (tf.zeros([2], tf.int64), zero, zero, self._noise_multiplier, tensors)
             try:
                 with quiet_native_compile():
-                    loop(tf.zeros([2], tf.int64), zero, zero, self._noise_multiplier, tensors)
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+                    loop(*no_steps)
+                    if jit and strategy is None and not model.run_eagerly:
+                        refuse_dynamic_shapes(loop, no_steps)
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, VaryingShapeError) as error:
                 if not jit or wanted is not None:
                     raise
                 _LOG.info("The step does not compile under XLA and runs without it: %s", error)

@@ -1,0 +1,142 @@
+"""Shapes that depend on a record's values are refused: under XLA one record's would be those of all (C1, C9)."""
+
+from __future__ import annotations
+
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.gradients import shapes, vectorized
+from tfp_dpvi.models import run
+
+NUM = 50
+
+
+def positives(x):
+    return tf.reduce_sum(tf.cast(x > 0, tf.int32))
+
+
+def set_to_two(x):
+    part = x[: positives(x)]
+    part.set_shape([2])  # Not true of all records: hides it from TensorFlow.
+    return part
+
+
+DROPPING = {
+    "boolean_mask": lambda x: tf.boolean_mask(x, x > 0.0),
+    "where": lambda x: tf.gather_nd(x, tf.where(x > 0)),
+    "unique": lambda x: tf.unique(x)[0],
+    "slice": lambda x: x[: positives(x)],
+    "dynamic_partition": lambda x: tf.dynamic_partition(x, tf.cast(x > 0, tf.int32), 2)[1],
+    "in a conditional": lambda x: tf.cond(
+        x[0] > 0, lambda: tf.reduce_sum(tf.boolean_mask(x, x > 0)), lambda: tf.reduce_sum(x)
+    ),
+}
+KEEPING = {
+    "where": lambda x: tf.where(x > 0, x, 0.0),
+    "sequence_mask": lambda x: tf.where(tf.sequence_mask(positives(x), 4), x, 0.0),
+    "while": lambda x: tf.while_loop(lambda i, a: i < positives(x), lambda i, a: (i + 1, a + x[i]), (0, 0.0))[1],
+    "an entry": lambda x: x[tf.argmax(x)],
+}
+
+
+class Sum(dpvi.DPModel):
+    """Loss of a record: w times the sum of what `part` leaves of it."""
+
+    def __init__(self, part, seed=None):
+        super().__init__(seed=seed)
+        self.part = part
+        self.w = self.add_weight("w", [1], initializer="zeros")
+
+    def record_loss(self, x):
+        return tf.reduce_sum(self.w) * tf.reduce_sum(self.part(x))
+
+
+def fit(part, last, *, steps=2, jit_compile=None, seed=None, num=NUM):
+    """The clipped sum of one step over 50 records, -5, 10, -5, -5, but for the last; or of those that are left."""
+    records = np.full([NUM, 4], -5.0, "float32")
+    records[:, 1] = 10.0
+    records[-1] = last
+    model = Sum(part, seed)
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1.0)
+    model.compile(optimizer, jit_compile=jit_compile)
+    try:
+        model.fit(records[:num], batch_size=NUM, num_records=NUM, steps_per_epoch=steps, verbose=0)
+    finally:
+        fit.spent = model.privacy_ledger.num_releases
+    return float(-model.w.numpy()[0] * NUM / steps)
+
+
+@pytest.mark.parametrize("kind", sorted(DROPPING))
+@pytest.mark.parametrize("settings", [{"jit_compile": False}, {"jit_compile": True}, {"seed": 1}, {"steps": 1000}])
+def test_dropping_entries_is_refused(kind, settings):
+    with pytest.raises(ValueError, match=r"shape depends on the record's values"):
+        fit(DROPPING[kind], 5.0, **settings)
+    assert fit.spent == 0
+
+
+@pytest.mark.parametrize("kind", sorted(KEEPING))
+@pytest.mark.parametrize("jit_compile", [False, None])
+def test_what_keeps_its_shape_is_one_records_own(kind, jit_compile):
+    """The last record moves the sum by what it adds, at most the clip."""
+    settings = {"jit_compile": jit_compile, "seed": 1}  # None: by XLA, where it can.
+    without = fit(KEEPING[kind], 5.0, num=NUM - 1, **settings)
+    for last in (-5.0, 5.0, [1e6, -1e6, 1e6, -1e6]):
+        assert abs(fit(KEEPING[kind], last, **settings) - without) <= 1.0 + 1e-4
+
+
+def test_without_the_check_one_record_decides_for_all():
+    """What TensorFlow does, so that the checks can go when it no longer does."""
+    with (
+        mock.patch.object(vectorized, "refuse_varying_shapes"),
+        mock.patch.object(run, "refuse_dynamic_shapes"),
+    ):
+        sums = [fit(DROPPING["boolean_mask"], last, jit_compile=True) for last in (-5.0, 5.0)]
+    assert abs(sums[0] - sums[1]) > 20
+
+
+def test_shapes_that_xla_alone_finds_varying():
+    """A shape that was set by hand: XLA is not used where it may choose, and nothing is spent where it may not."""
+    with pytest.raises(ValueError, match=r"Compiled by XLA, the step has a tensor whose shape depends on values"):
+        fit(set_to_two, 5.0, jit_compile=True)
+    assert fit.spent == 0
+    with (
+        mock.patch.object(vectorized, "refuse_varying_shapes"),
+        pytest.raises(ValueError, match=r"compile\(jit_compile=False\)"),
+    ):
+        fit(DROPPING["unique"], 5.0, jit_compile=True)
+    assert fit.spent == 0
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_constant_choice_of_entries_is_fine(seed):
+    """Without XLA, which is tried for the seeded fit, and left for this."""
+    chosen = np.array([True, True, False, False])
+    for last in (-5.0, 5.0):
+        found = fit(lambda x: tf.boolean_mask(x, chosen), last, seed=seed)
+        assert found == pytest.approx(NUM - 1 + np.sign(last), abs=1e-4)
+
+
+def test_a_likelihood_that_drops_missing_entries_is_refused():
+    def likelihood(w, x):
+        seen = tf.boolean_mask(x[0], x[0] > -9.0)
+        return tfp.distributions.Normal((w * tf.reduce_sum(seen))[None], 1.0)
+
+    model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood)
+    model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
+    with pytest.raises(ValueError, match=r"shape"):
+        model.fit(np.zeros([1, 4], "float32"), np.zeros([1], "float32"), verbose=0)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_dynamic_shapes_are_told_from_comparisons():
+    compiled = tf.function(lambda x: tf.reduce_sum(tf.cast(x <= 1.0, tf.float32)), jit_compile=True)
+    shapes.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))
+    compiled = tf.function(lambda x: tf.reduce_sum(tf.boolean_mask(x, x <= 1.0)), jit_compile=True)
+    with pytest.raises(shapes.VaryingShapeError, match=re.escape("<=")):
+        shapes.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))
