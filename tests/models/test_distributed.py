@@ -312,9 +312,9 @@ def test_workers_with_books_of_their_own_add_one_noise(tmp_path):
         index, path = int(sys.argv[1]), sys.argv[2]
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-        def made(epsilon=1.0, clip=0.5, ledger=None):
+        def made(epsilon=1.0, clip=0.5, ledger=None, seed=None):
             with strategy.scope():
-                model = dpvi_model(None)
+                model = dpvi_model(seed)
                 optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, learning_rate=0.1)
                 model.compile(optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False, ledger=ledger)
             return model
@@ -336,6 +336,12 @@ def test_workers_with_books_of_their_own_add_one_noise(tmp_path):
         found["exhausted"] = refused(made(ledger=first.privacy_ledger if index == 0 else None))
         found["other clip"] = refused(made(5.0, clip=0.5 + index))
         found["other target"] = refused(made(5.0 + index))
+        found["other seed"] = refused(made(5.0, seed=3 if index else None))
+        moved = made(5.0)
+        for variable in moved.trainable_variables:
+            for part in strategy.experimental_local_results(variable):
+                part.assign_add(tf.fill(part.shape, 1.0 * index))
+        found["other weights"] = refused(moved)
         budget = dpvi.PrivacyLedger(budget_epsilon=0.8, budget_delta=1e-5) if index == 0 else None
         third = made(ledger=budget)
         third.fit(X, Y, batch_size=31, epochs=2, verbose=0)
@@ -353,14 +359,14 @@ def test_workers_with_books_of_their_own_add_one_noise(tmp_path):
     assert "Worker 0 has refused" in two["exhausted"][1]
     for found in (one, two):
         assert found["exhausted"][2] == 0
-        for name in ("other clip", "other target"):
-            assert found[name][0] == "ValueError"
-            assert "other settings on another worker" in found[name][1]
+        for name in ("other clip", "other target", "other seed", "other weights"):
+            assert found[name][0] == "ValueError", name
+            assert "Another worker has other settings" in found[name][1]
             assert found[name][2] == 0
     assert 0 < one["third"] < 14  # Both stop where the first worker's budget ends.
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_dies(tmp_path, victim):
     """The other stops with an error that says what is spent; both ledgers hold what was begun; all goes on from them."""
     script = """

@@ -150,6 +150,7 @@ def check_mean_field(adult, num_draws):
     np.testing.assert_allclose(scale, best_scale, rtol=0.05)
 
 
+@pytest.mark.slow  # `test_conjugate.py` has closed forms.
 def test_mean_field_finds_the_optimum_of_its_objective_on_some_records(adult):
     x, y = adult
     some = np.random.default_rng(0).permutation(len(y))[:500]

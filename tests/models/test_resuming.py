@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -255,13 +256,20 @@ def test_a_shorter_fit_is_refused(tmp_path, ledger):
     refused(make(ledger), tmp_path / "backup", ledger, "epochs=1", epochs=1)
 
 
-@pytest.mark.parametrize("jit_compile", [False, None])
-def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, jit_compile):
-    """With XLA a key gives other noise."""
-    interrupted(ledger, tmp_path / "backup", [4], seed=5, noise=2.0, jit_compile=False)
+@pytest.mark.parametrize("changed", ["optimizer", "jit_compile", "physical_batch_size", "strategy", "schedule"])
+def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, changed):
+    """With XLA a key gives other noise, visits of another size other batches, and other rates other weights."""
+    rates = tf.keras.optimizers.schedules.ExponentialDecay
+    plain = {"seed": 5, "noise": 2.0, "jit_compile": False}
+    if changed == "schedule":
+        plain["rate"] = rates(0.1, 5, 0.9)
+    interrupted(ledger, tmp_path / "backup", [4], **plain)
     assert ledger.num_releases == STEPS + 2
-    model = make(ledger, seed=5, noise=2.0, jit_compile=jit_compile)
-    if jit_compile is False:
+    other = {"jit_compile": {"jit_compile": None}, "physical_batch_size": {"physical_batch_size": 30}}
+    other["schedule"] = {"rate": rates(0.1, 5, 0.5)}
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope() if changed == "strategy" else contextlib.nullcontext():
+        model = make(ledger, **{**plain, **other.get(changed, {})})
+    if changed == "optimizer":
         model.optimizer.beta_1 = 0.5
     fit(model, tmp_path / "backup")
     assert ledger.num_releases == EPOCHS * STEPS + 2

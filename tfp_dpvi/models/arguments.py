@@ -121,7 +121,11 @@ def of_arrays(
     available = records.num if source is None else source.num
     public_num = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-    workers.check_same_records(model.distribute_strategy, records, available, public_num, batch_size, state.steps_run)
+    if workers.several(model.distribute_strategy):
+        compared = records if source is None else source.some()
+        workers.check_same_records(
+            model.distribute_strategy, compared, available, public_num, batch_size, state.steps_run
+        )
     sampler = planning.make_sampler(
         sampling or "poisson",
         available,

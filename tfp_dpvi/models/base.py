@@ -425,19 +425,18 @@ class DPModel(Model):
             initial_epoch = resuming.first_epoch(held, epochs)
         steps = max(0, epochs - initial_epoch) * given.steps_per_epoch
         how = (state, given.feed.sampler, self.optimizer.l2_norm_clip, given.num_records, sensitivity)
+        known = state.ledger.num_releases
         if backup is None or held is None:
             plan, allowed = workers.agreed_plan(
-                self.distribute_strategy,
+                self,
                 lambda: planning.make_plan(*how, steps, given.steps_per_epoch),
                 lambda plan: planning.allowed_by_ledger(state, plan),
-                *(given.steps_per_epoch, initial_epoch, repr(state.settings), state.auto_steps_per_execution),
-                *(int(self._steps_per_execution.numpy()), noise_scales, self.optimizer.clipping),
-                *(metric.identity for metric in state.private_metrics),
+                (given.steps_per_epoch, initial_epoch, noise_scales, resuming.step_settings(self, given.feed.sampler)),
             )
             replayed = 0
         else:
             plan = resuming.plan_of(self, held, planning.plan_with(*how, 0.0, steps))
-            resuming.restore(self, held)
+            resuming.restore(self, held, given.feed.sampler)
             replayed = resuming.replayed_steps(self, plan)
             allowed = min(steps, replayed + planning.most_releases(state, plan))
             LOG.info("Resuming after epoch %d from %s.", initial_epoch, held.directory)
@@ -454,25 +453,27 @@ class DPModel(Model):
                 return resuming.empty_history(self, epochs)
 
         state.fits += 1
-        run = PrivateRun(
-            self,
-            state,
-            given.feed,
-            plan,
-            allowed=allowed,
-            steps_per_epoch=given.steps_per_epoch,
-            expected_batch_size=given.batch_size,
-            noise_scales=noise_scales,
-            gradient_sensitivity=sensitivity,
-            planned_steps=planned,
-            replayed_steps=replayed,
-        )
-        run.try_without_a_step(given.traced, given.tensors)
-        # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-        run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
+        with workers.ready_together(self.distribute_strategy):
+            run = PrivateRun(
+                self,
+                state,
+                given.feed,
+                plan,
+                allowed=allowed,
+                steps_per_epoch=given.steps_per_epoch,
+                expected_batch_size=given.batch_size,
+                noise_scales=noise_scales,
+                gradient_sensitivity=sensitivity,
+                planned_steps=planned,
+                replayed_steps=replayed,
+                known_releases=known,
+            )
+            run.try_without_a_step(given.traced, given.tensors)
+            # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
+            run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
         self._remember(plan, given, num_records)
         if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, plan, epoch), initial_epoch)
+            backup.attach(lambda epoch: resuming.snapshot(self, plan, given.feed.sampler, epoch), initial_epoch)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")

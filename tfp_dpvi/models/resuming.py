@@ -9,8 +9,8 @@ from typing import Any
 
 from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
-from tfp_dpvi.models import workers
 from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.sampling import Sampler
 
 _STATE = ("steps_run", "epochs_run")
 
@@ -41,11 +41,11 @@ def check(model: Any, from_dataset: bool) -> None:
             "PrivateBackupAndRestore and a dataset as x: a resumed fit would read the same batches again, which are no new "
             "sample. Pass arrays, memory maps or sources; nothing was spent."
         )
-    if workers.several(model.distribute_strategy):
+    if model.distribute_strategy.extended._in_multi_worker_mode():
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 
-def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
+def snapshot(model: Any, plan: PrivacyPlan, sampler: Sampler, epoch: int) -> Backup:
     """All that a fit needs to go on after `epoch` epochs. No key, no seed and no record is in it."""
     state = model._dp
     rate = model.optimizer._learning_rate
@@ -55,14 +55,14 @@ def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
         "plan": plan.to_json(),
         "target": _target(state),
         "ledger": state.ledger.mark(),
-        "settings": _settings(model),
+        "settings": step_settings(model, sampler),
         "optimizer": type(model.optimizer).__name__,
         "learning_rate": float(rate) if isinstance(rate, tf.Variable) else None,
         # A seeded step is the same release where plan, run, seed and number are the same; else each try is a run of its own.
         "run": None if state.seed is None else [state.identity, state.fits],
         **{name: getattr(state, name) for name in _STATE},
     }
-    return Backup(meta, [variable.numpy() for variable in _variables(model)])
+    return Backup(meta, [variable.numpy() for variable in variables_of(model)])
 
 
 def first_epoch(backup: Backup, epochs: int) -> int:
@@ -126,13 +126,13 @@ def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
     return wanted.replace(num_releases=fresh.num_releases)
 
 
-def restore(model: Any, backup: Backup) -> None:
+def restore(model: Any, backup: Backup, sampler: Sampler) -> None:
     """Puts weights, optimizer state and the model's place in its sequence of steps back.
 
     Raises:
       ValueError: the backup's variables are not those of this model.
     """
-    variables = _variables(model)
+    variables = variables_of(model)
     shapes = [list(value.shape) for value in backup.arrays]
     if shapes != [variable.shape.as_list() for variable in variables]:
         raise ValueError(
@@ -147,7 +147,7 @@ def restore(model: Any, backup: Backup) -> None:
     for name in _STATE:
         setattr(state, name, meta[name])
     # Seeded steps under other settings are other releases: then the run keeps its new name, and they are charged.
-    if meta["run"] is not None and meta["settings"] == _settings(model):
+    if meta["run"] is not None and meta["settings"] == step_settings(model, sampler):
         state.identity, state.fits = meta["run"][0], int(meta["run"][1]) - 1  # `fit` counts itself.
 
 
@@ -170,13 +170,25 @@ def empty_history(model: Any, epoch: int) -> Any:
     return history
 
 
-def _settings(model: Any) -> str:
-    """A fingerprint of what a seeded step depends on, beside plan, weights and records."""
+def step_settings(model: Any, sampler: Sampler) -> str:
+    """A fingerprint of what a seeded step depends on, beside plan, seed, weights, learning rate and records."""
+    strategy, config = model.distribute_strategy, model.optimizer.get_config()
+    if not isinstance(config.get("learning_rate"), dict):  # A number is restored; a schedule is not.
+        config.pop("learning_rate", None)
     parts = (
+        type(model).__name__,
         model.step_identity,
         [metric.identity for metric in model._dp.private_metrics],
-        sorted((name, repr(value)) for name, value in model.optimizer.get_config().items() if name != "learning_rate"),
-        (model._dp.settings.jit_compile, bool(model.run_eagerly)),  # With XLA a key gives other draws.
+        sorted((name, repr(value)) for name, value in config.items()),
+        sampler.identity,  # The size of its visits is how many numbers it draws at a time.
+        # With XLA, on another device or in another version a key gives other draws.
+        (
+            model._dp.settings.jit_compile,
+            bool(model.run_eagerly),
+            type(strategy).__name__,
+            strategy.num_replicas_in_sync,
+        ),
+        (sorted({device.device_type for device in tf.config.list_logical_devices()}), tf.__version__),
     )
     return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(parts)).encode()).hexdigest()[:16]
 
@@ -186,7 +198,8 @@ def _target(state: Any) -> list[Any]:
     return [settings.epsilon, settings.delta, settings.noise_multiplier, settings.planned_epochs]
 
 
-def _variables(model: Any) -> list[Any]:
+def variables_of(model: Any) -> list[Any]:
+    """All that a step reads and writes."""
     with model.distribute_strategy.scope():
         model.optimizer.build(model.trainable_variables)
     held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}

@@ -37,6 +37,7 @@ class PrivateRun:
       noise_scales: see `ClippedSum`.
       planned_steps: steps of the whole fit, where it was interrupted and these are its rest.
       replayed_steps: how many of its first steps are charged already, being the same releases.
+      known_releases: how many the ledger had when the plan was made; more are another model's.
       gradient_sensitivity: of the gradient alone, where metrics are released with it; None: the plan's.
 
     #### Formal guarantee
@@ -59,6 +60,7 @@ class PrivateRun:
         gradient_sensitivity: Sensitivity | None = None,
         planned_steps: int | None = None,
         replayed_steps: int = 0,
+        known_releases: int | None = None,
     ) -> None:
         assert state.settings is not None
         assert plan.num_records is not None
@@ -82,7 +84,7 @@ class PrivateRun:
         self._compiled = False
         self._done = 0
         self._curve_from = replayed_steps  # What is charged already is in the curve's beginning.
-        self._known_releases = state.ledger.num_releases
+        self._known_releases = state.ledger.num_releases if known_releases is None else known_releases
         self._name = f"{state.identity}/{state.fits}"
 
     def try_without_a_step(self, sampler: Sampler, tensors: Any) -> None:

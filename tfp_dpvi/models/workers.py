@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi._keras import tf
+from tfp_dpvi.models import resuming
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.privacy import PrivacyPlan
 
@@ -26,16 +27,13 @@ def check_same_records(strategy: Any, records: Records, *public: int) -> None:
     """Raises, on every worker, unless all have the same records and public numbers.
 
     All draw the same indices and each takes its share of them by place: with records of their own, one record's presence
-    would move others from one worker's data to another's. (Of streamed records only shapes and numbers are compared.)
+    would move others from one worker's data to another's. (Of streamed records some rows are compared.)
     """
     if not several(strategy):
         return
-    found = zlib.crc32(repr(public).encode())
-    for part in tf.nest.flatten((records.x, records.y, records.sample_weight)):
-        if part is not None:
-            found = zlib.crc32(repr((part.shape, part.dtype)).encode(), found)
-            found = zlib.crc32(np.ascontiguousarray(part).tobytes(), found)
-    if not _same(_gathered(strategy, [found])):
+    parts = tf.nest.flatten((records.x, records.y, records.sample_weight))
+    found = checksum([part for part in parts if part is not None])
+    if not _same(_gathered(strategy, [found, zlib.crc32(repr(public).encode())])):
         raise ValueError(
             "x, y, num_records or batch_size differ between workers: each takes its share of one and the same batch, so all need "
             "the same records. Pass the same arrays on every worker; nothing was spent."
@@ -43,10 +41,10 @@ def check_same_records(strategy: Any, records: Records, *public: int) -> None:
 
 
 def agreed_plan(
-    strategy: Any,
+    model: Any,
     make: Callable[[], PrivacyPlan],
     allowed_by: Callable[[PrivacyPlan], int],
-    *public: Any,
+    public: Any,
 ) -> tuple[PrivacyPlan, int]:
     """The plan of this fit and how many of its steps may run, the same on all workers.
 
@@ -55,32 +53,39 @@ def agreed_plan(
     fewest steps.
 
     Args:
-      strategy: the model's.
+      model: a compiled `DPModel`.
       make: a plan by this worker's own books.
       allowed_by: how many of a plan's releases they allow.
-      *public: what else must be the same.
+      public: what else must be the same, beside what the model was compiled with and its weights and optimizer state: a
+        worker at other weights would give its share of a batch another gradient function, and one record's presence
+        moves others between shares.
 
     Raises:
       ValueError: workers were compiled or called with other settings.
       RuntimeError: another worker has refused the fit.
       Exception: what `make` or `allowed_by` raises.
     """
+    strategy, state = model.distribute_strategy, model._dp
     if not several(strategy):
         plan = make()
         return plan, allowed_by(plan)
+    values = checksum(resuming.variables_of(model))  # On all workers: it makes variables, which they share.
+    steps = (state.auto_steps_per_execution, int(model._steps_per_execution.numpy()))
+    rate = repr(model.optimizer.get_config().get("learning_rate"))
+    known = (public, repr(state.settings), state.seed, model.optimizer.clipping, rate, steps, values)
     refusal: Exception | None = None
     noise, settings = 0.0, 0
     try:
         plan = make()
         noise = plan.noise_multiplier
-        settings = zlib.crc32(repr((plan.replace(noise_multiplier=1.0).to_json(), public)).encode())
+        settings = zlib.crc32(repr((plan.replace(noise_multiplier=1.0).to_json(), known)).encode())
     except Exception as error:  # It is raised below, when the others know.
         refusal = error
     noises, all_settings = _together(strategy, refusal, [noise, settings]).T
     if not _same(all_settings):
         raise ValueError(
-            "compile or fit was called with other settings on another worker (clip, epsilon and delta, noise, sampling, epochs or "
-            "metrics): run the same program on all; nothing was spent."
+            "Another worker has other settings (in compile, fit, optimizer, model or seed) or other weights: run the same program "
+            "on all, with the same weights; nothing was spent."
         )
     plan = plan.replace(noise_multiplier=float(noises.max()))
     allowed = 0
@@ -89,6 +94,16 @@ def agreed_plan(
     except Exception as error:
         refusal = error
     return plan, int(_together(strategy, refusal, [allowed]).min())
+
+
+def checksum(variables: Sequence[Any]) -> int:
+    """Of shapes and values of variables, or of arrays."""
+    found = 0
+    for variable in variables:
+        value = np.asarray(variable.numpy() if hasattr(variable, "numpy") else variable)
+        found = zlib.crc32(repr((value.shape, value.dtype)).encode(), found)
+        found = zlib.crc32(np.ascontiguousarray(value).tobytes(), found)
+    return found
 
 
 def agreed_key(strategy: Any, key: Any) -> Any:
@@ -116,11 +131,32 @@ def naming_lost_workers(strategy: Any, spent: Callable[[], str]) -> Iterator[Non
         return
     try:
         yield
-    except _LOST as error:
+    except (*_LOST, tf.errors.InvalidArgumentError) as error:
+        if not isinstance(error, _LOST) and "Collective ops is aborted" not in str(error):
+            raise
         raise RuntimeError(
             f"Another worker has ended, or cannot be reached, and all are needed for a step. {spent()} Start all workers "
             "again: TensorFlow does not take one back into a running cluster."
         ) from error
+
+
+@contextlib.contextmanager
+def ready_together(strategy: Any) -> Iterator[None]:
+    """What a worker does by itself before the first step: where one cannot, none begins.
+
+    Raises:
+      RuntimeError: another worker has refused.
+      Exception: what the body raises.
+    """
+    refusal: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        if not several(strategy):
+            raise
+        refusal = error
+    if several(strategy):
+        _together(strategy, refusal, [0.0])
 
 
 def _together(strategy: Any, refusal: Exception | None, own: list[float]) -> Any:
