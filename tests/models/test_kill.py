@@ -69,15 +69,19 @@ def train(ledger_path, marks_path, backup, result):
 
 
 def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int) -> tuple[list, list]:
-    """Fits that are killed and resumed until `kills` kills are done; then as many that nobody kills. Their results."""
+    """Fits that are killed and resumed until `kills` kills are done and a fit has gone on after one; then as many that
+    nobody kills. Their results."""
     rng = np.random.default_rng(seed)
     trainers = Trainers(directory, RESUMED.replace("EPOCHS", str(epochs)))
     done, resumed, alone = 0, [], []
-    going_on = False  # Some kill has left a backup behind.
     backup, result = directory / "backup", directory / "result"
     try:
-        while done < kills or not going_on or backup.joinpath("fit.npz").exists():
-            if done < kills or not going_on:
+        while True:
+            left = backup.joinpath("fit.npz").exists()
+            went_on = any(len(one["epochs"]) < epochs for one in resumed)
+            if done >= kills and went_on and not left:
+                break
+            if done < kills or not (went_on or left):  # A kill may come before the first backup or after the last.
                 killed = kill_once(
                     trainers, float(rng.uniform(0.0, 0.6)), backup, result, at_start=bool(rng.uniform() < 0.1)
                 )
@@ -86,7 +90,6 @@ def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int)
                 assert trainers.answer("ended") == 0
                 killed = False
             done += killed
-            going_on |= killed and backup.joinpath("fit.npz").exists()
             check_books(directory, done)
             if result.exists() and not backup.joinpath("fit.npz").exists():
                 resumed.append(json.loads(result.read_text()))

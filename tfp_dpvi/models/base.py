@@ -431,12 +431,12 @@ class DPModel(Model):
                 self,
                 lambda: planning.make_plan(*how, steps, given.steps_per_epoch),
                 lambda plan: planning.allowed_by_ledger(state, plan),
-                (given.steps_per_epoch, initial_epoch, noise_scales, resuming.step_settings(self, given.feed.sampler)),
+                (given.steps_per_epoch, initial_epoch, noise_scales, resuming.step_settings(self)),
             )
             replayed = 0
         else:
             plan = resuming.plan_of(self, held, planning.plan_with(*how, 0.0, steps))
-            resuming.restore(self, held, given.feed.sampler)
+            resuming.restore(self, held)
             replayed = resuming.replayed_steps(self, plan)
             allowed = min(steps, replayed + planning.most_releases(state, plan))
             LOG.info("Resuming after epoch %d from %s.", initial_epoch, held.directory)
@@ -473,7 +473,7 @@ class DPModel(Model):
             run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
         self._remember(plan, given, num_records)
         if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, plan, given.feed.sampler, epoch), initial_epoch)
+            backup.attach(lambda epoch: resuming.snapshot(self, plan, epoch), initial_epoch)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")

@@ -10,7 +10,6 @@ from typing import Any
 from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.privacy import PrivacyPlan
-from tfp_dpvi.sampling import Sampler
 
 _STATE = ("steps_run", "epochs_run")
 
@@ -45,7 +44,7 @@ def check(model: Any, from_dataset: bool) -> None:
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 
-def snapshot(model: Any, plan: PrivacyPlan, sampler: Sampler, epoch: int) -> Backup:
+def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
     """All that a fit needs to go on after `epoch` epochs. No key, no seed and no record is in it."""
     state = model._dp
     rate = model.optimizer._learning_rate
@@ -55,7 +54,7 @@ def snapshot(model: Any, plan: PrivacyPlan, sampler: Sampler, epoch: int) -> Bac
         "plan": plan.to_json(),
         "target": _target(state),
         "ledger": state.ledger.mark(),
-        "settings": step_settings(model, sampler),
+        "settings": step_settings(model),
         "optimizer": type(model.optimizer).__name__,
         "learning_rate": float(rate) if isinstance(rate, tf.Variable) else None,
         # A seeded step is the same release where plan, run, seed and number are the same; else each try is a run of its own.
@@ -126,7 +125,7 @@ def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
     return wanted.replace(num_releases=fresh.num_releases)
 
 
-def restore(model: Any, backup: Backup, sampler: Sampler) -> None:
+def restore(model: Any, backup: Backup) -> None:
     """Puts weights, optimizer state and the model's place in its sequence of steps back.
 
     Raises:
@@ -147,7 +146,7 @@ def restore(model: Any, backup: Backup, sampler: Sampler) -> None:
     for name in _STATE:
         setattr(state, name, meta[name])
     # Seeded steps under other settings are other releases: then the run keeps its new name, and they are charged.
-    if meta["run"] is not None and meta["settings"] == step_settings(model, sampler):
+    if meta["run"] is not None and meta["settings"] == step_settings(model):
         state.identity, state.fits = meta["run"][0], int(meta["run"][1]) - 1  # `fit` counts itself.
 
 
@@ -170,7 +169,7 @@ def empty_history(model: Any, epoch: int) -> Any:
     return history
 
 
-def step_settings(model: Any, sampler: Sampler) -> str:
+def step_settings(model: Any) -> str:
     """A fingerprint of what a seeded step depends on, beside plan, seed, weights, learning rate and records."""
     strategy, config = model.distribute_strategy, model.optimizer.get_config()
     if not isinstance(config.get("learning_rate"), dict):  # A number is restored; a schedule is not.
@@ -180,7 +179,7 @@ def step_settings(model: Any, sampler: Sampler) -> str:
         model.step_identity,
         [metric.identity for metric in model._dp.private_metrics],
         sorted((name, repr(value)) for name, value in config.items()),
-        sampler.identity,  # The size of its visits is how many numbers it draws at a time.
+        model._dp.settings.physical_batch_size,  # How many numbers are drawn at a time. (By default from N, which is secret.)
         # With XLA, on another device or in another version a key gives other draws.
         (
             model._dp.settings.jit_compile,
