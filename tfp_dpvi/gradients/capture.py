@@ -12,6 +12,8 @@ from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.gradients import layer_rules
 from tfp_dpvi.gradients.contributions import Contribution, Direct, combined
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
+from tfp_dpvi.gradients.mapping import map_records
+from tfp_dpvi.gradients.shapes import refuse_varying_shapes
 
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
@@ -122,11 +124,13 @@ class Capture:
                     known = len(graph.get_operations())
                     results = again(leaves)
                     _refuse_random(layer, graph, known)
-                return tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
+                found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
+                refuse_varying_shapes(graph, known)
+                return found
 
             self._paused = True
             try:
-                each = tf.vectorized_map(
+                each = map_records(
                     one, ([by_record.split(part) for part in tensors], [by_record.split(part) for part in gradients])
                 )
             finally:

@@ -9,6 +9,7 @@ from typing import Any
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
+from tfp_dpvi.gradients.shapes import strictly
 from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
@@ -99,9 +100,10 @@ def make_loop(
 
         def sums_of(batch: Any, mask: Any) -> tuple[Any, RecordStatistics]:
             assert gradients.record_gradient is not None
-            clipped, statistics = clipped_sum(
-                gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping
-            )
+            with strictly():
+                clipped, statistics = clipped_sum(
+                    gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping
+                )
             return list(clipped.tensors), statistics
 
         def visit(carry: Any, indices: Any, mask: Any) -> Any:

@@ -171,12 +171,10 @@ class PrivateRun:
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         strategy = model.distribute_strategy if tf.distribute.has_strategy() else None  # Of one replica too.
-        if state.seed is None:
-            compiled = self._planned_steps >= _STEPS_WORTH_COMPILING and model.gains_from_xla
-        else:
-            # In threads, `AddN` of three terms or more begins with one that nothing else still reads; XLA's sums have one order.
-            compiled = model._seeded_under_xla and strategy is None
-        choices = (wanted,) if wanted is not None else (True, False) if compiled else (False,)
+        # In threads, `AddN` of three terms or more begins with one that nothing else still reads; XLA's sums have one order.
+        worth = self._planned_steps >= _STEPS_WORTH_COMPILING and model.gains_from_xla
+        compiled = worth if state.seed is None else model._seeded_under_xla
+        choices = (wanted,) if wanted is not None else (True, False) if compiled and strategy is None else (False,)
         for jit in choices:
             settings = LoopSettings(
                 sampler=sampler,
