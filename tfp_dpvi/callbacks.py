@@ -163,8 +163,8 @@ class PrivateBackupAndRestore(Callback):
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
     charged again, so that a fit with a target epsilon may end a few steps early; with `seed=` they are the same releases,
-    charged once, and the result is that of a run without the interruption: to the bit under XLA, with which seeded steps are
-    compiled, and to rounding where it does not serve (the order in which TensorFlow's `AddN` adds up depends on its threads).
+    charged once, and the result is that of a run without the interruption: to the bit, on the same
+    machine and settings. (GPUs add up in any order unless told otherwise: `tf.config.experimental.enable_op_determinism()`.)
     Other callbacks start anew, as in Keras. The `History` is of the epochs since. When `fit` ends, the backup is deleted.
 
     Args:

@@ -8,10 +8,13 @@ import pytest
 from support import statistics
 from support.cases import normal
 from support.steps import Indicator, fit_indicator
+from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_math_ops
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._ordered_sums import ordered
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, privatize
 from tfp_dpvi.sampling import PoissonSampler
@@ -85,8 +88,8 @@ def test_a_seed_repeats_a_run_bit_for_bit():
 class Crossed(dpvi.DPModel):
     """The exact gradients of its variables are sums of six terms, each two of which have one in common.
 
-    TensorFlow's `AddN` starts such a sum with a term that nothing else reads any more: in threads a matter of luck. Six runs of
-    this test's without XLA and a queue of their own gave four different ends.
+    TensorFlow's `AddN` starts such a sum with a term that nothing else reads any more: in threads a matter of luck. Left to
+    itself it gave six different ends in six runs of 300 steps, and so it did with either half of `_ordered_sums` alone.
     """
 
     def __init__(self, seed):
@@ -105,15 +108,39 @@ class Crossed(dpvi.DPModel):
         return tf.reduce_sum(tf.add_n([*pairs, *(tf.sin(3.0 * part) for part in parts)]))
 
 
-def test_a_seed_repeats_sums_bit_for_bit():
-    """C10: compiled with XLA, whose sums have one order, where compile does not say otherwise."""
+@pytest.mark.parametrize("jit_compile", [None, False])
+def test_a_seed_repeats_sums_bit_for_bit(jit_compile):
+    """C10: compiled with XLA, whose sums have one order, and without, where they are given one."""
     ends = set()
     for _ in range(4):
         model = Crossed(3)
-        model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0))
+        model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=jit_compile)
         model.fit(X, batch_size=6, steps_per_epoch=300, verbose=0)
         ends.add(b"".join(v.numpy().tobytes() for v in model.trainable_variables))
     assert len(ends) == 1
+
+
+def test_sums_are_ordered_in_seeded_steps_alone():
+    """TensorFlow is as it was after a step, also after one that failed, and other calls keep their options."""
+    before = (gen_math_ops.add_n, context.context().function_call_options.config_proto_serialized)
+
+    def sums_of_three(function):
+        graph = tf.function(function, autograph=False).get_concrete_function().graph
+        return sum(op.type == "AddN" and len(op.inputs) > 2 for op in graph.get_operations())
+
+    def added():
+        return tf.add_n([tf.constant(1.0), tf.constant(2.0), tf.constant(4.0)])
+
+    def failing():
+        raise ValueError("a mistake in a loss")
+
+    assert sums_of_three(added) == 1
+    assert ordered(lambda: sums_of_three(added))() == 0
+    assert float(ordered(added)()) == 7.0
+    with pytest.raises(ValueError, match="a mistake"):
+        ordered(failing)()
+    assert sums_of_three(added) == 1
+    assert (gen_math_ops.add_n, context.context().function_call_options.config_proto_serialized) == before
 
 
 def test_a_seed_does_not_repeat_noise_within_a_model():

@@ -47,8 +47,8 @@ class DPModel(Model):
     ```
 
     Args:
-      seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable (to
-        the bit where the step is compiled with XLA, to rounding elsewhere), and the report says "seeded: not private".
+      seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable, bit
+        for bit on one machine, and the report says "seeded: not private".
       name: name of the model.
 
     #### Formal guarantee
@@ -136,11 +136,6 @@ class DPModel(Model):
     def gains_from_xla(self) -> bool:
         """For subclasses: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say."""
         return True
-
-    @property
-    def _seeded_under_xla(self) -> bool:
-        """Whether the model's runs are to be repeatable to the bit, for which XLA is tried whatever it gains."""
-        return self._dp.seed is not None
 
     @property
     def _batch_needs(self) -> planning.BatchNeeds | None:
@@ -237,8 +232,8 @@ class DPModel(Model):
           validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and for validation data.
           physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
-          jit_compile: compile the step with XLA; None does so for long runs that gain from it and for seeded ones, whose
-            bits are repeatable only there, and goes without where an operation does not allow it.
+          jit_compile: compile the step with XLA; None does so for models that gain from it, in long runs and in seeded ones of
+            any length (with and without it a seed gives different noise), and goes without where an operation does not allow it.
           unsafe_training_metrics: show exact training losses, which are *not private*. The report says so.
           run_eagerly: run the step without compiling it, to debug.
           metrics: privatised metrics of the training records, `dpvi.metrics.PrivateELBO` and such, released with every

@@ -347,12 +347,7 @@ class DPVAE(base.DPModel):
     def _static(self) -> bool:
         settings = self._dp.settings
         wanted = None if settings is None else settings.jit_compile
-        return bool(self.run_eagerly) or bool(self._seeded_under_xla if wanted is None else wanted)
-
-    @property
-    def _seeded_under_xla(self) -> bool:
-        # Groups of fixed shape would cost their number times the work.
-        return super()._seeded_under_xla and self.batch_regularizer is None
+        return bool(self.run_eagerly) or bool(wanted)
 
     @property
     def _batch_needs(self) -> planning.BatchNeeds:

@@ -171,10 +171,10 @@ class PrivateRun:
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         strategy = model.distribute_strategy if tf.distribute.has_strategy() else None  # Of one replica too.
-        # In threads, `AddN` of three terms or more begins with one that nothing else still reads; XLA's sums have one order.
-        worth = self._planned_steps >= _STEPS_WORTH_COMPILING and model.gains_from_xla
-        compiled = worth if state.seed is None else model._seeded_under_xla
-        choices = (wanted,) if wanted is not None else (True, False) if compiled and strategy is None else (False,)
+        seeded = state.seed is not None
+        # Of a seeded run not by its length: with XLA a key gives other noise, and a longer run may replay a shorter one's steps.
+        worth = model.gains_from_xla and (seeded or self._planned_steps >= _STEPS_WORTH_COMPILING)
+        choices = (wanted,) if wanted is not None else (True, False) if worth and strategy is None else (False,)
         for jit in choices:
             settings = LoopSettings(
                 sampler=sampler,
@@ -184,6 +184,7 @@ class PrivateRun:
                 noise_scales=self._noise_scales,
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
+                ordered=seeded and not (jit and strategy is None),  # XLA's sums have one order.
                 strategy=strategy,
                 metrics=self._metrics,
                 gradient_sensitivity=self._gradient_sensitivity,
