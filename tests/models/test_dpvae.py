@@ -208,7 +208,7 @@ def test_an_empty_batch_is_zero():
 def test_a_second_draw_between_norm_and_sum_is_caught():
     """C5: the replay above would fail if norms came from other draws than gradients."""
     model = ready(how=optimizer(clip=0.05))
-    gradients = model._checked[1]
+    gradients = model._trial.known()
     x = tf.constant(X[:1])
 
     @tf.function

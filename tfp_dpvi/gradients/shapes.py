@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.side_effects import called_nodes
+from tfp_dpvi.gradients.side_effects import called_nodes, first_added
 
 # Their results have as many rows as their inputs' values say. (Sparse segments: mapped, they read other records' rows.)
 _COUNTING = (
@@ -60,14 +59,9 @@ def refuse_varying_shapes(graph: Any, num_known: int) -> None:
     Raises:
       ValueError: with the way out.
     """
-    if not isinstance(graph, tf.Graph):
-        return
-    added = graph.get_operations()[num_known:]
     strict = _STRICT.get()
     inside = (*_COUNTING, *_SIZED, *_ROUNDS) if strict else _COUNTING
-    found = next((op.name for op in added if _varies(op, strict)), None)
-    if found is None:  # Inside conditionals, loops and calls.
-        found = next((node.name for node in called_nodes(graph, added) if node.op in inside), None)
+    found = first_added(graph, num_known, lambda op: _varies(op, strict), lambda node: node.op in inside)
     if found is not None:
         more = " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
         raise ValueError(

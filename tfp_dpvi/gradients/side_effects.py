@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tensorflow.python.framework import op_def_registry
@@ -50,6 +50,24 @@ def called_nodes(graph: Any, operations: Sequence[Any]) -> Iterator[Any]:
             called |= _called(node)
 
 
+def first_added(
+    graph: Any, num_known: int, is_it: Callable[[Any], bool], is_it_inside: Callable[[Any], bool]
+) -> str | None:
+    """Name of the first operation added to a graph since it had `num_known` of them that is what is looked for, or None.
+
+    Args:
+      graph: where Python traces, which is no graph in eager mode: then nothing is found.
+      num_known: how many operations it had before.
+      is_it: of an operation of the graph itself.
+      is_it_inside: of a `NodeDef` inside conditionals, loops and calls.
+    """
+    if not isinstance(graph, tf.Graph):
+        return None
+    added = graph.get_operations()[num_known:]
+    found = next((op.name for op in added if is_it(op)), None)
+    return found or next((node.name for node in called_nodes(graph, added) if is_it_inside(node)), None)
+
+
 def refuse_writes(graph: Any, num_known: int) -> None:
     """Raises if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
 
@@ -63,12 +81,9 @@ def refuse_writes(graph: Any, num_known: int) -> None:
     Raises:
       ValueError: with the way out.
     """
-    if not isinstance(graph, tf.Graph):
-        return
-    added = graph.get_operations()[num_known:]
-    found = next((op.name for op in added if _leaves_something_behind(op.type)), None)
-    if found is None:  # Inside conditionals, loops and calls.
-        found = next((node.name for node in called_nodes(graph, added) if _leaves_something_behind(node.op)), None)
+    found = first_added(
+        graph, num_known, lambda op: _leaves_something_behind(op.type), lambda node: _leaves_something_behind(node.op)
+    )
     if found is not None:
         raise ValueError(
             f"The loss of a record writes to a variable or elsewhere ({found}): what it leaves behind is neither clipped nor "

@@ -14,11 +14,10 @@ import numpy as np
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keras import Model, keras, tf
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import arguments, exporting, planning, resuming, saving, workers
+from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
 from tfp_dpvi.models import settings as settings_lib
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.records import Records
-from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
@@ -413,62 +412,13 @@ class DPModel(Model):
                 f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
                 "batch out: fit it outside the strategy's scope."
             )
-        sensitivity, noise_scales = self._noise(given.feed.sampler.scheme, given.batch_size)
-        planned = (epochs - initial_epoch) * given.steps_per_epoch
-        held = None if backup is None else backup.read()
-        if held is not None:
-            initial_epoch = resuming.first_epoch(held, epochs)
-        steps = max(0, epochs - initial_epoch) * given.steps_per_epoch
-        how = (state, given.feed.sampler, self.optimizer.l2_norm_clip, given.num_records, sensitivity)
-        known = state.ledger.num_releases
-        if backup is None or held is None:
-            plan, allowed = workers.agreed_plan(
-                self,
-                lambda: planning.make_plan(*how, steps, given.steps_per_epoch),
-                lambda plan: planning.allowed_by_ledger(state, plan),
-                (given.steps_per_epoch, initial_epoch, noise_scales, resuming.step_settings(self)),
-            )
-            replayed = 0
-        else:
-            plan = resuming.plan_of(self, held, planning.plan_with(*how, 0.0, steps))
-            resuming.restore(self, held)
-            replayed = resuming.replayed_steps(self, plan)
-            allowed = min(steps, replayed + planning.most_releases(state, plan))
-            LOG.info("Resuming after epoch %d from %s.", initial_epoch, held.directory)
-            if allowed == 0:
-                if steps:
-                    LOG.warning(
-                        "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s.",
-                        initial_epoch,
-                        held.directory,
-                    )
-                elif backup.delete_checkpoint:
-                    backup.forget()
-                self._remember(plan, given, num_records)
-                return resuming.empty_history(self, epochs)
-
-        state.fits += 1
-        with workers.ready_together(self.distribute_strategy):
-            run = PrivateRun(
-                self,
-                state,
-                given.feed,
-                plan,
-                allowed=allowed,
-                steps_per_epoch=given.steps_per_epoch,
-                expected_batch_size=given.batch_size,
-                noise_scales=noise_scales,
-                gradient_sensitivity=sensitivity,
-                planned_steps=planned,
-                replayed_steps=replayed,
-                known_releases=known,
-            )
-            run.try_without_a_step(given.traced, given.tensors)
-            # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-            run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
-        self._remember(plan, given, num_records)
+        begun = beginning.begin(self, given, epochs=epochs, initial_epoch=initial_epoch, backup=backup)
+        run, initial_epoch = begun.run, begun.initial_epoch
+        self._remember(begun.plan, given, num_records)
+        if run is None:
+            return resuming.empty_history(self, epochs)
         if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, plan, epoch), initial_epoch)
+            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")

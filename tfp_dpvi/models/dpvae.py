@@ -14,15 +14,14 @@ from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import (
     ClippedSum,
-    LayerGradients,
     Pass,
     RecordStatistics,
-    UnsupportedLayerError,
     groups,
     layers_of,
     refuse_mixing,
 )
 from tfp_dpvi.models import base, exporting, planning
+from tfp_dpvi.models.layer_trial import LayerTrial
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import mean_of
 from tfp_dpvi.models.records import Records, make_records
@@ -127,9 +126,7 @@ class DPVAE(base.DPModel):
         self._encoder_layers, self._decoder_layers = _outermost(encoder), _outermost(decoder)
         self.beta, self.num_draws, self.kl, self.gradients = float(beta), num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = float(regularizer_weight), num_prior_samples
-        self._checked: tuple[int, LayerGradients] | None = None  # How often layers changed, and what is known of them.
-        self._layers_tried: _Layers | None = None  # As they were when they were tried.
-        self._put_off: Callable[[], None] | None = None
+        self._trial = LayerTrial()
         self._expected: float | None = None
         self._priced: tuple[Any, ...] = ()
         self._prior_samples: int | None = None
@@ -233,11 +230,7 @@ class DPVAE(base.DPModel):
         return StepGradients(None, variables, exact, clip_batch=self._clip_batch, data_independent_loss=total)
 
     def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, RecordStatistics]:
-        if self._put_off is not None:
-            with tf.init_scope():
-                self._put_off()
-            self._put_off = None
-        assert self._checked is not None
+        gradients = self._trial.gradients()
         optimizer = self.optimizer
         x = records["x"]
         by_group = self.batch_regularizer is not None
@@ -248,7 +241,7 @@ class DPVAE(base.DPModel):
             terms = self._terms(x, draw_key, self.num_draws, training=True)
             return terms, self._group_terms(terms, assignment, mask, prior_key) if by_group else None
 
-        one = self._checked[1].run(forward)
+        one = gradients.run(forward)
         terms, value = one.result
         clipped, statistics = one.clipped_sum(
             terms.losses,
@@ -335,8 +328,7 @@ class DPVAE(base.DPModel):
     @property
     def step_identity(self) -> tuple[Any, ...]:
         """The settings that a traced step holds."""
-        layers = self._checked[0] if self._checked else None
-        return (self.gradients, self.num_draws, self.beta, self.kl, self.regularizer_weight, layers)
+        return (self.gradients, self.num_draws, self.beta, self.kl, self.regularizer_weight, self._trial.changes)
 
     @property
     def gains_from_xla(self) -> bool:
@@ -351,8 +343,7 @@ class DPVAE(base.DPModel):
 
     @property
     def _batch_needs(self) -> planning.BatchNeeds:
-        assert self._checked is not None
-        gradients = self._checked[1]
+        gradients = self._trial.known()
         each = gradients.bytes_each
         if gradients.mapped:
             each += sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
@@ -468,12 +459,7 @@ class DPVAE(base.DPModel):
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}") from error
 
     def _check_data(self, records: Records, in_memory: bool = False) -> None:
-        """Tries the layers on made-up records, before anything is spent.
-
-        That takes as long as tracing a step: where a fit seems to be one more of the same, it waits until Python next runs
-        through the layers, which is where a step is traced. Not where that may be in the middle of a fit: streamed batches
-        may change their shapes, eager steps are Python's each time, and strategies trace when they like.
-        """
+        """Tries the layers on made-up records, before anything is spent."""
         if self.batch_regularizer is not None:
             self._check_reach()
         rng = np.random.default_rng(0)
@@ -483,45 +469,21 @@ class DPVAE(base.DPModel):
                 return tf.constant(rng.uniform(size=[_TRIED, *part.shape[1:]]), part.dtype)
             return tf.zeros([_TRIED, *part.shape[1:]], part.dtype)
 
-        x = tf.nest.map_structure(made_up, records.x)
-        self._put_off = None
+        key = tf.constant([1, 2], tf.int64)
         with self.distribute_strategy.scope():
+            # Streamed batches may change their shapes, eager steps are Python's each time, and strategies trace when they like.
             anew = (
                 tf.distribute.has_strategy() or self.run_eagerly or tf.config.functions_run_eagerly() or not in_memory
             )
-        known = None if anew else self._layers_tried
-        if known is not None and known.same_as(self._layers_now(x)):
-            self._put_off = lambda: self._try_layers(x)
-            return
-        self._layers_tried = None
-        self._try_layers(x)
-        self._layers_tried = self._layers_now(x)
-
-    def _layers_now(self, x: Any) -> _Layers:
-        settings = (self.gradients, self.num_draws, self.beta, self.kl)
-        specs = tuple((tuple(part.shape), part.dtype.name) for part in tf.nest.flatten(x))
-        layers = self._parts_of_model.layers
-        return _Layers(
-            (*settings, specs), (*layers, *self.trainable_variables), [dict(vars(layer)) for layer in layers]
+        self._trial.check(
+            self._parts_of_model.layers,
+            self.trainable_variables,
+            lambda part: self._terms(part, key, self.num_draws, training=True).losses,
+            tf.nest.map_structure(made_up, records.x),
+            settings=(self.gradients, self.num_draws, self.beta, self.kl),
+            mapped=self.gradients == "vectorized",
+            may_wait=not anew,
         )
-
-    def _try_layers(self, x: Any) -> None:
-        """Sets what is known of the layers; raises where records influence each other."""
-        gradients = LayerGradients(
-            self._parts_of_model.layers, self.trainable_variables, mapped=self.gradients == "vectorized"
-        )
-        key = tf.constant([1, 2], tf.int64)
-        try:
-            gradients = gradients.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
-        except UnsupportedLayerError as error:
-            raise ValueError(f"This model cannot be made private as it is. {error}") from error
-        changes, known = self._checked or (-1, None)
-        if known is not None and known.rows_each == gradients.rows_each and known.notes == gradients.notes:
-            self._checked = (changes, gradients)  # What was traced with the old ones is right still.
-            return
-        for note in gradients.notes:
-            base.LOG.info("%s", note)
-        self._checked = (changes + 1, gradients)
 
     def _check_reach(self) -> None:
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}
@@ -619,29 +581,6 @@ class DPVAE(base.DPModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layers:
-    """All that trying the layers looks at: objects themselves, so that nothing new can have an old one's identity.
-
-    Attributes:
-      settings: compared by value.
-      objects: layers and variables, compared by identity.
-      attributes: those of each layer, compared by identity.
-    """
-
-    settings: tuple[Any, ...]
-    objects: tuple[Any, ...]
-    attributes: list[dict[str, Any]]
-
-    def same_as(self, other: _Layers) -> bool:
-        if self.settings != other.settings or len(self.objects) != len(other.objects):
-            return False
-        if any(a is not b for a, b in zip(self.objects, other.objects, strict=True)):
-            return False
-        pairs = zip(self.attributes, other.attributes, strict=True)
-        return all(a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a) for a, b in pairs)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Terms:
     """Losses [n], the first draw of each record's latent variable, and the latents' distribution."""
 
@@ -658,13 +597,6 @@ class _Parts:
         self.dtype = dtype
         self.given: dict[str, Any] = {}
         self.layers = list({id(layer): layer for layer in layers}.values())
-
-
-def _same(one: Any, other: Any) -> bool:
-    """One object, or tuples of the same ones: TFP's layers make theirs anew in each call."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-    return one is other
 
 
 def _called(part: Any, inputs: Any, training: bool) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 from typing import Any
 
 from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
+from tfp_dpvi.models import workers
+from tfp_dpvi.models.identity import step_settings, variables_of
 from tfp_dpvi.privacy import PrivacyPlan
 
 _STATE = ("steps_run", "epochs_run")
@@ -40,7 +40,7 @@ def check(model: Any, from_dataset: bool) -> None:
             "PrivateBackupAndRestore and a dataset as x: a resumed fit would read the same batches again, which are no new "
             "sample. Pass arrays, memory maps or sources; nothing was spent."
         )
-    if model.distribute_strategy.extended._in_multi_worker_mode():
+    if workers.several(model.distribute_strategy):
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 
@@ -169,40 +169,6 @@ def empty_history(model: Any, epoch: int) -> Any:
     return history
 
 
-def step_settings(model: Any) -> str:
-    """A fingerprint of what a seeded step depends on, beside plan, seed, weights, learning rate and records."""
-    strategy, config = model.distribute_strategy, model.optimizer.get_config()
-    if not isinstance(config.get("learning_rate"), dict):  # A number is restored; a schedule is not.
-        config.pop("learning_rate", None)
-    parts = (
-        type(model).__name__,
-        model.step_identity,
-        [metric.identity for metric in model._dp.private_metrics],
-        sorted((name, repr(value)) for name, value in config.items()),
-        model._dp.settings.physical_batch_size,  # How many numbers are drawn at a time. (By default from N, which is secret.)
-        # With XLA, on another device or in another version a key gives other draws.
-        (
-            model._dp.settings.jit_compile,
-            bool(model.run_eagerly),
-            type(strategy).__name__,
-            strategy.num_replicas_in_sync,
-        ),
-        (sorted({device.device_type for device in tf.config.list_logical_devices()}), tf.__version__),
-    )
-    return hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(parts)).encode()).hexdigest()[:16]
-
-
 def _target(state: Any) -> list[Any]:
     settings = state.settings
     return [settings.epsilon, settings.delta, settings.noise_multiplier, settings.planned_epochs]
-
-
-def variables_of(model: Any) -> list[Any]:
-    """All that a step reads and writes."""
-    with model.distribute_strategy.scope():
-        model.optimizer.build(model.trainable_variables)
-    held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
-    for metric in model.metrics:  # They may hold exact losses of records that were evaluated.
-        for variable in metric.variables:
-            held.pop(variable.ref(), None)
-    return [*held.values(), *model.optimizer.variables]

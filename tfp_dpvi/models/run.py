@@ -35,10 +35,10 @@ class PrivateRun:
       steps_per_epoch: steps in an epoch.
       expected_batch_size: the public denominator qN.
       noise_scales: see `ClippedSum`.
-      planned_steps: steps of the whole fit, where it was interrupted and these are its rest.
+      gradient_sensitivity: of the gradient alone; metrics may be released with it.
+      planned_steps: steps of the whole fit, also where it was interrupted and these are its rest.
       replayed_steps: how many of its first steps are charged already, being the same releases.
       known_releases: how many the ledger had when the plan was made; more are another model's.
-      gradient_sensitivity: of the gradient alone, where metrics are released with it; None: the plan's.
 
     #### Formal guarantee
 
@@ -56,11 +56,11 @@ class PrivateRun:
         allowed: int,
         steps_per_epoch: int,
         expected_batch_size: float,
-        noise_scales: tuple[float, ...] | None = None,
-        gradient_sensitivity: Sensitivity | None = None,
-        planned_steps: int | None = None,
-        replayed_steps: int = 0,
-        known_releases: int | None = None,
+        noise_scales: tuple[float, ...] | None,
+        gradient_sensitivity: Sensitivity,
+        planned_steps: int,
+        replayed_steps: int,
+        known_releases: int,
     ) -> None:
         assert state.settings is not None
         assert plan.num_records is not None
@@ -71,12 +71,12 @@ class PrivateRun:
         self._steps_per_epoch = steps_per_epoch
         self._expected_batch_size = float(expected_batch_size)
         self._noise_scales = noise_scales
-        self._gradient_sensitivity = gradient_sensitivity or plan.sensitivity
+        self._gradient_sensitivity = gradient_sensitivity
         self._metrics = state.private_metrics
         if joint_sensitivity(self._metrics, self._gradient_sensitivity) != plan.sensitivity:
             raise AssertionError("The plan was priced for other metrics than those of compile.")
         self._priced = [metric.identity for metric in self._metrics]
-        self._planned_steps = planned_steps or plan.num_releases
+        self._planned_steps = planned_steps
         self._num_records = plan.num_records
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = workers.agreed_key(model.distribute_strategy, tf.constant(_random.new_key(state.seed)))
@@ -84,7 +84,7 @@ class PrivateRun:
         self._compiled = False
         self._done = 0
         self._curve_from = replayed_steps  # What is charged already is in the curve's beginning.
-        self._known_releases = state.ledger.num_releases if known_releases is None else known_releases
+        self._known_releases = known_releases
         self._name = f"{state.identity}/{state.fits}"
 
     def try_without_a_step(self, sampler: Sampler, tensors: Any) -> None:

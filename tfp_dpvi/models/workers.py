@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.models import resuming
+from tfp_dpvi.models.identity import step_settings, variables_of
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.privacy import PrivacyPlan
 
@@ -69,10 +69,19 @@ def agreed_plan(
     if not several(strategy):
         plan = make()
         return plan, allowed_by(plan)
-    values = checksum(resuming.variables_of(model))  # On all workers: it makes variables, which they share.
+    values = checksum(variables_of(model))  # On all workers: it makes variables, which they share.
     steps = (state.auto_steps_per_execution, int(model._steps_per_execution.numpy()))
     rate = repr(model.optimizer.get_config().get("learning_rate"))
-    known = (public, repr(state.settings), state.seed, model.optimizer.clipping, rate, steps, values)
+    known = (
+        public,
+        step_settings(model),
+        repr(state.settings),
+        state.seed,
+        model.optimizer.clipping,
+        rate,
+        steps,
+        values,
+    )
     refusal: Exception | None = None
     noise, settings = 0.0, 0
     try:
