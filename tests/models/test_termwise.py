@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-from models.test_dpvae import X, dense_decoder, dense_encoder, make, standard
+from models.test_dpvae import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
 from support import statistics
 
 import tfp_dpvi as dpvi
@@ -138,7 +138,7 @@ def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compi
 def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     """Against autodiff of each group's term by itself, clipped and added up."""
     regularizer = dpvi.divergences.KLFromPrior()
-    model = fitted(regularizer, jit_compile=jit_compile)
+    model = ready(make(batch_regularizer=regularizer), how=termwise(), jit_compile=jit_compile)
     x, key = X[:15], tf.constant([3, 4], tf.int64)
     mask = np.arange(15) != 7
     draw_key, group_key, prior_key = dpvi._random.split(key, 3)
@@ -160,12 +160,7 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         gradient = [np.asarray(g) for g in tape.gradient(value, variables, unconnected_gradients="zero")]
         norm = math.sqrt(sum((g**2).sum() for g in gradient))
         wanted = [w + g * min(1.0, C2 / max(norm, 1e-30)) for w, g in zip(wanted, gradient, strict=True)]
-    without = dpvi.DPVAE(model.encoder, model.decoder, model.prior)
-    plain = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=C1, noise_multiplier=1.0)
-    without.compile(plain, delta=1e-5)
-    weights = model.get_weights()
-    without.fit(X, batch_size=20, epochs=1, verbose=0)
-    model.set_weights(weights)
+    without = ready(dpvi.DPVAE(model.encoder, model.decoder, model.prior), how=optimizer(clip=C1))
     both = summing(model)(x, mask)
     step = tf.function(lambda: list(without._clip_batch({"x": tf.constant(x)}, tf.constant(mask), draw_key)[0].tensors))
     for total, sample, group_sum in zip(both, step(), wanted, strict=True):
