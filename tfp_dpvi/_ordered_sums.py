@@ -20,7 +20,7 @@ from tensorflow.python.ops import gen_math_ops
 
 _ADD_N = gen_math_ops.add_n
 _LOCK = threading.Lock()
-_inside = 0
+_INSIDE: set[object] = set()
 
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,45 +28,56 @@ def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        with _sums_in_pairs(), _additions_left_alone():
+        eager = context.context()
+        before = eager.function_call_options  # This thread's.
+        token = object()
+        try:  # Not by context managers: an interrupt while one is entered would leave it so.
+            _enter(token)
+            eager.function_call_options = _leaving_additions_alone(before)
             return function(*args)
+        finally:
+            eager.function_call_options = before
+            _leave(token)
 
     return call
+
+
+@contextlib.contextmanager
+def traced_in_order() -> Iterator[None]:
+    """For what `ordered` functions call and is traced before them: layers whose `call` is a `tf.function`."""
+    token = object()
+    try:
+        _enter(token)
+        yield
+    finally:
+        _leave(token)
+
+
+def _enter(token: object) -> None:
+    """For all threads, as replicas are traced in threads of their own; others may trace sums in pairs meanwhile."""
+    with _LOCK:
+        _INSIDE.add(token)
+        gen_math_ops.add_n = _add_in_pairs
+
+
+def _leave(token: object) -> None:
+    with _LOCK:
+        _INSIDE.discard(token)
+        if not _INSIDE:
+            gen_math_ops.add_n = _ADD_N
 
 
 def _add_in_pairs(inputs: Any, name: str | None = None) -> Any:
     if not isinstance(inputs, list | tuple) or len(inputs) < 3:
         return _ADD_N(inputs, name=name)
-    return functools.reduce(lambda total, term: _ADD_N([total, term]), inputs)
+    *most, last = inputs
+    return _ADD_N([functools.reduce(lambda total, term: _ADD_N([total, term]), most), last], name=name)
 
 
-@contextlib.contextmanager
-def _sums_in_pairs() -> Iterator[None]:
-    """For all threads, as replicas are traced in threads of their own; others may trace such sums in pairs meanwhile."""
-    global _inside
-    with _LOCK:
-        _inside += 1
-        gen_math_ops.add_n = _add_in_pairs
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _inside -= 1
-            if not _inside:
-                gen_math_ops.add_n = _ADD_N
-
-
-@contextlib.contextmanager
-def _additions_left_alone() -> Iterator[None]:
-    """As `tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})`, for calls by this thread alone."""
-    current = context.context()
-    before = current.function_call_options
-    options = copy.copy(before)
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+def _leaving_additions_alone(options: Any) -> Any:
+    """As `tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})`, which holds for all threads."""
+    changed = copy.copy(options)
+    config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
     config.graph_options.rewrite_options.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
-    options.config_proto_serialized = config
-    current.function_call_options = options
-    try:
-        yield
-    finally:
-        current.function_call_options = before
+    changed.config_proto_serialized = config
+    return changed

@@ -173,6 +173,44 @@ def test_two_replicas_repeat_a_seed_bit_for_bit(tmp_path):
     assert ends[0] == ends[1] == ends[2]
 
 
+def test_callbacks_work_on_several_replicas(tmp_path):
+    """TensorBoard's figures are written, and a seeded fit that was interrupted ends as one that was not, charged once."""
+    found = run(
+        """
+        HERE = os.path.dirname(__file__)
+        strategy = two_cpus()
+
+        class StopInTheThirdEpoch(tf.keras.callbacks.Callback):
+            left = 3
+            def on_train_batch_end(self, batch, logs=None):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+
+        def fit(name, *more):
+            with dpvi.PrivacyLedger(f"{HERE}/{name}") as ledger:
+                with strategy.scope():
+                    model = dpvi_model(5)
+                    model.compile(sgd(1.0), delta=1e-5, ledger=ledger)
+                callbacks = [dpvi.callbacks.PrivateBackupAndRestore(f"{HERE}/{name}_backup")]
+                callbacks.append(dpvi.callbacks.PrivacyTensorBoard(f"{HERE}/{name}_logs"))
+                model.fit(X, Y, batch_size=40, epochs=4, verbose=0, callbacks=[*callbacks, *more])
+                return [weights(model).tolist(), ledger.num_releases, len(os.listdir(f"{HERE}/{name}_logs"))]
+
+        ends = [fit("straight")]
+        try:
+            fit("interrupted", StopInTheThirdEpoch())
+        except KeyboardInterrupt:
+            ends.append(fit("interrupted"))
+        print(json.dumps(ends))
+        """,
+        tmp_path,
+    )
+    assert found[0][:2] == found[1][:2]
+    assert found[0][1] == 20
+    assert [files for *_, files in found] == [1, 2]
+
+
 def test_noise_is_added_once_a_step(tmp_path):
     """Its standard deviation over 150,000 draws is z C / (q N) within 1 %: a false alarm in 10^7 runs (chi-square).
 

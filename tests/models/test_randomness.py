@@ -143,6 +143,32 @@ def test_sums_are_ordered_in_seeded_steps_alone():
     assert (gen_math_ops.add_n, context.context().function_call_options.config_proto_serialized) == before
 
 
+class Compiled(dpvi.DPModel):
+    """A layer's `tf.function`, which is traced when fit makes sure that it has variables, before the step is."""
+
+    def __init__(self):
+        super().__init__(seed=3)
+        self.dense = tf.keras.layers.Dense(3)
+        self.several = tf.function(lambda z: tf.add_n([z, tf.sin(z), tf.cos(z), z * z]), autograph=False)
+
+    def call(self, x):
+        return self.several(self.dense(x))
+
+    def record_loss(self, x):
+        return tf.reduce_sum(self(x[None]) ** 2)
+
+
+def test_functions_within_a_model_add_up_in_order():
+    model = Compiled()
+    model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=False)
+    model.fit(X, batch_size=6, steps_per_epoch=2, verbose=0)
+    (loop,) = model._dp.loops.values()
+    (concrete,) = loop.__wrapped__._list_all_concrete_functions()
+    graph = concrete.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert [node.name for node in nodes if node.op == "AddN" and node.attr["N"].i > 2] == []
+
+
 def test_a_seed_does_not_repeat_noise_within_a_model():
     """C10: a second seeded fit goes on where the first ended; a model of the same seed repeats both. False alarms: 2e-9."""
     model, again = Indicator(WIDTH, seed=3), Indicator(WIDTH, seed=3)

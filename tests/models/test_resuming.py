@@ -77,6 +77,72 @@ def ledger(tmp_path):
 # ------------------------------------------------------------------ going on
 
 
+class HalveRate(tf.keras.callbacks.Callback):
+    """A change at an epoch's end, as `ReduceLROnPlateau` makes."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate / 2)
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
+    """Wherever it stands among them: else steps charged once would be run at two learning rates."""
+    found = []
+    for name, stop in (("straight", None), ("interrupted", 8)):
+        with dpvi.PrivacyLedger(tmp_path / name) as ledger:
+            for last in (stop, None) if stop else (None,):
+                model = make(ledger, seed=5, jit_compile=False)
+                stopping = [InterruptAfter(last)] if last else []
+                callbacks = [PrivateBackupAndRestore(tmp_path / f"{name}_backup"), HalveRate(), *stopping]
+                if not as_list:
+                    callbacks = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
+                    callbacks.set_params({"epochs": EPOCHS, "verbose": 0, "steps": STEPS})
+                with pytest.raises(Interrupted) if last else contextlib.nullcontext():
+                    model.fit(X, Y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+            assert ledger.num_releases == EPOCHS * STEPS
+            found.append([v.numpy().tobytes() for v in [*model.variables, *model.optimizer.variables]])
+    assert found[0] == found[1]
+
+
+def test_steps_that_draw_by_themselves_are_charged_again(tmp_path, ledger, caplog):
+    """Dropout's draws follow from no key: a seeded step with it is not the same release when it runs again."""
+
+    def dropping():
+        layers = tf.keras.layers
+        encoder = tf.keras.Sequential(
+            [
+                layers.Input([6]),
+                layers.Dropout(0.5),
+                layers.Dense(4),
+                tfp.layers.DistributionLambda(
+                    lambda t: tfd.MultivariateNormalDiag(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:]))
+                ),
+            ]
+        )
+        model = make_vae(encoder, prior=tfd.MultivariateNormalDiag(tf.zeros(2)), decoder=flat_decoder(), seed=5)
+        model.compile(vae_optimizer(), delta=1e-5, ledger=ledger, steps_per_execution=2)
+        return model
+
+    def flat_decoder():
+        return tf.keras.Sequential(
+            [
+                tf.keras.layers.Input([2]),
+                tf.keras.layers.Dense(6),
+                tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)),
+            ]
+        )
+
+    settings = {"batch_size": 20, "epochs": 2, "verbose": 0}
+    backup = PrivateBackupAndRestore(str(tmp_path / "backup"))
+    with pytest.raises(Interrupted), caplog.at_level("WARNING", logger="tfp_dpvi"):
+        dropping().fit(IMAGES, callbacks=[backup, InterruptAfter(3)], **settings)
+    assert "does not make this run repeatable" in caplog.text
+    assert ledger.num_releases == 3 + 2
+    dropping().fit(IMAGES, callbacks=[backup], **settings)
+    assert ledger.num_releases == 3 + 2 + 3
+
+
 @pytest.mark.parametrize(("stops", "jit_compile"), [([1], None), ([8, 2, 5], None), ([8, 2, 5], False)])
 def test_a_seeded_run_is_that_without_interruptions_and_charged_once(tmp_path, stops, jit_compile):
     """Bit for bit, with a backup or without, under XLA or not."""
@@ -286,7 +352,9 @@ def test_a_shorter_fit_is_refused(tmp_path, ledger):
     refused(make(ledger), tmp_path / "backup", ledger, "epochs=1", epochs=1)
 
 
-@pytest.mark.parametrize("changed", ["optimizer", "jit_compile", "physical_batch_size", "strategy", "schedule"])
+@pytest.mark.parametrize(
+    "changed", ["optimizer", "jit_compile", "physical_batch_size", "strategy", "schedule", "weights", "type"]
+)
 def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, changed):
     """With XLA a key gives other noise, visits of another size other batches, and other rates other weights."""
     rates = tf.keras.optimizers.schedules.ExponentialDecay
@@ -301,7 +369,10 @@ def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, cha
         model = make(ledger, **{**plain, **other.get(changed, {})})
     if changed == "optimizer":
         model.optimizer.beta_1 = 0.5
-    fit(model, tmp_path / "backup")
+    backup = PrivateBackupAndRestore(tmp_path / "backup")
+    weight = {"sample_weight": np.full(len(X), 0.5, "float32")} if changed == "weights" else {}
+    y = Y.astype("int64") if changed == "type" else Y
+    model.fit(X, y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=[backup], **weight)
     assert ledger.num_releases == EPOCHS * STEPS + 2
 
 

@@ -79,6 +79,16 @@ def test_streamed_equals_resident_in_seeded_mode(tmp_path, jit_compile, sampling
     np.testing.assert_array_equal(ends[2], ends[1])
 
 
+def test_streamed_equals_resident_where_a_step_is_eager():
+    """Its draws are then made without XLA, and so are the host's."""
+    ends = []
+    for stream in (None, True):
+        made = model(run_eagerly=True, steps_per_execution=4)
+        made.fit(X, Y, stream=stream, batch_size=20, epochs=1, steps_per_epoch=4, verbose=0)
+        ends.append(weights(made))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_vae_of_a_source_equals_one_of_arrays():
     """Integer records, and a model that takes a batch at once."""
     data = np.random.default_rng(1).integers(0, 256, [80, 6]).astype("uint8")

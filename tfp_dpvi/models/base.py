@@ -13,6 +13,7 @@ import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keras import Model, keras, tf
+from tfp_dpvi._ordered_sums import traced_in_order
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
 from tfp_dpvi.models import settings as settings_lib
@@ -47,7 +48,7 @@ class DPModel(Model):
 
     Args:
       seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable, bit
-        for bit on one machine, and the report says "seeded: not private".
+        for bit on one machine unless a layer draws by itself, as Dropout does, and the report says "seeded: not private".
       name: name of the model.
 
     #### Formal guarantee
@@ -286,7 +287,7 @@ class DPModel(Model):
         state.auto_steps_per_execution = steps_per_execution is None
         state.validation_metrics = metric_objects
         state.private_metrics = private_metrics
-        state.loops = {}
+        state.loops, state.draws_by_itself = {}, False
         state.trained = None
         state.plan = None
 
@@ -393,19 +394,22 @@ class DPModel(Model):
         backup = resuming.find(callbacks)
         if backup is not None:
             resuming.check(self, isinstance(x, tf.data.Dataset))
+        in_order = contextlib.nullcontext() if state.seed is None else traced_in_order()
         common: dict[str, Any] = {"sampling": sampling, "num_records": num_records, "steps_per_epoch": steps_per_epoch}
         if isinstance(x, tf.data.Dataset):
             if y is not None or sample_weight is not None or batch_size is not None:
                 raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-            given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
+            with in_order:
+                given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
         else:
             if sampling_probability is not None:
                 raise ValueError(
                     f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
                 )
-            given = arguments.of_arrays(
-                self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
-            )
+            with in_order:
+                given = arguments.of_arrays(
+                    self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
+                )
         self._check_trainable()
         if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
             raise ValueError(
@@ -418,7 +422,8 @@ class DPModel(Model):
         if run is None:
             return resuming.empty_history(self, epochs)
         if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
+            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, given.records, epoch), initial_epoch)
+            callbacks = resuming.put_last(callbacks, backup)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")

@@ -328,7 +328,15 @@ class DPVAE(base.DPModel):
     @property
     def step_identity(self) -> tuple[Any, ...]:
         """The settings that a traced step holds."""
-        return (self.gradients, self.num_draws, self.beta, self.kl, self.regularizer_weight, self._trial.changes)
+        return (
+            self.gradients,
+            self.num_draws,
+            self.beta,
+            self.kl,
+            self.regularizer_weight,
+            self._prior_samples,
+            self._trial.changes,
+        )
 
     @property
     def gains_from_xla(self) -> bool:

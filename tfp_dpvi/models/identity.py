@@ -7,16 +7,26 @@ import re
 from typing import Any
 
 from tfp_dpvi._keras import tf
+from tfp_dpvi.models.records import Records
 
 
-def step_settings(model: Any) -> str:
-    """A fingerprint of what a seeded step depends on, beside plan, seed, weights, learning rate and records."""
+def step_settings(model: Any, records: Records) -> str:
+    """A fingerprint of what a seeded step depends on, beside plan, seed, weights, learning rate and records.
+
+    What functions compute (a likelihood, a layer) is not in it, nor is how many records there are, which may be secret.
+
+    Args:
+      model: a compiled `DPModel`.
+      records: for the shapes and dtypes of one of them.
+    """
     strategy, config = model.distribute_strategy, model.optimizer.get_config()
     if not isinstance(config.get("learning_rate"), dict):  # A number is restored; a schedule is not.
         config.pop("learning_rate", None)
+    parts_of_record = tf.nest.flatten((records.x, records.y, records.sample_weight))
     parts = (
         type(model).__name__,
         model.step_identity,
+        [(tuple(part.shape[1:]), str(part.dtype)) for part in parts_of_record if part is not None],
         [metric.identity for metric in model._dp.private_metrics],
         sorted((name, repr(value)) for name, value in config.items()),
         model._dp.settings.physical_batch_size,  # How many numbers are drawn at a time. (By default from N, which is secret.)

@@ -9,6 +9,7 @@ from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.models import workers
 from tfp_dpvi.models.identity import step_settings, variables_of
+from tfp_dpvi.models.records import Records
 from tfp_dpvi.privacy import PrivacyPlan
 
 _STATE = ("steps_run", "epochs_run")
@@ -25,6 +26,14 @@ def find(callbacks: Any) -> PrivateBackupAndRestore | None:
     if len(found) > 1:
         raise ValueError("callbacks has two PrivateBackupAndRestore: give one.")
     return found[0] if found else None
+
+
+def put_last(callbacks: Any, backup: PrivateBackupAndRestore) -> Any:
+    """The callbacks with the backup after all others, so that what they change at an epoch's end is in it."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks = [*(one for one in callbacks.callbacks if one is not backup), backup]
+        return callbacks
+    return [*(one for one in tf.nest.flatten(callbacks) if one is not backup), backup]
 
 
 def check(model: Any, from_dataset: bool) -> None:
@@ -44,7 +53,7 @@ def check(model: Any, from_dataset: bool) -> None:
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 
-def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
+def snapshot(model: Any, plan: PrivacyPlan, records: Records, epoch: int) -> Backup:
     """All that a fit needs to go on after `epoch` epochs. No key, no seed and no record is in it."""
     state = model._dp
     rate = model.optimizer._learning_rate
@@ -54,11 +63,11 @@ def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
         "plan": plan.to_json(),
         "target": _target(state),
         "ledger": state.ledger.mark(),
-        "settings": step_settings(model),
+        "settings": step_settings(model, records),
         "optimizer": type(model.optimizer).__name__,
-        "learning_rate": float(rate) if isinstance(rate, tf.Variable) else None,
+        "learning_rate": float(rate.numpy()) if isinstance(rate, tf.Variable) else None,
         # A seeded step is the same release where plan, run, seed and number are the same; else each try is a run of its own.
-        "run": None if state.seed is None else [state.identity, state.fits],
+        "run": None if state.seed is None or state.draws_by_itself else [state.identity, state.fits],
         **{name: getattr(state, name) for name in _STATE},
     }
     return Backup(meta, [variable.numpy() for variable in variables_of(model)])
@@ -125,7 +134,7 @@ def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
     return wanted.replace(num_releases=fresh.num_releases)
 
 
-def restore(model: Any, backup: Backup) -> None:
+def restore(model: Any, backup: Backup, records: Records) -> None:
     """Puts weights, optimizer state and the model's place in its sequence of steps back.
 
     Raises:
@@ -146,7 +155,7 @@ def restore(model: Any, backup: Backup) -> None:
     for name in _STATE:
         setattr(state, name, meta[name])
     # Seeded steps under other settings are other releases: then the run keeps its new name, and they are charged.
-    if meta["run"] is not None and meta["settings"] == step_settings(model):
+    if meta["run"] is not None and meta["settings"] == step_settings(model, records):
         state.identity, state.fits = meta["run"][0], int(meta["run"][1]) - 1  # `fit` counts itself.
 
 

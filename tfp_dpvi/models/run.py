@@ -10,6 +10,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.gradients.shapes import VaryingShapeError, refuse_dynamic_shapes
+from tfp_dpvi.gradients.side_effects import draws_by_itself
 from tfp_dpvi.metrics import joint_sensitivity
 from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
@@ -175,6 +176,8 @@ class PrivateRun:
         # Of a seeded run not by its length: with XLA a key gives other noise, and a longer run may replay a shorter one's steps.
         worth = model.gains_from_xla and (seeded or self._planned_steps >= _STEPS_WORTH_COMPILING)
         choices = (wanted,) if wanted is not None else (True, False) if worth and strategy is None else (False,)
+        if model.run_eagerly:
+            choices = (False,)
         for jit in choices:
             settings = LoopSettings(
                 sampler=sampler,
@@ -204,7 +207,7 @@ class PrivateRun:
                 model.run_eagerly,
                 spec,
             )
-            self._compiled = jit
+            self._compiled = jit and strategy is None
             if identity in state.loops:
                 known = state.loops[identity]
                 if known is None:  # It did not compile before.
@@ -226,6 +229,24 @@ class PrivateRun:
                 _LOG.info("The step does not compile under XLA and runs without it: %s", error)
                 state.loops[identity] = None
                 continue
+            if seeded:
+                self._note_draws(loop, no_steps)
             state.loops[identity] = loop
             return loop
         raise AssertionError("unreachable: the last choice returns or raises")
+
+    def _note_draws(self, loop: Any, arguments: tuple[Any, ...]) -> None:
+        """Of a seeded step: whether it has draws that follow from no key, so that it does not repeat."""
+        if self._model.run_eagerly:
+            self._state.draws_by_itself = True  # Not known.
+            return
+        function = loop if hasattr(loop, "get_concrete_function") else loop.__wrapped__  # `ordered`
+        found = draws_by_itself(function.get_concrete_function(*arguments))
+        if found is not None:
+            self._state.draws_by_itself = True
+            _LOG.warning(
+                "seed=%d does not make this run repeatable: an operation of the loss draws by itself (%s), as Dropout and "
+                "tf.random.normal do.",
+                self._state.seed,
+                found,
+            )

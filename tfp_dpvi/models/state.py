@@ -51,6 +51,7 @@ class State:
         self.epsilon_metric = EpsilonSpent()
         self.loss_metric = keras.metrics.Mean(name="loss")
         self.auto_steps_per_execution = True
+        self.draws_by_itself = False  # Whether steps have draws that no key decides, as Keras's Dropout has.
         self.loops: dict[Any, Callable[..., Any] | None] = {}
         self.trained: tuple[int, ...] | None = None
         self.train_function: Callable[..., Any] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.models.identity import step_settings, variables_of
+from tfp_dpvi.models.identity import variables_of
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.privacy import PrivacyPlan
 
@@ -74,7 +74,6 @@ def agreed_plan(
     rate = repr(model.optimizer.get_config().get("learning_rate"))
     known = (
         public,
-        step_settings(model),
         repr(state.settings),
         state.seed,
         model.optimizer.clipping,
