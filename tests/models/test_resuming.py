@@ -143,7 +143,10 @@ def test_steps_that_draw_by_themselves_are_charged_again(tmp_path, ledger, caplo
     assert ledger.num_releases == 3 + 2 + 3
 
 
-@pytest.mark.parametrize(("stops", "jit_compile"), [([1], None), ([8, 2, 5], None), ([8, 2, 5], False)])
+@pytest.mark.parametrize(
+    ("stops", "jit_compile"),
+    [([1], None), pytest.param([8, 2, 5], None, marks=pytest.mark.slow), ([8, 2, 5], False)],
+)
 def test_a_seeded_run_is_that_without_interruptions_and_charged_once(tmp_path, stops, jit_compile):
     """Bit for bit, with a backup or without, under XLA or not."""
     found = []

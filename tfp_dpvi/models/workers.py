@@ -72,15 +72,7 @@ def agreed_plan(
     values = checksum(variables_of(model))  # On all workers: it makes variables, which they share.
     steps = (state.auto_steps_per_execution, int(model._steps_per_execution.numpy()))
     rate = repr(model.optimizer.get_config().get("learning_rate"))
-    known = (
-        public,
-        repr(state.settings),
-        state.seed,
-        model.optimizer.clipping,
-        rate,
-        steps,
-        values,
-    )
+    known = (public, repr(state.settings), state.seed, model.optimizer.clipping, rate, steps, values)
     refusal: Exception | None = None
     noise, settings = 0.0, 0
     try:
