@@ -1,9 +1,12 @@
 # Every target makes its own environment first: `make quickstart` alone works on a fresh machine.
 #
-#   make PYTHON=/path/to/python3.10 VENV=.venv310 test    another interpreter, beside the first
+#   make test STACK=tf215        TensorFlow 2.15 with TensorFlow Privacy, beside the current TensorFlow
+#   make test PY=3.13            another Python; PYTHON=/path/to/python names one that is not on the PATH
 
-VENV ?= .venv
+STACK ?= current
+PY ?=
 PYTHON ?=
+VENV ?= .venv$(if $(filter-out current,$(STACK)),-$(STACK))$(if $(PY),-py$(PY))
 PYTEST_ARGS ?=
 # Processes that run tests: most of their work is tracing, which has one thread in each.
 WORKERS ?= 2
@@ -13,7 +16,10 @@ TORCH := .venv-torch
 DOCS := .venv-docs
 STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
-
+comma := ,
+EXTRAS := dev$(if $(filter tf215,$(STACK)),$(comma)tensorflow-privacy)
+# The versions that both stacks are tested on, the best one first.
+PYTHONS := $(if $(filter tf215,$(STACK)),3.11 3.10,3.11 3.12 3.13 3.10)
 # Real data where the checkout has it next door; unset, the loaders use Keras's cache or download.
 ifeq ($(origin TFP_DPVI_DATA), undefined)
 ifneq ($(wildcard ../shared/data/.),)
@@ -42,6 +48,31 @@ lint: $(STAMP) ## Format check, lint and types only
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
+.PHONY: smoke
+smoke: $(STAMP) ## Gradients, privacy, one fit, saving, export and the quickstart: what another stack must pass
+	$(BIN)/python -m pytest -m "smoke and not slow" -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python examples/quickstart.py
+
+# Each environment in a make of its own; those whose Python this machine lacks are named and left out.
+STACKS := current:3.10 current:3.11 current:3.12 current:3.13 tf215:3.10 tf215:3.11
+.PHONY: test-stacks smoke-stacks
+test-stacks: ## The fast tests on both stacks and on every Python that this machine has
+	@$(MAKE) --no-print-directory on-stacks TARGET=test ON="$(STACKS)"
+smoke-stacks: ## `make smoke` on the other stack and on every other Python that this machine has
+	@$(MAKE) --no-print-directory on-stacks TARGET=smoke ON="current:3.10 current:3.12 current:3.13 tf215:3.11"
+
+.PHONY: on-stacks
+on-stacks:
+	@set -e; for each in $(ON); do \
+		stack=$${each%:*}; py=$${each#*:}; \
+		if .ci/find_python.sh $$py >/dev/null; then \
+			echo "make: $(TARGET) on $$stack, Python $$py"; \
+			$(MAKE) --no-print-directory $(TARGET) STACK=$$stack PY=$$py; \
+		else \
+			echo "make: no Python $$py here: $(TARGET) on $$stack is left out"; \
+		fi; \
+	done
+
 .PHONY: test-slow
 test-slow: $(STAMP) ## The slow tests
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -68,6 +99,11 @@ bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+.PHONY: dist
+dist: $(STAMP) ## Wheel and sdist, into dist/
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+
 .PHONY: docs
 docs: $(STAMP) ## The documentation, into build/site; warnings are errors
 	$(BIN)/python -m venv $(DOCS)
@@ -87,31 +123,23 @@ clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A command that exists may still fail (version managers install such shims), so each candidate is run.
 # --no-build-isolation: the pinned setuptools builds, and with everything installed nothing asks the network.
 $(STAMP): pyproject.toml $(wildcard constraints/*.txt)
 	@set -e; \
-	supported='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))'; \
-	python=''; \
-	for candidate in $(or $(PYTHON),python3.11 python3.10 python3); do \
-		if $$candidate -c "$$supported" >/dev/null 2>&1; then python=$$candidate; break; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-		echo "make: tfp_dpvi needs Python 3.10 or 3.11, and none of these is one that runs:" \
-			"$(or $(PYTHON),python3.11 python3.10 python3)." >&2; \
-		echo "make: install Python 3.11, or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
-		exit 1; \
-	fi; \
+	python=$$(.ci/find_python.sh $(or $(PYTHON),$(PY),$(PYTHONS))); \
 	version='import sys; print("%d%d" % sys.version_info[:2])'; \
 	wanted=$$($$python -c "$$version"); \
+	pins=constraints/$(STACK)-py$$wanted.txt; \
+	if [ ! -f $$pins ]; then \
+		echo "make: STACK=$(STACK) is not supported on $$($$python --version): there is no $$pins." >&2; \
+		exit 1; \
+	fi; \
 	if [ "$$($(BIN)/python -c "$$version" 2>/dev/null)" != "$$wanted" ] \
 			|| ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		echo "make: $(VENV) from $$($$python --version)"; \
 		$$python -m venv --clear $(VENV); \
 	fi; \
-	echo "make: installing the versions of constraints/py$$wanted.txt"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints/py$$wanted.txt setuptools wheel; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-c constraints/py$$wanted.txt -e '.[dev]'; \
+	echo "make: installing the versions of $$pins"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $$pins setuptools wheel; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c $$pins -e '.[$(EXTRAS)]'; \
 	touch $@

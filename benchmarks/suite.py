@@ -32,6 +32,7 @@ import vae
 from cases import mean_field, sampling, streaming
 from harness import Peer, Runner
 
+from tfp_dpvi import keras
 from tfp_dpvi._keras import tf
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -254,7 +255,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         times[case], first[case], wrong = harness.interleaved(makers, repetitions, seconds=150.0, name=case)
         if wrong:
             failed[case] = wrong
-        tf.keras.backend.clear_session()
+        keras.backend.clear_session()
     for peer in peers.values():
         peer.close()
 

@@ -5,7 +5,7 @@
 The model is 784-400-50-400-784 on MNIST, 688,884 parameters, batch 128, Adam; a smaller case is convolutional. Private is
 `dpvi.DPVAE`: exact Poisson batches of expected size 128, clip 1, noise multiplier 1, fresh noise in every step.
 
-* non-private: a `tf.keras.Model` with a `train_step` that gathers 128 random rows from a tensor. Of the ways to feed it,
+* non-private: a `dpvi.keras.Model` with a `train_step` that gathers 128 random rows from a tensor. Of the ways to feed it,
   this was never slower: `tf.data` of gathers, with one thread and two, and of shuffled arrays; XLA was slower.
 * vectorized: a `dpvi.DPModel` with `record_loss`, so `tf.vectorized_map` over the whole batch, without XLA (which is
   slower here); noise and sampling as private.

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 
 tfd = tfp.distributions
 X = np.random.default_rng(0).normal(size=(100, 2)).astype("float32")
@@ -69,7 +70,7 @@ def test_a_directory_that_cannot_be_written_spends_nothing(tmp_path):
         fit(tmp_path / "file")
 
 
-class Interrupt(tf.keras.callbacks.Callback):
+class Interrupt(keras.callbacks.Callback):
     """After the second epoch, once."""
 
     armed = True

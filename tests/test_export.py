@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import _random, export
+from tfp_dpvi import _random, export, keras
 
 tfd = tfp.distributions
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -79,17 +79,15 @@ def make_generative():
 
 
 def make_vae():
-    layers = tf.keras.layers
-    encoder = tf.keras.Sequential(
+    layers = keras.layers
+    encoder = keras.Sequential(
         [
             layers.Dense(8, activation="relu"),
             layers.Dense(4),
             tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
         ]
     )
-    decoder = tf.keras.Sequential(
-        [layers.Dense(8, activation="relu"), layers.Dense(6), tfp.layers.IndependentNormal(3)]
-    )
+    decoder = keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(6), tfp.layers.IndependentNormal(3)])
     return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2)))
 
 
@@ -214,7 +212,7 @@ def test_a_model_of_ones_own_exports_its_outputs(tmp_path):
     class Line(dpvi.DPModel):
         def __init__(self):
             super().__init__()
-            self.dense = tf.keras.layers.Dense(1)
+            self.dense = keras.layers.Dense(1)
 
         def call(self, x):
             return self.dense(x)

@@ -14,6 +14,7 @@ from dp_accounting import NeighboringRelation
 from support import statistics as tests_of
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics
 from tfp_dpvi.metrics import PrivateClippedFraction, PrivateELBO, PrivateMetric
@@ -127,13 +128,13 @@ def test_of_dpvi_the_bound_is_that_of_the_steps_own_draw():
 
 
 def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine():
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [
-            tf.keras.layers.Dense(4),
+            keras.layers.Dense(4),
             tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
         ]
     )
-    decoder = tf.keras.Sequential([tf.keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
+    decoder = keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
     model = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0]))
     x = X[:, :1]
     history = fitted(
@@ -248,7 +249,7 @@ def test_what_was_priced_cannot_be_changed():
         metric.noise_ratio = 1e-3
     model = Located()
 
-    class Cheat(tf.keras.callbacks.Callback):
+    class Cheat(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             metric._declared = (-1.0, 0.0, 1e-3)
 
@@ -399,18 +400,18 @@ def test_callbacks_work_on_the_private_values(tmp_path):
     model = logistic()
     seen = []
     callbacks = [
-        tf.keras.callbacks.EarlyStopping(monitor="private_elbo", mode="max", patience=1, min_delta=1e9),
-        tf.keras.callbacks.ReduceLROnPlateau(monitor="private_elbo", mode="max", patience=1, min_delta=1e9, factor=0.5),
-        tf.keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
-        tf.keras.callbacks.ModelCheckpoint(
+        keras.callbacks.EarlyStopping(monitor="private_elbo", mode="max", patience=1, min_delta=1e9),
+        keras.callbacks.ReduceLROnPlateau(monitor="private_elbo", mode="max", patience=1, min_delta=1e9, factor=0.5),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.ModelCheckpoint(
             str(tmp_path / "best.weights.h5"),
             monitor="private_elbo",
             mode="max",
             save_best_only=True,
             save_weights_only=True,
         ),
-        tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
-        tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs))),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs))),
     ]
     history = fitted(model, [PrivateELBO(-5.0, 0.0), PrivateClippedFraction()], epochs=9, callbacks=callbacks)
     assert len(history.epoch) == 2  # The second epoch could not be better by 1e9.
@@ -452,8 +453,8 @@ def test_a_metric_of_ones_own_is_one_method():
 
 @pytest.mark.parametrize("metric", [PrivateELBO(-3.0, 0.5, noise_ratio=7.0, name="bound"), PrivateClippedFraction()])
 def test_round_trip(metric):
-    config = tf.keras.utils.serialize_keras_object(metric)
-    again = tf.keras.utils.deserialize_keras_object(config)
+    config = keras.utils.serialize_keras_object(metric)
+    again = keras.utils.deserialize_keras_object(config)
     assert again.identity == metric.identity
     assert again is not metric
 
@@ -477,7 +478,7 @@ def test_bad_arguments_are_named(make, words):
 
 
 @pytest.mark.parametrize(
-    "metrics", [["accuracy"], "accuracy", [tf.keras.metrics.MeanSquaredError()], [PrivateELBO(0, 1), PrivateELBO(0, 2)]]
+    "metrics", [["accuracy"], "accuracy", [keras.metrics.MeanSquaredError()], [PrivateELBO(0, 1), PrivateELBO(0, 2)]]
 )
 def test_exact_metrics_and_double_names_are_refused(metrics):
     model = logistic()

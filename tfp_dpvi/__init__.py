@@ -26,11 +26,15 @@ if TYPE_CHECKING:
         surrogates,
         synthetic,
     )
+    from tfp_dpvi._keras import keras
     from tfp_dpvi._registry import register
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
+
+if sys.version_info < (3, 10):  # noqa: UP036  (a source tree on the path is not checked by pip)
+    raise ImportError(f"tfp_dpvi needs Python 3.10 to 3.13, and this is {sys.version.split()[0]}.")
 
 if "tensorflow" not in sys.modules:
     # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines without a GPU too.
@@ -60,6 +64,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Synthesizer": "models",
+    "keras": "_keras",
     "load_model": "models",
     "register": "_registry",
 }
@@ -78,6 +83,7 @@ __all__ = [
     "divergences",
     "export",
     "gradients",
+    "keras",
     "load_model",
     "metrics",
     "models",

@@ -37,7 +37,7 @@ def register(name: str) -> Callable[[Any], Any]:
     ```
 
     The file holds names and arguments; a process that loads it must have registered the same names (usually by importing
-    the same module), or pass `custom_objects`. `tf.keras.utils.register_keras_serializable` does as well.
+    the same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` does as well.
 
     Args:
       name: unique in your program; it stays with the saved files.

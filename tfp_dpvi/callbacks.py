@@ -255,8 +255,9 @@ class PrivateBackupAndRestore(Callback):
         """A new file takes the old one's place when it is whole and on the disk."""
         temporary = self._path.with_suffix(".new")
         meta = json.dumps({"format": _FORMAT, "version": _VERSION, **backup.meta})
+        arrays: dict[str, Any] = {f"array_{i}": value for i, value in enumerate(backup.arrays)}
         with open(temporary, "wb") as file:
-            np.savez(file, meta=np.array(meta), **{f"array_{i}": value for i, value in enumerate(backup.arrays)})
+            np.savez(file, meta=np.array(meta), **arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path)

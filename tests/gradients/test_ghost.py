@@ -11,10 +11,11 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tfp_dpvi import keras
 from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
 from tfp_dpvi.gradients.contributions import Lookup, Outer
 
-layers = tf.keras.layers
+layers = keras.layers
 
 
 class Scale(layers.Layer):
@@ -46,16 +47,16 @@ class Residual(layers.Layer):
 def shared():
     dense = layers.Dense(5, activation="tanh", name="shared")
     x = layers.Input([5])
-    return tf.keras.Model(x, layers.Dense(2)(dense(dense(x)) + x))
+    return keras.Model(x, layers.Dense(2)(dense(dense(x)) + x))
 
 
 def shared_embedding():
     table = layers.Embedding(7, 4)
     x = layers.Input([6], dtype="int32")
-    return tf.keras.Model(x, layers.Dense(3)(layers.Flatten()(table(x) * table(6 - x))))
+    return keras.Model(x, layers.Dense(3)(layers.Flatten()(table(x) * table(6 - x))))
 
 
-class Subclassed(tf.keras.Model):
+class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
         self.parts = [layers.Dense(4, "relu"), Scale(), layers.LayerNormalization(), layers.Dense(2, use_bias=False)]
@@ -67,7 +68,7 @@ class Subclassed(tf.keras.Model):
 
 
 def sequential(*parts):
-    return tf.keras.Sequential(list(parts))
+    return keras.Sequential(list(parts))
 
 
 MODELS = {
@@ -133,9 +134,9 @@ INTEGERS = {"embedding", "shared embedding", "masked"}
 
 def make(name, dtype, num, seed=0):
     shape, build = MODELS[name]
-    before = tf.keras.backend.floatx()
-    tf.keras.backend.set_floatx(dtype)
-    tf.keras.utils.set_random_seed(seed)
+    before = keras.backend.floatx()
+    keras.backend.set_floatx(dtype)
+    keras.utils.set_random_seed(seed)
     try:
         model = build()
         rng = np.random.default_rng(seed)
@@ -146,7 +147,7 @@ def make(name, dtype, num, seed=0):
         )
         model(x[:1])
     finally:
-        tf.keras.backend.set_floatx(before)
+        keras.backend.set_floatx(before)
     for variable in model.trainable_variables:  # Biases and gammas begin at values that hide mistakes.
         variable.assign_add(0.3 * rng.normal(size=variable.shape))
     return model, tf.constant(x)
@@ -508,8 +509,8 @@ def stack(rank, kinds):
 @given(architectures())
 def test_random_architectures(case):
     shape, kinds, seed = case
-    tf.keras.utils.set_random_seed(seed)
-    model = tf.keras.Sequential([layers.Input(shape), *stack(len(shape), kinds)])
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([layers.Input(shape), *stack(len(shape), kinds)])
     x = tf.constant(np.random.default_rng(seed).normal(size=[5, *shape]).astype("float32"))
     _, norms = oracle(model, x, math.inf)
     clip = float(np.median(norms))

@@ -25,6 +25,7 @@ import tensorflow_probability as tfp
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.optimizers import noise
 
 tfd = tfp.distributions
@@ -56,7 +57,7 @@ NEIGHBOURS = {
 }
 
 
-class Events(tf.keras.callbacks.Callback):
+class Events(keras.callbacks.Callback):
     """Whatever Keras tells callbacks."""
 
     def __init__(self):
@@ -84,10 +85,10 @@ def published(directory: pathlib.Path, which: str, **settings) -> dict:
     callbacks = [
         dpvi.callbacks.PrivacyTensorBoard(directory / "board"),
         dpvi.callbacks.PrivateBackupAndRestore(directory / "backup", delete_checkpoint=False),
-        tf.keras.callbacks.CSVLogger(str(directory / "log.csv")),
-        tf.keras.callbacks.ModelCheckpoint(str(directory / "best.weights.h5"), monitor="private_elbo", mode="max", save_weights_only=True),
-        tf.keras.callbacks.ReduceLROnPlateau(monitor="private_elbo", patience=1, mode="max"),
-        tf.keras.callbacks.EarlyStopping(monitor="private_elbo", patience=2, mode="max"),
+        keras.callbacks.CSVLogger(str(directory / "log.csv")),
+        keras.callbacks.ModelCheckpoint(str(directory / "best.weights.h5"), monitor="private_elbo", mode="max", save_weights_only=True),
+        keras.callbacks.ReduceLROnPlateau(monitor="private_elbo", patience=1, mode="max"),
+        keras.callbacks.EarlyStopping(monitor="private_elbo", patience=2, mode="max"),
         events,
     ]  # fmt: skip
     printed, logged = io.StringIO(), io.StringIO()

@@ -12,8 +12,9 @@ import tensorflow_probability as tfp
 from tensorflow.python.framework import kernels
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 
-tfd, tfpl, layers = tfp.distributions, tfp.layers, tf.keras.layers
+tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 X = np.random.default_rng(0).uniform(size=[40, 6]).astype("float32")
 
 #: Of the graph itself: no device computes them.
@@ -81,7 +82,7 @@ def logistic(**kwargs):
 
 
 def autoencoder(**kwargs):
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [
             layers.Input([6]),
             layers.Dense(5, "tanh"),
@@ -89,7 +90,7 @@ def autoencoder(**kwargs):
             tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:]))),
         ]
     )
-    decoder = tf.keras.Sequential(
+    decoder = keras.Sequential(
         [
             layers.Input([2]),
             layers.Dense(5, "tanh"),

@@ -34,11 +34,11 @@ def dpvi_model(seed, gradients="aligned"):
     return dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), seed=seed, gradients=gradients)
 
 def vae_model(seed):
-    layers = tf.keras.layers
-    tf.keras.utils.set_random_seed(1)
-    encoder = tf.keras.Sequential([layers.Input([3]), layers.Dense(4),
+    layers = keras.layers
+    keras.utils.set_random_seed(1)
+    encoder = keras.Sequential([layers.Input([3]), layers.Dense(4),
         tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], 1e-6 * tf.ones_like(t[..., 2:])))])
-    decoder = tf.keras.Sequential([layers.Input([2]), layers.Dense(3),
+    decoder = keras.Sequential([layers.Input([2]), layers.Dense(3),
         tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, 1.0), 1))])
     return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2)), seed=seed)
 
@@ -180,7 +180,7 @@ def test_callbacks_work_on_several_replicas(tmp_path):
         HERE = os.path.dirname(__file__)
         strategy = two_cpus()
 
-        class StopInTheThirdEpoch(tf.keras.callbacks.Callback):
+        class StopInTheThirdEpoch(keras.callbacks.Callback):
             left = 3
             def on_train_batch_end(self, batch, logs=None):
                 self.left -= 1
@@ -231,7 +231,7 @@ def test_noise_is_added_once_a_step(tmp_path):
             model.compile(sgd(2.0, clip=0.5, rate=1.0), delta=1e-5)
         steps = []
         model.fit(X, batch_size=50, epochs=10, steps_per_epoch=1, verbose=0, callbacks=[
-            tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: steps.append(model.v.numpy().copy()))])
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: steps.append(model.v.numpy().copy()))])
         noise = np.diff(np.stack([np.zeros(15_000), *steps]), axis=0).ravel() * 50 / (2.0 * 0.5)
         print(json.dumps({"square": float((noise**2).sum()), "num": noise.size}))
         """,
@@ -311,7 +311,7 @@ def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(t
         class Regression(dpvi.DPModel):
             def __init__(self):
                 super().__init__(seed=3)
-                self.dense = tf.keras.layers.Dense(1, kernel_initializer="zeros")
+                self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
 
             def call(self, x):
                 return self.dense(x)
@@ -434,7 +434,7 @@ def test_a_worker_that_dies(tmp_path, victim):
             model = dpvi_model(None)
             model.compile(sgd(1.0), delta=1e-5, jit_compile=False, ledger=dpvi.PrivacyLedger(f"{folder}/{index}.ledger"))
         before = model.privacy_ledger.num_releases
-        after_epoch = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))
+        after_epoch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))
         found = {"error": None}
         try:
             model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0, callbacks=[after_epoch])

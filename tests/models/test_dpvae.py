@@ -13,10 +13,11 @@ import tensorflow_probability as tfp
 from support.logs import no_fallback
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.sampling import FullBatchSampler
 
-tfd, tfpl, layers = tfp.distributions, tfp.layers, tf.keras.layers
+tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 D = 2
 X = np.random.default_rng(0).uniform(size=[60, 6]).astype("float32")
 
@@ -30,14 +31,14 @@ def standard(dtype="float32"):
 
 
 def dense_encoder(dtype=None, width=5, features=6):
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [layers.Input([features]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(2 * D, dtype=dtype),
          tfpl.DistributionLambda(diagonal, dtype=dtype)]
     )  # fmt: skip
 
 
 def dense_decoder(dtype=None, width=5, features=6):
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [layers.Input([D]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(features, dtype=dtype),
          tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1), dtype=dtype)]
     )  # fmt: skip
@@ -127,10 +128,8 @@ def test_a_linear_model_reaches_the_closed_form():
     best = -0.5 * (
         5 * np.log(2 * np.pi) + np.log(kept).sum() + D + (5 - D) * np.log(noise**2) + eigenvalues[D:].sum() / noise**2
     )
-    encoder = tf.keras.Sequential(
-        [layers.Input([5]), layers.Dense(D + D * (D + 1) // 2), tfpl.MultivariateNormalTriL(D)]
-    )
-    decoder = tf.keras.Sequential(
+    encoder = keras.Sequential([layers.Input([5]), layers.Dense(D + D * (D + 1) // 2), tfpl.MultivariateNormalTriL(D)])
+    decoder = keras.Sequential(
         [
             layers.Input([D]),
             layers.Dense(5),
@@ -238,7 +237,7 @@ def test_draws_differ_between_records_steps_and_physical_batches():
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_physical_batches_change_nothing(jit_compile):
     """Full batches in pieces of 7 give the sum of all records' clipped gradients, once each."""
-    certain = tf.keras.Sequential(  # Codes of next to no spread: the pieces' own draws then change nothing either.
+    certain = keras.Sequential(  # Codes of next to no spread: the pieces' own draws then change nothing either.
         [
             layers.Input([6]),
             layers.Dense(D),
@@ -280,7 +279,7 @@ def test_fits_compile_without_a_fallback(dtype, jit_compile):
 
 def test_learning_improves_the_bound_and_spends_what_the_plan_says():
     """Eight other seeds gained 2.07 +- 0.25 nats. (At a clip of 1 or less, clipping's bias eats the gain, noise or none.)"""
-    tf.keras.utils.set_random_seed(11)
+    keras.utils.set_random_seed(11)
     rng = np.random.default_rng(0)
     x = ((rng.uniform(size=[600, 1]) > 0.5) * np.ones([600, 6]) * 0.9 + 0.05).astype("float32")
     model = make(dense_encoder(width=16), dense_decoder(width=16), seed=11)
@@ -331,11 +330,11 @@ def test_plain_functions_with_layers_in_their_closure():
 
 
 def test_convolutions_and_images(tmp_path):
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [layers.Input([8, 8, 1]), layers.Conv2D(4, 3, 2, "same", activation="relu"), layers.GroupNormalization(2),
          layers.Flatten(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )  # fmt: skip
-    decoder = tf.keras.Sequential(
+    decoder = keras.Sequential(
         [layers.Input([D]), layers.Dense(4 * 4 * 2), layers.Reshape([4, 4, 2]), layers.Conv2DTranspose(3, 3, 2, "same", activation="relu"),
          layers.Conv2D(1, 3, padding="same"), layers.Flatten(), tfpl.IndependentBernoulli([8, 8, 1])]
     )  # fmt: skip
@@ -352,10 +351,10 @@ def test_convolutions_and_images(tmp_path):
 
 def test_weight_regularizers_are_exact_and_outside_the_clip():
     """C2: with no records and no noise the step is the regularizer's gradient alone."""
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [
             layers.Input([6]),
-            layers.Dense(2 * D, kernel_regularizer=tf.keras.regularizers.L2(10.0)),
+            layers.Dense(2 * D, kernel_regularizer=keras.regularizers.L2(10.0)),
             tfpl.DistributionLambda(diagonal),
         ]
     )
@@ -369,7 +368,7 @@ def test_weight_regularizers_are_exact_and_outside_the_clip():
 
 
 def test_a_layer_without_a_rule_is_said_in_the_log(caplog):
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [layers.Input([6]), layers.PReLU(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
     with caplog.at_level(logging.INFO, "tfp_dpvi"), no_fallback():
@@ -379,7 +378,7 @@ def test_a_layer_without_a_rule_is_said_in_the_log(caplog):
 
 def test_integer_records_and_embeddings():
     ids = np.random.default_rng(0).integers(0, 5, [40, 3]).astype("int32")
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [
             layers.Input([3], dtype="int32"),
             layers.Embedding(5, 4),
@@ -388,7 +387,7 @@ def test_integer_records_and_embeddings():
             tfpl.DistributionLambda(diagonal),
         ]
     )
-    decoder = tf.keras.Sequential(
+    decoder = keras.Sequential(
         [layers.Input([D]), layers.Dense(15), layers.Reshape([3, 5]),
          tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Categorical(logits=t), 1))]
     )  # fmt: skip
@@ -417,7 +416,7 @@ class Counted(layers.Layer):
         ({"kl": "exact"}, ValueError, ["kl", "'exact'"]),
         ({"batch_regularizer": 1.0}, TypeError, ["batch_regularizer", "1.0"]),
         ({"prior": tfd.MultivariateNormalDiag(tf.Variable(tf.zeros(D)))}, ValueError, ["prior", "trainable"]),
-        ({"encoder": tf.keras.Sequential([layers.Dense(3), layers.BatchNormalization()])}, ValueError, ["BatchNormalization", "GroupNormalization"]),
+        ({"encoder": keras.Sequential([layers.Dense(3), layers.BatchNormalization()])}, ValueError, ["BatchNormalization", "GroupNormalization"]),
     ],
 )  # fmt: skip
 def test_bad_arguments_name_themselves(arguments, error, words):
@@ -429,14 +428,14 @@ def test_bad_arguments_name_themselves(arguments, error, words):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(2 * D)])), ["encoder", "distribution"]),
-        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(6)])), ["decoder", "distribution"]),
+        (lambda: make(encoder=keras.Sequential([layers.Input([6]), layers.Dense(2 * D)])), ["encoder", "distribution"]),
+        (lambda: make(decoder=keras.Sequential([layers.Input([D]), layers.Dense(6)])), ["decoder", "distribution"]),
         (lambda: make(prior=tfd.MultivariateNormalDiag(tf.zeros(3), tf.ones(3))), ["encoder", "event shape", "(3,)"]),
-        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.DistributionLambda(lambda t: tfd.Normal(t, 1.0))])), ["encoder", "Independent"]),
-        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(6), tfpl.DistributionLambda(lambda t: tfd.Bernoulli(logits=t))])), ["decoder", "log_prob", "[3, 6]"]),
-        (lambda: make(decoder=tf.keras.Sequential([layers.Input([D]), layers.Dense(4), tfpl.IndependentBernoulli([4])])), ["decoder failed"]),
-        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.IndependentPoisson([D])])), ["encoder", "reparameterised"]),
-        (lambda: make(encoder=tf.keras.Sequential([layers.Input([6]), layers.Dense(4, activity_regularizer="l2"), tfpl.DistributionLambda(diagonal)])), ["add_loss"]),
+        (lambda: make(encoder=keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.DistributionLambda(lambda t: tfd.Normal(t, 1.0))])), ["encoder", "Independent"]),
+        (lambda: make(decoder=keras.Sequential([layers.Input([D]), layers.Dense(6), tfpl.DistributionLambda(lambda t: tfd.Bernoulli(logits=t))])), ["decoder", "log_prob", "[3, 6]"]),
+        (lambda: make(decoder=keras.Sequential([layers.Input([D]), layers.Dense(4), tfpl.IndependentBernoulli([4])])), ["decoder failed"]),
+        (lambda: make(encoder=keras.Sequential([layers.Input([6]), layers.Dense(D), tfpl.IndependentPoisson([D])])), ["encoder", "reparameterised"]),
+        (lambda: make(encoder=keras.Sequential([layers.Input([6]), layers.Dense(4, activity_regularizer="l2"), tfpl.DistributionLambda(diagonal)])), ["add_loss"]),
     ],
 )  # fmt: skip
 def test_networks_that_do_not_fit_are_refused_before_anything_is_spent(model, words):
@@ -471,7 +470,7 @@ def test_layers_are_tried_again_at_every_fit():
             return inputs - tf.reduce_mean(inputs, axis=0) if self.on else inputs
 
     switch = Switch()
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [layers.Input([6]), layers.Dense(4), switch, layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
     model = fitted(make(encoder))
@@ -487,7 +486,7 @@ def test_layers_are_tried_before_every_trace_and_not_where_a_step_is_run_again(m
     """What tries them counts; a layer that mixes records by a change out of sight is found before a step is made of it."""
     shared = {"mixes": False}
     mix = lambda t: t - tf.reduce_mean(t, axis=0) if shared["mixes"] else t  # noqa: E731
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [layers.Input([6]), layers.Dense(4), layers.Lambda(mix), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
     model, tried = make(encoder), []
@@ -516,7 +515,7 @@ def test_layers_are_tried_at_every_fit_that_runs_python_again(way):
     """A change out of sight, where a step is not the one that was traced: eager, or of batches of any shape."""
     shared = {"mixes": False}
     mix = lambda t: t - tf.reduce_mean(t, axis=0) if shared["mixes"] else t  # noqa: E731
-    encoder = tf.keras.Sequential(
+    encoder = keras.Sequential(
         [layers.Input([6]), layers.Dense(4), layers.Lambda(mix), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
     model = compiled(make(encoder), run_eagerly=way == "the model is eager")
@@ -527,7 +526,7 @@ def test_layers_are_tried_at_every_fit_that_runs_python_again(way):
     model.fit(x, epochs=1, verbose=0, **how)
     spent, shared["mixes"] = model.privacy_ledger.num_releases, True
     if way == "functions become eager":
-        calls = [tf.keras.callbacks.LambdaCallback(on_train_begin=lambda _: tf.config.run_functions_eagerly(True))]
+        calls = [keras.callbacks.LambdaCallback(on_train_begin=lambda _: tf.config.run_functions_eagerly(True))]
     try:
         tf.config.run_functions_eagerly(way == "functions are eager")
         with pytest.raises(ValueError, match="records influence each other"):

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyPlan
 
 tfd = tfp.distributions
@@ -106,7 +107,7 @@ def test_a_fit_longer_than_planned_is_refused():
 
 
 def test_an_early_stop_leaves_the_rest():
-    class Stop(tf.keras.callbacks.Callback):
+    class Stop(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.stop_training = epoch == 0
 
@@ -133,7 +134,7 @@ def test_with_a_noise_multiplier_fits_add():
 
 
 def test_an_interrupted_step_has_been_paid_for():
-    class Break(tf.keras.callbacks.Callback):
+    class Break(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             raise KeyboardInterrupt
 
@@ -370,7 +371,7 @@ class Regression(dpvi.DPModel):
 
     def __init__(self, penalty=0.0, **kwargs):
         super().__init__(**kwargs)
-        self.dense = tf.keras.layers.Dense(1)
+        self.dense = keras.layers.Dense(1)
         self.penalty = penalty
 
     def call(self, x):
@@ -419,7 +420,7 @@ def test_a_subclass_that_says_nothing_is_told_so():
     class Silent(dpvi.DPModel):
         def __init__(self):
             super().__init__()
-            self.dense = tf.keras.layers.Dense(1)
+            self.dense = keras.layers.Dense(1)
 
         def call(self, x):
             return self.dense(x)
@@ -449,7 +450,7 @@ def test_predictions_are_whole_before_and_after_a_fit():
 
 
 def test_the_first_record_is_not_looked_at_to_build_layers():
-    class Curious(tf.keras.layers.Layer):
+    class Curious(keras.layers.Layer):
         """Initialises itself from the first input that it sees, as ActNorm does."""
 
         def build(self, shape):

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.privacy import BudgetExhaustedError, FixedSizeSampling, UnsupportedPairError
 
 tfd = tfp.distributions
@@ -148,7 +149,7 @@ def test_a_target_holds_while_another_model_uses_the_ledger():
 
     first, second = with_target(), make_model(ledger, noise=4.0)
 
-    class Meanwhile(tf.keras.callbacks.Callback):
+    class Meanwhile(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 0:
                 fit(second, epochs=1)
@@ -199,7 +200,7 @@ def test_what_is_shown_is_written_down_before_it_is_shown(monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         fit(
             make_model(ledger, unsafe_training_metrics=True),
-            callbacks=[tf.keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs))],
+            callbacks=[keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs))],
         )
     assert seen == []
     assert ledger.num_releases == 0

@@ -7,6 +7,7 @@ from support.cases import normal
 from support.steps import Indicator, check_fresh_noise, check_noise, fit_indicator, shared_steps
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi._keras import tf, tfp
 from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
@@ -154,8 +155,8 @@ def _normalised(training, conditional):
     class Normalised(dpvi.DPModel):
         def __init__(self):
             super().__init__()
-            self.normalise = tf.keras.layers.BatchNormalization()
-            self.dense = tf.keras.layers.Dense(1)
+            self.normalise = keras.layers.BatchNormalization()
+            self.dense = keras.layers.Dense(1)
 
         def call(self, x, training=None):
             return self.dense(self.normalise(x, training=training))

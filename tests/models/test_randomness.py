@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_math_ops
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import _random
+from tfp_dpvi import _random, keras
 from tfp_dpvi._keras import tf, tfp
 from tfp_dpvi._ordered_sums import ordered
 from tfp_dpvi.gradients import ClippedSum
@@ -48,7 +48,7 @@ def test_global_seeds_change_nothing():
     """C10: noise after tf.random.set_seed (and Keras's, NumPy's and Python's) is as fresh as ever. False alarms: 3e-9."""
     drawn = []
     for _ in range(2):
-        tf.keras.utils.set_random_seed(7)
+        keras.utils.set_random_seed(7)
         tf.random.set_seed(7)
         drawn.append(_noise(Indicator(WIDTH)))
     _unrelated(*drawn, "fits after the same global seed")
@@ -148,7 +148,7 @@ class Compiled(dpvi.DPModel):
 
     def __init__(self):
         super().__init__(seed=3)
-        self.dense = tf.keras.layers.Dense(3)
+        self.dense = keras.layers.Dense(3)
         self.several = tf.function(lambda z: tf.add_n([z, tf.sin(z), tf.cos(z), z * z]), autograph=False)
 
     def call(self, x):

@@ -16,7 +16,7 @@ from models.test_dpvae import optimizer as vae_optimizer
 from models.test_termwise import steep, termwise
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import _random
+from tfp_dpvi import _random, keras
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
 
 tfd = tfp.distributions
@@ -30,7 +30,7 @@ class Interrupted(Exception):
     pass
 
 
-class InterruptAfter(tf.keras.callbacks.Callback):
+class InterruptAfter(keras.callbacks.Callback):
     """Stops like a kill does, for all that the fit can do about it: after some executions of two steps."""
 
     def __init__(self, executions):
@@ -77,7 +77,7 @@ def ledger(tmp_path):
 # ------------------------------------------------------------------ going on
 
 
-class HalveRate(tf.keras.callbacks.Callback):
+class HalveRate(keras.callbacks.Callback):
     """A change at an epoch's end, as `ReduceLROnPlateau` makes."""
 
     def on_epoch_end(self, epoch, logs=None):
@@ -96,7 +96,7 @@ def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
                 stopping = [InterruptAfter(last)] if last else []
                 callbacks = [PrivateBackupAndRestore(tmp_path / f"{name}_backup"), HalveRate(), *stopping]
                 if not as_list:
-                    callbacks = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
+                    callbacks = keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
                     callbacks.set_params({"epochs": EPOCHS, "verbose": 0, "steps": STEPS})
                 with pytest.raises(Interrupted) if last else contextlib.nullcontext():
                     model.fit(X, Y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=callbacks)
@@ -109,8 +109,8 @@ def test_steps_that_draw_by_themselves_are_charged_again(tmp_path, ledger, caplo
     """Dropout's draws follow from no key: a seeded step with it is not the same release when it runs again."""
 
     def dropping():
-        layers = tf.keras.layers
-        encoder = tf.keras.Sequential(
+        layers = keras.layers
+        encoder = keras.Sequential(
             [
                 layers.Input([6]),
                 layers.Dropout(0.5),
@@ -125,10 +125,10 @@ def test_steps_that_draw_by_themselves_are_charged_again(tmp_path, ledger, caplo
         return model
 
     def flat_decoder():
-        return tf.keras.Sequential(
+        return keras.Sequential(
             [
-                tf.keras.layers.Input([2]),
-                tf.keras.layers.Dense(6),
+                keras.layers.Input([2]),
+                keras.layers.Dense(6),
                 tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)),
             ]
         )
@@ -171,7 +171,7 @@ def test_a_seeded_vae_goes_on_bit_for_bit(tmp_path, regularizer):
     """Without XLA, on all threads, groups of records included."""
 
     def vae(ledger):
-        tf.keras.utils.set_random_seed(1)
+        keras.utils.set_random_seed(1)
         model = make_vae(seed=5, batch_regularizer=regularizer)
         optimizer = vae_optimizer() if regularizer is None else termwise()
         model.compile(optimizer, delta=1e-5, ledger=ledger, steps_per_execution=2)
@@ -263,7 +263,7 @@ def test_a_finished_fit_that_kept_its_backup_is_not_run_again(tmp_path, ledger):
 
 
 def test_learning_rates_that_callbacks_changed_come_back(tmp_path, ledger):
-    halve = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     model = make(ledger, noise=2.0, rate=0.08)
     with pytest.raises(Interrupted):
         fit(model, tmp_path / "backup", stop=7, callbacks=[halve])
@@ -360,7 +360,7 @@ def test_a_shorter_fit_is_refused(tmp_path, ledger):
 )
 def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, changed):
     """With XLA a key gives other noise, visits of another size other batches, and other rates other weights."""
-    rates = tf.keras.optimizers.schedules.ExponentialDecay
+    rates = keras.optimizers.schedules.ExponentialDecay
     plain = {"seed": 5, "noise": 2.0, "jit_compile": False}
     if changed == "schedule":
         plain["rate"] = rates(0.1, 5, 0.9)

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import _random
+from tfp_dpvi import _random, keras
 from tfp_dpvi.privacy.errors import LedgerError
 
 tfd = tfp.distributions
@@ -29,7 +29,7 @@ import functools
 import numpy as np, tensorflow as tf, tensorflow_probability as tfp
 import tfp_dpvi as dpvi
 tfd = tfp.distributions
-tfkl = tf.keras.layers
+tfkl = keras.layers
 
 @dpvi.register("tests_prior")
 def prior(scale=2.0):
@@ -45,19 +45,19 @@ def records(params):
 
 @dpvi.register("tests_encoder")
 def encoder(width=8):
-    return tf.keras.Sequential([
+    return keras.Sequential([
         tfkl.Dense(width, activation="relu"), tfkl.Dense(4),
         tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:])))])
 
 @dpvi.register("tests_decoder")
 def decoder():
-    return tf.keras.Sequential([tfkl.Dense(8, activation="relu"), tfkl.Dense(6), tfp.layers.IndependentNormal(3)])
+    return keras.Sequential([tfkl.Dense(8, activation="relu"), tfkl.Dense(6), tfp.layers.IndependentNormal(3)])
 
 @dpvi.register("tests_codes")
 def codes():
     return tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2))
 
-@tf.keras.utils.register_keras_serializable("tests", "Line")
+@keras.utils.register_keras_serializable("tests", "Line")
 class Line(dpvi.DPModel):
     def __init__(self, units=1, **kwargs):
         super().__init__(**kwargs)
@@ -121,10 +121,10 @@ MODELS = {
     "generative": lambda: fit(
         dpvi.DPVI(P["prior"], P["records"]),
         X,
-        optimizer=dpvi.optimizers.make_dp_optimizer_class(tf.keras.optimizers.RMSprop)(
+        optimizer=dpvi.optimizers.make_dp_optimizer_class(keras.optimizers.RMSprop)(
             l2_norm_clip=1.0,
             noise_multiplier=3.0,
-            learning_rate=tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
+            learning_rate=keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
         ),
     ),
     "vae": lambda: fit(vae(beta=0.5), X, optimizer=adam(noise_multiplier=3.0, use_ema=True)),
@@ -148,7 +148,7 @@ def test_a_synthesizers_model_round_trips(tmp_path):
     data = {"age": np.arange(60.0) % 10, "pay": np.linspace(0, 1, 60), "job": np.array(["a", "b", "c"] * 20)}
     model = dpvi.Synthesizer(table, 3).fit(data, noise_multiplier=2.0, steps=3).model
     model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     codes = table.encode(data)
     np.testing.assert_allclose(loaded.predictive().log_prob(codes), model.predictive().log_prob(codes), rtol=1e-5)
     assert loaded.privacy_ledger is model.privacy_ledger
@@ -183,7 +183,7 @@ QUICK = ("regression", "termwise", "own")
 def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     model = made(name)
     model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
 
     assert type(loaded) is type(model)
     np.testing.assert_allclose(outputs(loaded), outputs(model), rtol=1e-6)
@@ -212,7 +212,7 @@ def test_a_fresh_process_goes_on_with_everything(tmp_path):
         data = np.load("data.npz")
         found = {}
         for name in NAMES:
-            model = tf.keras.models.load_model(f"{name}.keras")
+            model = keras.models.load_model(f"{name}.keras")
             before = model.privacy_ledger.num_releases
             generative = name == "generative"
             out = model.predictive().log_prob(data["x"][:5]).numpy() if generative else model.predict(data["x"][:5], verbose=0)
@@ -242,7 +242,7 @@ def test_a_lifetime_budget_outlives_the_file(tmp_path):
     model.save(tmp_path / "model.keras")
     half = model.privacy_report().epsilon
     del model
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     loaded.fit(X, Y, batch_size=20, epochs=2, verbose=0)
     assert half < loaded.privacy_report().epsilon <= 1.0
     with pytest.raises(dpvi.privacy.BudgetExhaustedError, match="nothing is left"):
@@ -274,11 +274,11 @@ def test_weights_alone_go_into_a_model_of_the_same_shape(tmp_path):
 
 def test_a_model_that_was_not_fitted_round_trips(tmp_path):
     regression().save(tmp_path / "plain.keras")
-    assert tf.keras.models.load_model(tmp_path / "plain.keras")._dp.settings is None
+    assert keras.models.load_model(tmp_path / "plain.keras")._dp.settings is None
     model = regression()
     model.compile(adam(), epsilon=1.0, delta=1e-5, validation_metrics=["binary_accuracy"])
     model.save(tmp_path / "compiled.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "compiled.keras")
+    loaded = keras.models.load_model(tmp_path / "compiled.keras")
     assert loaded.privacy_budget == 1.0
     assert [metric.name for metric in loaded._dp.validation_metrics] == ["binary_accuracy"]
     loaded.fit(X, Y, batch_size=20, verbose=0)
@@ -287,9 +287,9 @@ def test_a_model_that_was_not_fitted_round_trips(tmp_path):
 def test_model_checkpoint_saves_what_load_model_reads(tmp_path):
     model = regression()
     model.compile(adam(noise_multiplier=3.0), delta=1e-5, jit_compile=False)
-    checkpoint = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    checkpoint = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
     model.fit(X, Y, batch_size=20, epochs=2, verbose=0, callbacks=[checkpoint])
-    first = tf.keras.models.load_model(tmp_path / "1.keras")
+    first = keras.models.load_model(tmp_path / "1.keras")
     assert int(first.optimizer.iterations) == 3
     assert first.privacy_ledger is model.privacy_ledger  # One process, one set of books: nothing is forgotten.
 
@@ -299,10 +299,10 @@ def test_model_checkpoint_saves_what_load_model_reads(tmp_path):
 
 def test_clones_and_loads_share_books_within_a_process(tmp_path):
     model = fit(regression(), X, Y)
-    clone = tf.keras.models.clone_model(model)
+    clone = keras.models.clone_model(model)
     assert clone.privacy_ledger is model.privacy_ledger
     model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.privacy_ledger is model.privacy_ledger
 
 
@@ -315,7 +315,7 @@ def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
         fresh_process(
             f"""
             data = np.load("data.npz")
-            model = tf.keras.models.load_model("start.keras")
+            model = keras.models.load_model("start.keras")
             model.fit(data["x"], data["y"], batch_size=20, epochs=1, verbose=0)
             model.save("{side}.keras")
             print(model.privacy_ledger.num_releases)
@@ -325,7 +325,7 @@ def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
     ledger = model.privacy_ledger
     assert ledger.num_releases == 6
     for expected, side in ((9, "left"), (12, "right"), (12, "left"), (12, "right"), (12, "start")):
-        loaded = tf.keras.models.load_model(tmp_path / f"{side}.keras")
+        loaded = keras.models.load_model(tmp_path / f"{side}.keras")
         assert loaded.privacy_ledger is ledger
         assert ledger.num_releases == expected
 
@@ -334,7 +334,7 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
     ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
     model = fit(regression(), X, Y, ledger=ledger)
     model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.privacy_ledger.path == ledger.path
     loaded.fit(X, Y, batch_size=20, verbose=0)
     assert ledger.num_releases == loaded.privacy_ledger.num_releases == 9
@@ -343,7 +343,7 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
 
     # Moved: it can be read, but not used, until it is shown where.
     (tmp_path / "books").rename(tmp_path / "elsewhere")
-    moved = tf.keras.models.load_model(tmp_path / "model.keras")
+    moved = keras.models.load_model(tmp_path / "model.keras")
     assert moved.privacy_report().num_releases == 6
     moved.predict(X[:2])
     with pytest.raises(LedgerError, match=r"ledger is not at .*compile\(\.\.\., ledger="):
@@ -358,13 +358,13 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
         dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward eight"),
         pytest.raises(LedgerError, match="bound to the data set 'ward eight'"),
     ):
-        tf.keras.models.load_model(tmp_path / "model.keras")
+        keras.models.load_model(tmp_path / "model.keras")
     (tmp_path / "books").unlink()
     with (
         dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven"),
         pytest.raises(LedgerError, match="does not hold what was spent"),
     ):
-        tf.keras.models.load_model(tmp_path / "model.keras")
+        keras.models.load_model(tmp_path / "model.keras")
 
 
 def test_a_ledger_in_use_elsewhere_does_not_keep_a_model_from_predicting(tmp_path):
@@ -374,7 +374,7 @@ def test_a_ledger_in_use_elsewhere_does_not_keep_a_model_from_predicting(tmp_pat
     printed = fresh_process(
         """
         data = np.load("data.npz")
-        model = tf.keras.models.load_model("model.keras")
+        model = keras.models.load_model("model.keras")
         assert model.predict(data["x"][:2]).shape == (2,)
         try:
             model.fit(data["x"], data["y"], batch_size=20, verbose=0)
@@ -441,7 +441,7 @@ def test_a_seed_is_not_saved_and_the_report_still_says_so(tmp_path):
     model.save(tmp_path / "model.keras")
     with zipfile.ZipFile(tmp_path / "model.keras") as archive:
         assert b"987654321" not in archive.read("config.json")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
     assert "seeded: not private" in str(loaded.privacy_report())
     assert loaded._dp.seed is None
 
@@ -554,7 +554,7 @@ def test_a_checkpoint_waits_for_a_model_that_is_not_built(tmp_path):
 @pytest.mark.parametrize("part", ["encoder", "decoder"])  # One of them after the other's weights are loaded.
 def test_weights_of_other_shapes_leave_the_model_as_it_was(tmp_path, part):
     made("vae").save_weights(str(tmp_path / "model.weights.h5"))
-    wider = tf.keras.Sequential([tf.keras.layers.Dense(9), tf.keras.layers.Dense(6), tfp.layers.IndependentNormal(3)])
+    wider = keras.Sequential([keras.layers.Dense(9), keras.layers.Dense(6), tfp.layers.IndependentNormal(3)])
     parts = (P["encoder"](5), P["decoder"]()) if part == "encoder" else (P["encoder"](), wider)
     other = dpvi.DPVAE(*parts, P["codes"]())
     other(X[:2])
@@ -567,12 +567,12 @@ def test_weights_of_other_shapes_leave_the_model_as_it_was(tmp_path, part):
 
 def test_unknown_names_are_named(tmp_path):
     regression().save(tmp_path / "model.keras")
-    registered = tf.keras.utils.get_custom_objects()
+    registered = keras.utils.get_custom_objects()
     held = registered.pop("dpvi>tests_prior")
     try:
         with pytest.raises(ValueError, match=r"registered function 'dpvi>tests_prior'.*import the module"):
-            tf.keras.models.load_model(tmp_path / "model.keras")
-        tf.keras.models.load_model(tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]})
+            keras.models.load_model(tmp_path / "model.keras")
+        keras.models.load_model(tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]})
     finally:
         registered["dpvi>tests_prior"] = held
     with pytest.raises(TypeError, match=r'write @dpvi\.register\("my_name"\)'):

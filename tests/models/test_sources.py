@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 
 tfd = tfp.distributions
 N, D = 300, 3
@@ -92,11 +93,11 @@ def test_streamed_equals_resident_where_a_step_is_eager():
 def test_a_vae_of_a_source_equals_one_of_arrays():
     """Integer records, and a model that takes a batch at once."""
     data = np.random.default_rng(1).integers(0, 256, [80, 6]).astype("uint8")
-    layers = tf.keras.layers
+    layers = keras.layers
     ends = []
     for x in (data, Rows(data)):
-        tf.keras.utils.set_random_seed(0)
-        encoder = tf.keras.Sequential(
+        keras.utils.set_random_seed(0)
+        encoder = keras.Sequential(
             [
                 layers.Input([6], dtype="uint8"),
                 layers.Rescaling(1 / 255.0),
@@ -104,7 +105,7 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
                 tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.exp(t[..., 2:]))),
             ]
         )
-        decoder = tf.keras.Sequential(
+        decoder = keras.Sequential(
             [
                 layers.Input([2]),
                 layers.Dense(6),
@@ -230,7 +231,7 @@ def test_what_xla_refuses_is_tried_once():
     made = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), D), likelihood)
     made.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
 
-    class Stop(tf.keras.callbacks.Callback):
+    class Stop(keras.callbacks.Callback):
         def on_batch_end(self, batch, logs=None):
             self.model.stop_training = True
 

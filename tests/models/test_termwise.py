@@ -12,10 +12,11 @@ from models.test_dpvae import X, dense_decoder, dense_encoder, make, optimizer, 
 from support import statistics
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.gradients import groups
 from tfp_dpvi.privacy import NeighboringRelation, Sensitivity
 
-tfd, tfpl, layers = tfp.distributions, tfp.layers, tf.keras.layers
+tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 C1, C2, B, PARTS = 0.3, 0.5, 20.0, 4
 
 
@@ -314,7 +315,7 @@ def test_clips_cannot_change_under_a_fit_that_was_priced(name, value):
 
     with pytest.raises(RuntimeError, match="priced"):
         model.fit(
-            X, batch_size=20, epochs=3, verbose=0, callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=change)]
+            X, batch_size=20, epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=change)]
         )
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     assert model.privacy_plan.sensitivity == model._noise_of_terms[0]

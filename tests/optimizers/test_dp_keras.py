@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import keras
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.optimizers import UnprivatizedGradientError
 
@@ -69,9 +70,9 @@ def adam(**kwargs):
 @pytest.mark.parametrize(("name", "dp_class", "settings"), CLASSES)
 def test_without_noise_each_step_is_the_keras_optimizers(name, dp_class, settings, dtype, steps):
     ours = dp_class(learning_rate=0.07, l2_norm_clip=3.0, noise_multiplier=0.0, **settings)
-    keras = getattr(tf.keras.optimizers, name)(learning_rate=0.07, **settings)
+    plain = getattr(keras.optimizers, name)(learning_rate=0.07, **settings)
 
-    for mine, theirs in zip(private_trajectory(ours, steps, dtype), keras_trajectory(keras, steps, dtype), strict=True):
+    for mine, theirs in zip(private_trajectory(ours, steps, dtype), plain_trajectory(plain, steps, dtype), strict=True):
         assert mine.dtype == dtype
         np.testing.assert_allclose(mine, theirs, rtol=1e-6 if dtype == "float32" else 1e-13)
         assert not np.isin(mine, next(v.numpy() for v in variables(dtype))).any()  # It has moved at all.
@@ -79,7 +80,7 @@ def test_without_noise_each_step_is_the_keras_optimizers(name, dp_class, setting
 
 @pytest.mark.parametrize("name", ["RMSprop", "Nadam", "Adamax", "Adadelta", "Ftrl", "AdamW", "Adafactor", "Lion"])
 def test_the_factory_takes_any_other_keras_optimizer(name):
-    keras_class = getattr(tf.keras.optimizers, name)
+    keras_class = getattr(keras.optimizers, name)
     made = optimizers.make_dp_optimizer_class(keras_class)
 
     assert issubclass(made, keras_class)
@@ -92,25 +93,25 @@ def test_the_factory_takes_any_other_keras_optimizer(name):
 
 
 def test_the_factory_gives_the_same_class_twice_and_leaves_its_own_alone():
-    made = optimizers.make_dp_optimizer_class(tf.keras.optimizers.RMSprop)
+    made = optimizers.make_dp_optimizer_class(keras.optimizers.RMSprop)
 
-    assert optimizers.make_dp_optimizer_class(tf.keras.optimizers.RMSprop) is made
+    assert optimizers.make_dp_optimizer_class(keras.optimizers.RMSprop) is made
     assert optimizers.make_dp_optimizer_class(made) is made
-    assert optimizers.make_dp_optimizer_class(tf.keras.optimizers.Adam) is optimizers.DPKerasAdamOptimizer
+    assert optimizers.make_dp_optimizer_class(keras.optimizers.Adam) is optimizers.DPKerasAdamOptimizer
 
 
-@pytest.mark.parametrize("wrong", [tf.keras.optimizers.legacy.Adam, int, "Adam", None, tf.keras.optimizers.Adam()])
+@pytest.mark.parametrize("wrong", [keras.optimizers.legacy.Adam, int, "Adam", None, keras.optimizers.Adam()])
 def test_the_factory_refuses_what_is_no_keras_optimizer_class(wrong):
     with pytest.raises(TypeError, match="keras_optimizer_class"):
         optimizers.make_dp_optimizer_class(wrong)
 
 
 def test_a_schedule_moves_the_rate_step_by_step():
-    schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.01])
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.01])
     ours = optimizers.DPKerasSGDOptimizer(learning_rate=schedule, l2_norm_clip=1.0, noise_multiplier=0.0)
 
     for mine, theirs in zip(
-        private_trajectory(ours, 5), keras_trajectory(tf.keras.optimizers.SGD(schedule), 5), strict=True
+        private_trajectory(ours, 5), keras_trajectory(keras.optimizers.SGD(schedule), 5), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
@@ -118,9 +119,9 @@ def test_a_schedule_moves_the_rate_step_by_step():
 def test_ema_and_weight_decay_act_as_in_keras():
     settings = {"learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.5, "weight_decay": 0.02}
     ours = adam(noise_multiplier=0.0, **settings)
-    keras = tf.keras.optimizers.Adam(**settings)
+    plain = keras.optimizers.Adam(**settings)
     results = []
-    for optimizer, run in ((ours, privatize), (keras, lambda _, step: [s / BATCH for s in sums_of(step)])):
+    for optimizer, run in ((ours, privatize), (plain, lambda _, step: [s / BATCH for s in sums_of(step)])):
         values = variables()
         for step in range(6):
             optimizer.apply_gradients(zip(run(optimizer, step), values, strict=True))
@@ -293,7 +294,7 @@ def test_the_sound_way_works_in_a_graph_with_fresh_noise_each_time():
 def test_nothing_private_is_kept_in_variables_or_config():
     optimizer, values = adam(), variables()
     optimizer.apply_gradients(zip(privatize(optimizer), values, strict=True))
-    plain = tf.keras.optimizers.Adam()
+    plain = keras.optimizers.Adam()
     plain.build(variables())
 
     assert len(optimizer.variables) == len(plain.variables)
@@ -305,11 +306,11 @@ def test_nothing_private_is_kept_in_variables_or_config():
 @pytest.mark.parametrize(("name", "dp_class", "settings"), CLASSES)
 @pytest.mark.parametrize("noise", [None, 1.25])
 def test_the_configuration_makes_the_same_optimizer_again(name, dp_class, settings, noise):
-    schedule = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     optimizer = dp_class(learning_rate=schedule, l2_norm_clip=0.7, noise_multiplier=noise, clipnorm=9.0, **settings)
 
     by_class = dp_class.from_config(optimizer.get_config())
-    by_keras = tf.keras.optimizers.deserialize(tf.keras.optimizers.serialize(optimizer))
+    by_keras = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     for other in (by_class, by_keras):
         assert type(other) is dp_class
         assert (other.l2_norm_clip, other.noise_multiplier) == (0.7, noise)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._keras import keras, refuse_keras_3, tf
 from tfp_dpvi.gradients import layer_rules
 from tfp_dpvi.gradients.contributions import Contribution, Direct, combined
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
@@ -186,6 +186,7 @@ def layers_of(model: Any) -> list[Any]:
         if id(thing) in seen or depth > 4:
             return
         seen.add(id(thing))
+        refuse_keras_3("layer", thing)
         if isinstance(thing, keras.layers.Layer):
             for layer in thing._flatten_layers():
                 found.setdefault(id(layer), layer)
@@ -227,7 +228,7 @@ def refuse_mixing(layers: Sequence[Any]) -> None:
         if names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"}:
             raise ValueError(
                 f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one "
-                "record moves all gradients and no clip bounds its influence. Use tf.keras.layers.GroupNormalization or "
+                "record moves all gradients and no clip bounds its influence. Use dpvi.keras.layers.GroupNormalization or "
                 "LayerNormalization."
             )
 

@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._keras import Model, keras, tf
+from tfp_dpvi._keras import Model, keras, refuse_keras_3, tf
 from tfp_dpvi._ordered_sums import traced_in_order
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
@@ -37,7 +37,7 @@ class DPModel(Model):
     class Regression(dpvi.DPModel):
         def __init__(self):
             super().__init__()
-            self.dense = tf.keras.layers.Dense(1)
+            self.dense = dpvi.keras.layers.Dense(1)
 
         def call(self, x):
             return self.dense(x)
@@ -62,6 +62,10 @@ class DPModel(Model):
     def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self._dp = State(None if seed is None else int(seed))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        refuse_keras_3(name, value)
+        super().__setattr__(name, value)
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -392,6 +396,7 @@ class DPModel(Model):
             validation_data, validation_is_public, unsafe_validation, self._record_dtype
         )
         backup = resuming.find(callbacks)
+        refuse_keras_3("callbacks", callbacks)
         if backup is not None:
             resuming.check(self, isinstance(x, tf.data.Dataset))
         in_order = contextlib.nullcontext() if state.seed is None else traced_in_order()
@@ -558,9 +563,9 @@ class DPModel(Model):
             return super().load_weights(filepath, *args, **kwargs)
 
     def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
-        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `tf.keras.Model.save`.
+        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `dpvi.keras.Model.save`.
 
-        `dpvi.load_model` or `tf.keras.models.load_model` brings it back, with what these data have spent: see
+        `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see
         `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
         holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import register_keras_serializable, tf, tfp
+from tfp_dpvi._keras import refuse_keras_3, register_keras_serializable, tf, tfp
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import (
@@ -41,9 +41,9 @@ class DPVAE(base.DPModel):
     its latent variable is its own; draws and posteriors of records are never released, the two networks' weights are.
 
     ```python
-    encoder = tf.keras.Sequential([..., tf.keras.layers.Dense(2 * d),
+    encoder = dpvi.keras.Sequential([..., dpvi.keras.layers.Dense(2 * d),
         tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :d], tf.nn.softplus(t[..., d:])))])
-    decoder = tf.keras.Sequential([..., tfp.layers.IndependentBernoulli([28, 28])])
+    decoder = dpvi.keras.Sequential([..., tfp.layers.IndependentBernoulli([28, 28])])
     prior = tfd.MultivariateNormalDiag(tf.zeros(d), tf.ones(d))
     model = dpvi.DPVAE(encoder, decoder, prior)
     ```
@@ -104,6 +104,7 @@ class DPVAE(base.DPModel):
                 "Use a fixed prior."
             )
         for argument, value in (("encoder", encoder), ("decoder", decoder), ("batch_regularizer", batch_regularizer)):
+            refuse_keras_3(argument, value)
             if not callable(value) and not (value is None and argument == "batch_regularizer"):
                 raise TypeError(f"{argument} must be a Keras model or another callable, got {value!r}.")
         for argument, count in (("num_draws", num_draws), ("num_prior_samples", num_prior_samples)):

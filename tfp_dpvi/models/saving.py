@@ -168,7 +168,7 @@ def replaced(filepath: Any) -> Iterator[str]:
 def load_model(
     filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, compile: bool = True
 ) -> Any:
-    """`tf.keras.models.load_model`, which works as well, with clear errors where the file is not whole.
+    """`dpvi.keras.models.load_model`, which works as well, with clear errors where the file is not whole.
 
     The classes of this library are registered by its import, which a process that calls this has done.
 

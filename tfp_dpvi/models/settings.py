@@ -7,7 +7,7 @@ from typing import Any
 
 import dp_accounting
 
-from tfp_dpvi._keras import Metric, keras
+from tfp_dpvi._keras import Metric, keras, refuse_keras_3
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 
@@ -64,6 +64,7 @@ def check_target(epsilon: Any, delta: Any, noise_multiplier: Any) -> None:
 def check_metrics(metrics: Any) -> list[Any]:
     """Keras metric objects from objects, functions and names; `ValueError` for a name that is ambiguous."""
     objects = []
+    refuse_keras_3("validation_metrics", list(metrics or ()))
     for metric in metrics or ():
         if metric in ("accuracy", "acc"):
             raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from tfp_dpvi._keras import LegacyOptimizer, Optimizer, keras
+from tfp_dpvi._keras import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.optimizers.dp_keras import (
     DPOptimizer,
     check_l2_norm_clip,
@@ -38,10 +38,16 @@ def as_dp_optimizer(optimizer: Any, *, l2_norm_clip: float | None = None, noise_
       TypeError: not an optimizer.
       ValueError: no clip, two clips, or a TensorFlow Privacy option that has no sound counterpart.
     """
+    refuse_keras_3("optimizer", optimizer)
     if isinstance(optimizer, DPOptimizer):
         _refuse_second(optimizer.l2_norm_clip, l2_norm_clip, optimizer.noise_multiplier, noise_multiplier)
         return optimizer
     if hasattr(optimizer, "_dp_sum_query"):
+        if keras.__name__.startswith("tf_keras"):
+            raise ValueError(
+                f"optimizer={_describe(optimizer)} is TensorFlow Privacy's, which works on TensorFlow 2.15 only (this is "
+                f"{tf.__version__}): use\ndpvi.optimizers.DPKerasAdamOptimizer(...), or install 'tfp-dpvi[tensorflow-privacy]'."
+            )
         return _from_tensorflow_privacy(optimizer, l2_norm_clip, noise_multiplier)
     if hasattr(optimizer, "_noise_multiplier") and hasattr(optimizer, "_l2_norm_clip"):
         raise ValueError(
@@ -131,7 +137,7 @@ def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
     if config.get("decay"):
         raise ValueError(
             f"optimizer={_describe(optimizer)} has decay={config['decay']}, which Keras no longer supports. Pass a "
-            "tf.keras.optimizers.schedules.LearningRateSchedule as learning_rate."
+            "dpvi.keras.optimizers.schedules.LearningRateSchedule as learning_rate."
         )
     known = inspect.signature(keras_class.__init__).parameters
     base = {
@@ -161,6 +167,6 @@ def _keras_class(optimizer: Any) -> Any:
         if parent.__module__.startswith(("keras", "tf_keras")) and parent.__name__ in _KERAS_NAMES:
             return getattr(keras.optimizers, parent.__name__)
     raise ValueError(
-        f"optimizer={_describe(optimizer)} is a legacy optimizer without a counterpart in tf.keras.optimizers. Use one "
+        f"optimizer={_describe(optimizer)} is a legacy optimizer without a counterpart in dpvi.keras.optimizers. Use one "
         f"of {', '.join(_KERAS_NAMES)}."
     )

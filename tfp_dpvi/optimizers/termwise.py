@@ -90,7 +90,7 @@ def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
     """A term-wise DP optimizer class over any Keras optimizer class.
 
     Args:
-      keras_optimizer_class: a subclass of `tf.keras.optimizers.Optimizer`.
+      keras_optimizer_class: a subclass of `dpvi.keras.optimizers.Optimizer`.
 
     Returns:
       A subclass named `TermwiseDPKeras<Name>Optimizer`; see `TermwiseDPKerasAdamOptimizer`.
@@ -125,7 +125,7 @@ def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
             return config
 
     _Termwise.__name__ = _Termwise.__qualname__ = name
-    _Termwise.__doc__ = f"""`tf.keras.optimizers.{keras_optimizer_class.__name__}` on privatised gradients of two terms.
+    _Termwise.__doc__ = f"""`dpvi.keras.optimizers.{keras_optimizer_class.__name__}` on privatised gradients of two terms.
 
     Args:
       *args: as for the Keras class.
