@@ -18,6 +18,9 @@ STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
 comma := ,
 EXTRAS := dev$(if $(filter tf215,$(STACK)),$(comma)tensorflow-privacy)
+# The Python of the other stack, where its environment has been made: files are tried across both.
+OTHER := $(if $(filter tf215,$(STACK)),.venv/bin/python)
+DIST_EXTRAS := examples$(if $(filter tf215,$(STACK)),$(comma)tensorflow-privacy)
 # The versions that both stacks are tested on, the best one first.
 PYTHONS := $(if $(filter tf215,$(STACK)),3.11 3.10,3.11 3.12 3.13 3.10)
 # Real data where the checkout has it next door; unset, the loaders use Keras's cache or download.
@@ -50,7 +53,8 @@ lint: $(STAMP) ## Format check, lint and types only
 
 .PHONY: smoke
 smoke: $(STAMP) ## Gradients, privacy, one fit, saving, export and the quickstart: what another stack must pass
-	$(BIN)/python -m pytest -m "smoke and not slow" -n $(WORKERS) $(PYTEST_ARGS)
+	$(if $(wildcard $(OTHER)),TFP_DPVI_OTHER_STACK=$(CURDIR)/$(OTHER)) \
+		$(BIN)/python -m pytest -m "smoke and not slow" -n $(WORKERS) $(PYTEST_ARGS)
 	$(BIN)/python examples/quickstart.py
 
 # Each environment in a make of its own; those whose Python this machine lacks are named and left out.
@@ -82,15 +86,15 @@ studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, samp
 	$(BIN)/python examples/logistic_regression.py
 
 .PHONY: bench
-bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers: the table of the README
+bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --torch $(TORCH)/bin/python --check
 
 .PHONY: bench-logistic
-bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy
+bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy: needs STACK=tf215
 	$(BIN)/python benchmarks/logistic_regression.py
 
 .PHONY: bench-vae
-bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
+bench-vae: $(STAMP) ## A private VAE against non-private ones; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/vae.py
 
 # The peers' environments: .venv-jax from benchmarks/peers/jax.txt, .venv-torch from torch.txt.
@@ -100,9 +104,16 @@ bench-vae: $(STAMP) ## A private VAE against non-private and TensorFlow Privacy
 	touch $@
 
 .PHONY: dist
-dist: $(STAMP) ## Wheel and sdist, into dist/
+dist: $(STAMP) ## Wheel and sdist, into dist/; each is installed into a fresh environment, where the README runs
 	rm -rf dist build
-	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --outdir dist
+	rm -rf build *.egg-info
+	@set -e; for file in dist/*; do \
+		echo "make: the README with $$file, in an environment of its own"; \
+		rm -rf .venv-dist; $(BIN)/python -m venv .venv-dist; \
+		.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check "$$file[$(DIST_EXTRAS)]"; \
+		.venv-dist/bin/python .ci/run_readme.py README.md >/dev/null; \
+	done; rm -rf .venv-dist
 
 .PHONY: docs
 docs: $(STAMP) ## The documentation, into build/site; warnings are errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -40,9 +41,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+HAS_TENSORFLOW_PRIVACY = importlib.util.find_spec("tensorflow_privacy") is not None
+"""Its rows need TensorFlow 2.15: `make bench STACK=tf215`."""
+
+
 def versions(**packages: str) -> dict[str, str]:
-    """Of Python and of installed packages, given as `key="distribution"`."""
-    return {"python": platform.python_version(), **{key: metadata.version(name) for key, name in packages.items()}}
+    """Of Python and of those installed of the packages `key="distribution"`."""
+    found = {"python": platform.python_version()}
+    for key, name in packages.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[key] = metadata.version(name)
+    return found
 
 
 @dataclasses.dataclass

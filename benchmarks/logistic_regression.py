@@ -181,6 +181,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/benchmarks"))
     options = parser.parse_args(arguments)
+    if not harness.HAS_TENSORFLOW_PRIVACY:
+        raise SystemExit(
+            "TensorFlow Privacy, which this compares with, needs the other stack: make bench-logistic STACK=tf215."
+        )
     tf.get_logger().setLevel("ERROR")
 
     x, y = load()

@@ -102,9 +102,10 @@ def vae_makers(batch_size: int, steps: int, quick: bool, peers: dict[str, Peer])
     }
     if batch_size == 128 or quick:
         makers["tf.vectorized_map"] = lambda: of_prepared(vae.make_vectorized(x, batch_size, few), few, 2)
-        makers["TensorFlow Privacy, vectorized"] = lambda: of_prepared(
-            vae.make_tensorflow_privacy(tensor, batch_size, few), few, 2
-        )
+        if harness.HAS_TENSORFLOW_PRIVACY:
+            makers["TensorFlow Privacy, vectorized"] = lambda: of_prepared(
+                vae.make_tensorflow_privacy(tensor, batch_size, few), few, 2
+            )
         if "jax" in peers:
             case = {"case": "vae", "num_records": len(x), "batch_size": batch_size}
             makers["JAX vmap"] = lambda: of_peer(peers["jax"], few, 2, ghost=False, **case)

@@ -482,7 +482,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     cases: dict[str, Prepared] = {"non-private": of_plain, "private": of_private}
     makers: dict[str, Callable[[], Prepared]] = {
         "vectorized_map": lambda: make_vectorized(x, batch_size, slow_per_call),
-        "TensorFlow Privacy": lambda: make_tensorflow_privacy(tensor, batch_size, slow_per_call),
+        **(
+            {"TensorFlow Privacy": lambda: make_tensorflow_privacy(tensor, batch_size, slow_per_call)}
+            if harness.HAS_TENSORFLOW_PRIVACY
+            else {}
+        ),
         "convolutional, non-private": lambda: make_plain(
             conv_parts(), tf.reshape(tensor, images.shape), batch_size, conv_per_call
         )[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import pathlib
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import vae
-from harness import Peer, Runner
+from harness import HAS_TENSORFLOW_PRIVACY, Peer, Runner
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._keras import keras, tf, tfp
@@ -183,12 +184,16 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
         "Keras, not private": lambda: not_private(x, y, batch_size, steps, per_call, None),
         "Keras, not private, XLA": lambda: not_private(x, y, batch_size, steps, per_call, True),
         "tfp.vi, not private": lambda: by_tfp(x, y, batch_size, steps),
-        "TensorFlow Privacy, vectorized": lambda: tensorflow_privacy("vectorized", x, y, batch_size, 4 * few, each),
-        "TensorFlow Privacy, DPModel": lambda: tensorflow_privacy("DPModel", x, y, batch_size, 4 * few, each),
-        "TensorFlow Privacy, DPKerasAdamOptimizer": lambda: tensorflow_privacy(
-            "DPKerasAdamOptimizer", x, y, batch_size, few // 4, 1
-        ),
     }
+    if HAS_TENSORFLOW_PRIVACY:
+        for kind, steps_of, per in (
+            ("vectorized", 4 * few, each),
+            ("DPModel", 4 * few, each),
+            ("DPKerasAdamOptimizer", few // 4, 1),
+        ):
+            makers[f"TensorFlow Privacy, {kind}"] = functools.partial(
+                tensorflow_privacy, kind, x, y, batch_size, steps_of, per
+            )
     case = {"num_records": num, "num_features": features, "batch_size": batch_size}
     if jax is not None:
         makers["JAX vmap"] = lambda: Runner(lambda n: jax.seconds(n, case="logistic_regression", **case), steps)

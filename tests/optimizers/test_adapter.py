@@ -354,6 +354,6 @@ def test_on_the_current_stack_an_optimizer_of_tensorflow_privacy_is_refused_by_n
     class VectorizedDPKerasAdamOptimizer:
         _dp_sum_query = None
 
-    with pytest.raises(ValueError, match="VectorizedDPKerasAdamOptimizer.* works on TensorFlow 2.15 only") as caught:
+    with pytest.raises(ValueError, match=r"VectorizedDPKerasAdamOptimizer.* works on TensorFlow 2\.15 only") as caught:
         as_dp_optimizer(VectorizedDPKerasAdamOptimizer())
     assert len(str(caught.value).splitlines()) <= 2

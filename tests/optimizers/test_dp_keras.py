@@ -72,7 +72,7 @@ def test_without_noise_each_step_is_the_keras_optimizers(name, dp_class, setting
     ours = dp_class(learning_rate=0.07, l2_norm_clip=3.0, noise_multiplier=0.0, **settings)
     plain = getattr(keras.optimizers, name)(learning_rate=0.07, **settings)
 
-    for mine, theirs in zip(private_trajectory(ours, steps, dtype), plain_trajectory(plain, steps, dtype), strict=True):
+    for mine, theirs in zip(private_trajectory(ours, steps, dtype), keras_trajectory(plain, steps, dtype), strict=True):
         assert mine.dtype == dtype
         np.testing.assert_allclose(mine, theirs, rtol=1e-6 if dtype == "float32" else 1e-13)
         assert not np.isin(mine, next(v.numpy() for v in variables(dtype))).any()  # It has moved at all.

@@ -8,7 +8,6 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
-from tfp_dpvi._quiet import quiet_native_compile
 from tfp_dpvi.gradients.shapes import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.gradients.side_effects import draws_by_itself
 from tfp_dpvi.metrics import joint_sensitivity
@@ -219,10 +218,9 @@ class PrivateRun:
             zero = tf.constant(0, tf.int64)
             no_steps = (tf.zeros([2], tf.int64), zero, zero, self._noise_multiplier, tensors)
             try:
-                with quiet_native_compile():
-                    loop(*no_steps)
-                    if jit and strategy is None and not model.run_eagerly:
-                        refuse_dynamic_shapes(loop, no_steps)
+                loop(*no_steps)
+                if jit and strategy is None and not model.run_eagerly:
+                    refuse_dynamic_shapes(loop, no_steps)
             except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, VaryingShapeError) as error:
                 if not jit or wanted is not None:
                     raise
