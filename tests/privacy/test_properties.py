@@ -7,6 +7,7 @@ import dp_accounting
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from support.stack import PRICED_POISSON_RELATIONS, needs_poisson_replace_one
 
 from tfp_dpvi.privacy import (
     EachRecordOncePerEpoch,
@@ -17,12 +18,10 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     Sensitivity,
     get_accountant,
-    group_guarantee,
     joint_noise_multiplier,
-    replace_one_guarantee,
 )
 
-RELATION = st.sampled_from(["add_or_remove_one", "replace_one"])
+RELATION = st.sampled_from(PRICED_POISSON_RELATIONS)
 NOISE = st.floats(0.6, 20.0)
 PROBABILITY = st.floats(1e-4, 1.0)
 RELEASES = st.integers(1, 300)
@@ -69,6 +68,7 @@ def test_epsilon_falls_with_delta_and_delta_with_epsilon(relation, noise, probab
     assert plan.delta(plan.epsilon(small)) <= plan.delta(plan.epsilon(large)) * (1 + 1e-9)
 
 
+@needs_poisson_replace_one
 @FAST
 @given(RELATION, NOISE, PROBABILITY, RELEASES, DELTA)
 def test_replacing_costs_at_least_as_much_as_removing(relation, noise, probability, releases, delta):
@@ -89,7 +89,8 @@ def test_composition_is_free_of_order_and_grouping(relation, parts, delta, rng):
         split += [plan.event_of(n // 2), plan.event_of(n - n // 2)]
     pld, kind = get_accountant("pld"), PrivacyPlan(FullBatch(), 1.0, 1, relation).neighboring_relation
     whole = pld.epsilon(dp_accounting.ComposedDpEvent(events), delta, kind)
-    assert pld.epsilon(dp_accounting.ComposedDpEvent(again), delta, kind) == whole
+    # Composed in another order, the same events differ in rounding.
+    assert pld.epsilon(dp_accounting.ComposedDpEvent(again), delta, kind) == pytest.approx(whole, rel=1e-7, abs=1e-9)
     assert pld.epsilon(dp_accounting.ComposedDpEvent(split), delta, kind) == whole
 
 
@@ -132,7 +133,7 @@ def check_curve(setting):
 
 @settings(max_examples=4, deadline=None)
 @given(CURVES)
-@example(("replace_one", 4.0, 1.0, 102, 1e-5, [87], True))  # Losses beyond -30 once lost their digits.
+@example((PRICED_POISSON_RELATIONS[-1], 4.0, 1.0, 102, 1e-5, [87], True))  # Losses beyond -30 once lost their digits.
 def test_the_curve_is_never_below_and_exact_at_the_end(setting):
     check_curve(setting)
 
@@ -174,12 +175,3 @@ def test_joint_release_costs_more_than_each_part(parts):
     joint = joint_noise_multiplier(parts)
     assert 0 < joint <= min(parts) * (1 + 1e-12)
     assert math.isclose(joint, joint_noise_multiplier([joint_noise_multiplier(parts[:1]), *parts[1:]]))
-
-
-@given(st.floats(0, 20), st.floats(1e-12, 1e-3), st.integers(1, 10))
-def test_group_guarantees(epsilon, delta, size):
-    total, loss = group_guarantee(epsilon, delta, size)
-    assert total == size * epsilon
-    assert min(1.0, size * delta) * (1 - 1e-12) <= loss <= 1.0
-    assert group_guarantee(epsilon, delta, 2) == replace_one_guarantee(epsilon, delta)
-    assert math.isclose(replace_one_guarantee(epsilon, delta)[1], min(1.0, (1 + math.exp(epsilon)) * delta))

@@ -1,4 +1,4 @@
-"""Epsilons against dp_accounting: the pinned version live, 0.6.0 from stored figures."""
+"""Epsilons against dp_accounting: the installed version live, 0.6.0 from stored figures."""
 
 import json
 import pathlib
@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, pld, rdp
+from support.stack import POISSON_RELATIONS, PRICES_POISSON_REPLACE_ONE
 
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -32,7 +33,7 @@ def test_reference_is_large_enough():
     assert len(REFERENCE["poisson"]) >= 60
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
 def test_poisson_agrees_with_0_6(relation):
     for row in REFERENCE["poisson"]:
         if row["neighboring_relation"] != relation:
@@ -62,8 +63,11 @@ def test_fixed_size_agrees_with_0_6():
             assert plan.epsilon(delta) == pytest.approx(wanted, rel=1e-6), (row, delta)
 
 
-def test_mixtures_agree_with_0_6():
+@pytest.mark.parametrize("name", POISSON_RELATIONS)
+def test_mixtures_agree_with_0_6(name):
     for row in REFERENCE["heterogeneous"]:
+        if row["neighboring_relation"] != name:
+            continue
         events = [
             dp_accounting.SelfComposedDpEvent(
                 dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), n
@@ -78,17 +82,18 @@ def test_mixtures_agree_with_0_6():
             _check(found, wanted, (row, delta))
 
 
-def test_the_design_s_own_figures():
-    plan = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000)
-    assert plan.epsilon(1e-5) == pytest.approx(1.828, abs=1e-3)
-    assert plan.replace(neighboring_relation="replace_one").epsilon(1e-5) == pytest.approx(2.843, abs=1e-3)
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
+def test_the_design_s_own_figures(relation):
+    plan = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000, relation)
+    wanted = {"add_or_remove_one": 1.828, "replace_one": 2.843}[relation]
+    assert plan.epsilon(1e-5) == pytest.approx(wanted, abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("probability", "noise_multiplier", "num_releases"),
     [(0.01, 1.0, 1000), (0.1, 3.0, 50), (0.003, 0.8, 200), (1.0, 6.0, 10)],
 )
-def test_add_or_remove_equals_the_pinned_dp_accounting(probability, noise_multiplier, num_releases):
+def test_add_or_remove_equals_the_installed_dp_accounting(probability, noise_multiplier, num_releases):
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise_multiplier)),
         num_releases,
@@ -98,9 +103,10 @@ def test_add_or_remove_equals_the_pinned_dp_accounting(probability, noise_multip
     for name, theirs in (("pld", pld.PLDAccountant()), ("rdp", rdp.RdpAccountant())):
         theirs.compose(event)
         ours = plan.replace(accountant=name)
-        assert ours.epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=5e-4)
-        assert ours.epsilon(1e-5) >= theirs.get_epsilon(1e-5) * (1 - 1e-4)
-        assert ours.delta(1.0) == pytest.approx(theirs.get_delta(1.0), rel=1e-2)
+        # Full batches have a closed form, a little below the grid's figure; little noise has a coarser grid.
+        same = probability < 1.0 <= noise_multiplier
+        assert ours.epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6 if same else 2e-5)
+        assert ours.delta(1.0) == pytest.approx(max(theirs.get_delta(1.0), ours.delta(100.0)), rel=1e-4)
 
 
 def test_published_values_of_the_fourier_accountant():
@@ -111,7 +117,8 @@ def test_published_values_of_the_fourier_accountant():
     """
     plan = PrivacyPlan(PoissonSampling(0.01), 4.0, 10_000)
     assert plan.delta(1.0) == pytest.approx(4.243484e-6, rel=5e-3)
-    assert plan.replace(neighboring_relation="replace_one").epsilon(1e-5) == pytest.approx(1.99312, rel=2e-4)
+    if PRICES_POISSON_REPLACE_ONE:
+        assert plan.replace(neighboring_relation="replace_one").epsilon(1e-5) == pytest.approx(1.99312, rel=2e-4)
 
 
 def test_published_values_of_abadi_et_al():

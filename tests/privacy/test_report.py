@@ -5,6 +5,7 @@ import math
 import time
 
 import pytest
+from support.stack import needs_poisson_replace_one
 
 from tfp_dpvi.privacy import EpsilonCurve, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.privacy.report import round_up
@@ -108,6 +109,7 @@ def test_declared_records():
     assert "unknown here" in " ".join(str(_report(num_records=None)).split())
 
 
+@needs_poisson_replace_one
 def test_several_fits_are_listed():
     ledger = PrivacyLedger()
     ledger.reserve(PLAN.replace(neighboring_relation="replace_one"), 10)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
+from support.gaussian_oracle import gaussian_epsilon
+from termwise_noise import compare_schemes
 
 from tfp_dpvi.privacy import (
     FullBatch,
@@ -16,9 +18,7 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     Sensitivity,
     TermwiseNoise,
-    analytic_gaussian,
     block_sensitivity,
-    compare_schemes,
     split_sensitivity,
     termwise_noise,
 )
@@ -253,10 +253,10 @@ def test_the_total_variance_and_the_sentence():
 def test_the_plan_prices_it_as_one_gaussian(scheme, split):
     noise, z, delta = _noise(scheme, split), 8.0, 1e-5
     plan = PrivacyPlan(FullBatch(), z, 1, sensitivity=noise.sensitivity)
-    expected = analytic_gaussian.gaussian_epsilon(delta, noise.sensitivity.add_or_remove / z)
+    expected = gaussian_epsilon(delta, noise.sensitivity.add_or_remove / z)
     assert plan.epsilon(delta) == pytest.approx(expected, rel=1e-12)
     replace = plan.replace(neighboring_relation="replace_one")
-    expected = analytic_gaussian.gaussian_epsilon(delta, noise.sensitivity.replace / z)
+    expected = gaussian_epsilon(delta, noise.sensitivity.replace / z)
     assert replace.epsilon(delta) == pytest.approx(expected, rel=1e-9)
 
 

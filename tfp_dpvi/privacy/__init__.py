@@ -5,16 +5,15 @@ Pure Python on dp_accounting, NumPy and SciPy: nothing here imports TensorFlow.
 
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi.privacy import advanced_composition as _advanced_composition  # noqa: F401 (registers its accountant)
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, get_accountant
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
-from tfp_dpvi.privacy.group_privacy import group_guarantee, replace_one_epsilon, replace_one_guarantee
 from tfp_dpvi.privacy.joint import (
     GaussianPart,
     JointGaussian,
     clipped_value_sensitivity,
     joint_noise_multiplier,
-    remaining_noise_multiplier,
 )
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -29,10 +28,8 @@ from tfp_dpvi.privacy.sampling_schemes import (
 )
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 from tfp_dpvi.privacy.termwise import (
-    SchemeCost,
     TermwiseNoise,
     block_sensitivity,
-    compare_schemes,
     split_sensitivity,
     termwise_noise,
 )
@@ -55,19 +52,13 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "SamplingScheme",
-    "SchemeCost",
     "Sensitivity",
     "TermwiseNoise",
     "UnsupportedPairError",
     "block_sensitivity",
     "clipped_value_sensitivity",
-    "compare_schemes",
     "get_accountant",
-    "group_guarantee",
     "joint_noise_multiplier",
-    "remaining_noise_multiplier",
-    "replace_one_epsilon",
-    "replace_one_guarantee",
     "scheme_from_json",
     "split_sensitivity",
     "termwise_noise",

@@ -7,8 +7,8 @@ composed by advanced composition (Dwork and Roth 2014, theorem 3.20). PLD is far
 The code that the authors released (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') where
 the theorem has log(1 / delta'): 1.2 % more epsilon at delta' = 1e-4. `composition_constant=1.25`
 gives its figures. The paper's sigma is over 2 C and its guarantee is for replacing a record: its
-epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)` (for the delta of such a conversion see
-`group_privacy`: half is too much).
+epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)`. (Half of delta is too much: (epsilon / 2, delta') for
+presence gives (epsilon, (1 + e^{epsilon / 2}) delta') for a replacement.)
 """
 
 import math
@@ -16,9 +16,7 @@ import math
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy import analytic_gaussian
-from tfp_dpvi.privacy._events import count_releases
-from tfp_dpvi.privacy.errors import UnsupportedPairError
+from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, Releases, gaussian_delta, poisson_replace_refusal
 
 #: The share of delta that composition itself uses up, as in the authors' experiments.
 COMPOSITION_SHARE = 0.2
@@ -85,35 +83,52 @@ def classical_bound_holds(noise_multiplier: float, q: float, num_releases: int, 
     """
     delta_0 = _step_delta(q, num_releases, delta, COMPOSITION_SHARE * delta)
     epsilon_0 = math.sqrt(2.0 * math.log(1.25 / delta_0)) / noise_multiplier
-    return analytic_gaussian.gaussian_delta(epsilon_0, 1.0 / noise_multiplier) <= delta_0
+    return gaussian_delta(epsilon_0, 1.0 / noise_multiplier) <= delta_0
 
 
-def total_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation) -> float:
-    """Returns the epsilon of an event with releases of one kind, infinity where the bound fails.
+class AdvancedCompositionAccountant(Accountant):
+    """Advanced composition with amplification as in the 2017 paper; for comparison only."""
 
-    Raises:
-      UnsupportedPairError: for releases of several kinds, or Poisson sampling under replace-one.
-    """
-    counts = count_releases(event)
-    if counts.non_private:
-        return math.inf
-    kinds = len(counts.gaussian) + len(counts.poisson)
-    if kinds == 0 and not counts.fixed_size:
+    name = "advanced_composition"
+
+    def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
+        """Refuses fixed-size samples, Poisson samples under replace-one, and releases of several kinds."""
+        if releases.fixed_size:
+            return "fixed-size sampling", "use accountant='rdp' and replace_one"
+        if releases.poisson and replace:
+            return poisson_replace_refusal()
+        if len(releases.full) + len(releases.poisson) > 1:
+            return "releases of several kinds", "use accountant='pld'"
+        return None
+
+    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
+        """Returns epsilon by equations 7 and 8 of the paper, infinity where their bound fails."""
+        del coarser
+        delta = check.delta(delta)
+        releases = self.releases(event, relation)
+        if not releases.private:
+            return math.inf
+        unit = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+        kinds = {(1.0, z / unit): n for z, n in releases.full.items()} | releases.poisson
+        for (q, z), n in kinds.items():  # One at most.
+            return jalko2017_epsilon(z, q, n, delta) if classical_bound_holds(z, q, n, delta) else math.inf
         return 0.0
-    if kinds != 1 or counts.fixed_size:
-        raise UnsupportedPairError(
-            "accountant='advanced_composition' prices releases of one kind only, by Poisson sampling or "
-            "on all records; use accountant='pld' for a mixture."
-        )
-    if counts.poisson:
-        if relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise UnsupportedPairError(
-                "accountant='advanced_composition' has no price for Poisson sampling under replace-one; use 'pld'."
-            )
-        (((q, z), n),) = counts.poisson.items()
-    else:
-        ((z, n),) = counts.gaussian.items()
-        q, z = 1.0, z / (2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0)
-    if not classical_bound_holds(z, q, n, delta):
-        return math.inf
-    return jalko2017_epsilon(z, q, n, delta)
+
+    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
+        """Returns the smallest delta whose epsilon is at most `epsilon`; 1 if there is none."""
+        epsilon = check.non_negative("epsilon", epsilon)
+        low, high = math.log(1e-300), math.log(0.5)
+        if self.epsilon(event, math.exp(high), relation) > epsilon:
+            return 1.0
+        if self.epsilon(event, math.exp(low), relation) <= epsilon:
+            return math.exp(low)
+        while high - low > 1e-9:
+            middle = 0.5 * (low + high)
+            if self.epsilon(event, math.exp(middle), relation) > epsilon:
+                low = middle
+            else:
+                high = middle
+        return math.exp(high)
+
+
+ACCOUNTANTS[AdvancedCompositionAccountant.name] = AdvancedCompositionAccountant()

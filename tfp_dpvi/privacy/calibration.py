@@ -1,94 +1,96 @@
-"""Finds the smallest noise multiplier that keeps within a target epsilon."""
+"""Searches: the smallest noise multiplier and the largest number of releases that keep within a target epsilon."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
-if TYPE_CHECKING:
-    from tfp_dpvi.privacy.plan import PrivacyPlan
-
 _TOLERANCE = 0.002
-_MAX_NOISE = 1e7
-_MIN_NOISE = 1e-2
+_LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
+_MAX_STRIDE = 1.5
 _MAX_EVALUATIONS = 60
 
 
 def smallest_noise_multiplier(
-    epsilon_of: Callable[[float], float], target: float, guess: float, floor: float = 0.0
+    epsilons: Sequence[tuple[Callable[[float], float], float]], target: float, guess: float
 ) -> float:
-    """Returns z with `epsilon_of(z) <= target`, within 0.2 % of what is left of the target.
+    """Returns z with `epsilon(z) <= target` that uses at least 99.8 % of what is left of the target.
 
     Args:
-      epsilon_of: epsilon as a non-increasing function of the noise multiplier.
-      target: the epsilon not to exceed.
+      epsilons: (epsilon as a non-increasing function of the noise multiplier, what was spent before by the same
+        reckoning), from quick and rough to exact; each search starts where the one before ended.
+      target: the epsilon not to exceed, by the last of them.
       guess: where to start, greater than zero.
-      floor: epsilon with infinite noise (what was spent before), below `target`.
 
     Returns:
-      A noise multiplier that was itself evaluated, so the target holds as reported.
+      A noise multiplier at which the last function was itself evaluated.
 
     Raises:
       BudgetExhaustedError: if no noise up to 1e7 keeps within the target.
     """
-    tolerance = _TOLERANCE * (1.0 - floor / target)
+    left = target - epsilons[-1][1]
+    x, slope = math.log(guess), -1.0
+    for epsilon_of, spent in epsilons:
 
-    def gap(log_z: float) -> float:
-        value = epsilon_of(math.exp(log_z))
-        return math.log(min(max(value / target, 1e-9), 1e9))
+        def gap(x: float, epsilon_of: Callable[[float], float] = epsilon_of, spent: float = spent) -> float:
+            # Nearly a straight line in log z, whatever was spent before. Rounding must not let an excess pass.
+            share = (epsilon_of(math.exp(x)) - spent) / left
+            return math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
 
-    low, high = math.log(_MIN_NOISE), math.log(_MAX_NOISE)  # exceeds the target / keeps within it
-    low_gap: float | None = None
-    high_gap: float | None = None
-    stride = 0.0
-    x = min(max(math.log(guess), low), high)
-    for _ in range(_MAX_EVALUATIONS):
-        value = gap(x)
-        if value <= 0.0:
-            high, high_gap = x, value
-            if value >= -tolerance or x <= math.log(_MIN_NOISE):
-                return math.exp(x)
-        else:
-            low, low_gap = x, value
-            if x >= math.log(_MAX_NOISE):
-                break
-        if high - low < 1e-4:
-            break
-        aim = -0.4 * tolerance
-        if low_gap is not None and high_gap is not None:
-            # Regula falsi on log z, kept off the ends so that the bracket always shrinks.
-            share = (low_gap - aim) / (low_gap - high_gap)
-            x = low + min(max(share, 0.02), 0.98) * (high - low)
-        else:
-            # Epsilon falls roughly like 1/z. Strides grow, as near the end of a budget it hardly falls.
-            stride = max(1.05 * abs(value - aim) + 0.002, 2.0 * stride)
-            x = x + stride if value > 0.0 else x - stride
-            x = min(max(x, math.log(_MIN_NOISE)), math.log(_MAX_NOISE))
-    if high_gap is None:
+        found = _smallest(gap, x, slope)
+        if found is not None:
+            x, slope = found
+    if found is None:
         raise BudgetExhaustedError(
-            f"no noise multiplier up to {_MAX_NOISE:g} keeps epsilon within {target:.6g}: "
+            f"no noise multiplier up to {math.exp(_HIGH):g} keeps epsilon within {target:.6g}: "
             "too little of the budget is left. Allow a larger epsilon or fewer releases."
         )
-    return math.exp(high)
+    return math.exp(x)
 
 
-def guess_noise_multiplier(plan: "PrivacyPlan", target: float, delta: float) -> float:
-    """Returns a rough noise multiplier for a plan by the central limit theorem.
+def _smallest(gap: Callable[[float], float], x: float, slope: float) -> tuple[float, float] | None:
+    """Returns x with -tolerance <= gap(x) <= 0, or the least one found at a jump, and the slope there.
+
+    Newton's steps with the slope of the last two points, kept within the bracket.
+    """
+    low, high = -math.inf, math.inf  # exceeds the target / keeps within it
+    before: tuple[float, float] | None = None
+    for turn in range(_MAX_EVALUATIONS):
+        x = min(max(x, _LOW), _HIGH)
+        value = gap(x)
+        if before is not None and x != before[0]:
+            slope = min(max((value - before[1]) / (x - before[0]), -20.0), -0.1)
+        before = x, value
+        if value <= 0.0:
+            high = x
+            if value >= -_TOLERANCE or x == _LOW:
+                return x, slope
+        else:
+            low = x
+            if x == _HIGH:
+                return None
+        if high - low < 1e-5:
+            return high, slope
+        stride = -(value + 0.4 * _TOLERANCE) / slope
+        x += min(max(stride, -_MAX_STRIDE), _MAX_STRIDE)
+        width = high - low
+        if width < math.inf and (turn % 4 == 3 or not low + 0.01 * width <= x <= high - 0.01 * width):
+            x = 0.5 * (low + high)
+    return None if high == math.inf else (high, slope)
+
+
+def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: int, replace: bool) -> float:
+    """Returns a rough noise multiplier over A (or D / 2) by the central limit theorem.
 
     T releases at sampling rate q behave like one Gaussian release with
     mu = q sqrt(T (e^{1/z^2} - 1)) (Bu, Dong, Long and Su 2020, arXiv:1911.11607).
     """
     tail = math.sqrt(2.0 * math.log(1.0 / delta))
-    mu = math.sqrt(tail**2 + 2.0 * target) - tail  # epsilon = mu tail + mu^2 / 2
-    mu = max(mu, 1e-9) * 1.15
-    releases = max(1, plan.num_releases)
-    unit = plan.sampling.unit_sensitivity(plan.sensitivity, plan.neighboring_relation)
-    factor = 2.0 if plan.neighboring_relation.name == "REPLACE_ONE" else 1.0
-    q = getattr(plan.sampling, "probability", 1.0)
+    mu = max(math.sqrt(tail**2 + 2.0 * left) - tail, 1e-9) * 1.15  # epsilon = mu tail + mu^2 / 2
+    mu /= 2.0 if replace else 1.0
     if q >= 1.0:
-        return unit * factor * math.sqrt(releases) / mu
-    return unit / math.sqrt(math.log1p((mu / (factor * q)) ** 2 / releases))
+        return math.sqrt(num_releases) / mu
+    return 1.0 / math.sqrt(math.log1p((mu / q) ** 2 / num_releases))
 
 
 def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
@@ -102,35 +104,31 @@ def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int)
     Returns:
       A count that was itself evaluated (or 0), whose successor exceeds the target or the limit.
     """
-    if limit <= 0 or epsilon_of(1) > target:
+
+    def log_of(value: float) -> float:
+        return math.log(min(max(value / target, 1e-300), 1e9))
+
+    if limit <= 0 or (first := epsilon_of(1)) > target:
         return 0
-    low, low_gap = 1, math.log(max(epsilon_of(1), 1e-300) / target)
-    high, high_gap = limit, math.inf
     if epsilon_of(limit) <= target:
         return limit
-    # Epsilon grows like a power of n: gallop, then regula falsi on logarithms, then halve.
-    trial = low
-    for turn in range(_MAX_EVALUATIONS):
-        if high - low <= 1:
-            break
+    low, low_gap = 1, log_of(first)
+    high, high_gap = limit, math.inf
+    # Epsilon grows like a power of n: gallop, then regula falsi on logarithms, and every third time halve.
+    trial, turn = low, 0
+    while high - low > 1:
         if math.isinf(high_gap):
-            trial = min(high - 1, max(low + 1, 4 * trial))
-        elif turn % 3 == 2:
+            trial = min(high - 1, 4 * trial)
+        elif turn % 3 == 2 or high_gap <= low_gap:
             trial = (low + high) // 2
         else:
-            share = low_gap / (low_gap - high_gap) if high_gap > low_gap else 0.5
-            guess = math.log(low) + share * (math.log(high) - math.log(low))
-            trial = min(high - 1, max(low + 1, round(math.exp(guess))))
+            share = low_gap / (low_gap - high_gap)
+            trial = round(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
+        trial = min(high - 1, max(low + 1, trial))
+        turn += 1
         value = epsilon_of(trial)
-        gap = math.log(min(max(value, 1e-300) / target, 1e9))
         if value <= target:
-            low, low_gap = trial, gap
+            low, low_gap = trial, log_of(value)
         else:
-            high, high_gap = trial, gap
-    while high - low > 1:
-        trial = (low + high) // 2
-        if epsilon_of(trial) <= target:
-            low = trial
-        else:
-            high = trial
+            high, high_gap = trial, log_of(value)
     return low

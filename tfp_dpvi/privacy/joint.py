@@ -26,22 +26,6 @@ def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     return 1.0 / math.sqrt(math.fsum(z**-2 for z in values))
 
 
-def remaining_noise_multiplier(total: float, spent: Sequence[float]) -> float:
-    """Returns the multiplier that is left for one more part so that all together equal `total`.
-
-    Raises:
-      ValueError: if the parts in `spent` already cost as much as `total`.
-    """
-    total = check.positive("total", total)
-    left = total**-2 - math.fsum(check.positive("spent", z) ** -2 for z in spent)
-    if left <= 0.0:
-        raise ValueError(
-            f"spent={tuple(spent)} already costs as much as one release at {total}; raise their "
-            "noise multipliers or accept a smaller total."
-        )
-    return left**-0.5
-
-
 def clipped_value_sensitivity(low: float, high: float) -> Sensitivity:
     """Returns the sensitivity of a sum of per-record values clipped to [low, high].
 

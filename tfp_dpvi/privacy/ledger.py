@@ -441,20 +441,6 @@ class PrivacyLedger:
             # Losing this line in a crash leaves the steps charged, so it need not wait for the disk.
             self._write({"kind": "confirm", "id": reservation, "steps_run": run}, durable=False)
 
-    def check_budget(self, plan: PrivacyPlan, *, epsilon: float, delta: float, accountant: str = "pld") -> None:
-        """Refuses a plan that would take the total over a budget; charges nothing.
-
-        Raises:
-          BudgetExhaustedError: if everything reserved plus the whole plan exceeds `epsilon`.
-        """
-        epsilon = check.epsilon(epsilon)
-        total = plan.replace(accountant=accountant).epsilon(delta, self.events())
-        if total > epsilon:
-            raise BudgetExhaustedError(
-                f"{plan.num_releases} more releases would take epsilon to {total:.6g} at delta={delta:g}, over the "
-                f"budget of {epsilon:.6g}; {self.epsilon(delta, accountant):.6g} is spent. Nothing was charged."
-            )
-
     def _check_ledger_budget(self, plan: PrivacyPlan, single: PrivacyPlan, steps: int) -> None:
         # How many more releases of this plan fit is computed once and then counted down.
         books = self._books

@@ -1,19 +1,21 @@
 """`PrivacyPlan`: the frozen value behind every private fit."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy import accountants, calibration, supported_pairs
+from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
-from tfp_dpvi.privacy.sampling_schemes import PoissonSampling, SamplingScheme, scheme_from_json
+from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
+#: How often the grid of the search's first part is doubled.
+_ROUGH = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +83,9 @@ class PrivacyPlan:
             raise TypeError(
                 f"purpose={self.purpose!r} must be a non-empty string; say what is released, or leave it out."
             )
-        accountants.get_accountant(self.accountant)
-        supported_pairs.check_supported(self.sampling.name, self.neighboring_relation, self.accountant)
+        self.sampling.check_relation(self.neighboring_relation)
+        single = self.sampling.dp_event(dp_accounting.GaussianDpEvent(1.0))
+        accountants.get_accountant(self.accountant).releases(single, self.neighboring_relation)
 
     @property
     def mechanism(self) -> DpEvent:
@@ -181,21 +184,25 @@ class PrivacyPlan:
                 "before. Nothing was spent by this call; allow a larger epsilon or stop here."
             )
         price = accountants.get_accountant(accountant)
-
-        def event(z: float) -> DpEvent:
-            return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
-
         relation = plan.neighboring_relation
+        before = compose(prior_events, dp_accounting.NoOpDpEvent())
+        rough_spent = price.epsilon(before, delta, relation, coarser=_ROUGH) if prior_events else 0.0
 
-        def quick(z: float) -> float:
-            return price.epsilon_quick(event(z), delta, relation)
+        def measure(coarser: int) -> Callable[[float], float]:
+            def epsilon_of(z: float) -> float:
+                event = compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
+                return price.epsilon(event, delta, relation, coarser=coarser)
 
-        def exact(z: float) -> float:
-            return price.epsilon(event(z), delta, relation)
+            return epsilon_of
 
-        noise = calibration.guess_noise_multiplier(plan, target - spent, delta)
-        for measure in (quick, exact):
-            noise = calibration.smallest_noise_multiplier(measure, target, guess=noise, floor=spent)
+        q = getattr(sampling, "probability", 1.0)
+        replace = relation is NeighboringRelation.REPLACE_ONE
+        guess = calibration.guess_noise_multiplier(target - spent, delta, q, plan.num_releases, replace)
+        noise = calibration.smallest_noise_multiplier(
+            [(measure(_ROUGH), rough_spent), (measure(0), spent)],
+            target,
+            guess * sampling.unit_sensitivity(plan.sensitivity, relation),
+        )
         return plan.replace(noise_multiplier=noise)
 
     def with_most_releases(
@@ -224,59 +231,6 @@ class PrivacyPlan:
             return self.replace(num_releases=n).epsilon(delta, prior_events)
 
         return self.replace(num_releases=calibration.largest_count(total, target, limit))
-
-    @classmethod
-    def calibrate_batch_size(
-        cls,
-        *,
-        epsilon: float,
-        delta: float,
-        num_records: int,
-        noise_multiplier: float,
-        num_releases: int | None = None,
-        epochs: int | None = None,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        sensitivity: Sensitivity = PER_RECORD_CLIP,
-        accountant: str = "pld",
-        l2_norm_clip: float | None = None,
-        prior_events: Sequence[DpEvent] = (),
-    ) -> "PrivacyPlan":
-        """Returns the Poisson plan with the largest expected batch size that keeps within a budget.
-
-        Give either `num_releases`, a fixed number of steps, or `epochs`, for which a batch size B
-        means epochs x ceil(N / B) steps.
-
-        Returns:
-          The plan; its expected batch size is `plan.sampling.probability * num_records`.
-
-        Raises:
-          BudgetExhaustedError: if not even batches of one expected record fit.
-        """
-        target, delta = check.epsilon(epsilon), check.delta(delta)
-        records = check.count("num_records", num_records, 1)
-        if (num_releases is None) == (epochs is None):
-            raise ValueError(f"num_releases={num_releases!r} and epochs={epochs!r}: pass exactly one of them.")
-
-        def plan(batch_size: int) -> PrivacyPlan:
-            steps = num_releases if epochs is None else epochs * -(-records // batch_size)
-            return cls(
-                sampling=PoissonSampling(batch_size / records),
-                noise_multiplier=noise_multiplier,
-                num_releases=check.count("num_releases", steps, 1),
-                neighboring_relation=neighboring_relation,
-                sensitivity=sensitivity,
-                accountant=accountant,
-                l2_norm_clip=l2_norm_clip,
-                num_records=records,
-            )
-
-        best = calibration.largest_count(lambda b: plan(b).epsilon(delta, prior_events), target, records)
-        if best == 0:
-            raise BudgetExhaustedError(
-                f"epsilon={target:.6g} at delta={delta:g} does not allow batches of even one record; "
-                "raise noise_multiplier or epsilon, or take fewer steps."
-            )
-        return plan(best)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""

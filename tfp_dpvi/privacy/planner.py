@@ -7,9 +7,9 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy import accountants, supported_pairs
+from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.curve import EpsilonCurve
-from tfp_dpvi.privacy.errors import BudgetExhaustedError, UnsupportedPairError
+from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import round_up
 from tfp_dpvi.privacy.sampling_schemes import (
@@ -239,7 +239,7 @@ class _Question:
         try:
             plan = other.plan()
             return Price(what, plan.noise_multiplier, plan.epsilon(self.delta), note)
-        except (UnsupportedPairError, BudgetExhaustedError):
+        except (ValueError, BudgetExhaustedError):  # Among them UnsupportedPairError, and a delta too small for PLD.
             return Price(what, None, None, "has no price")
 
 
@@ -248,11 +248,11 @@ def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE):
         for name in accountants.ACCOUNTANTS:
             what = f"{name}, {relation.name.lower()}"
-            if name not in supported_pairs.SUPPORTED.get((plan.sampling.name, relation), ()):
+            try:
+                found = plan.replace(neighboring_relation=relation, accountant=name).epsilon(delta)
+            except ValueError:  # As above.
                 prices.append(Price(what, plan.noise_multiplier, None, "has no price"))
                 continue
-            other = plan.replace(neighboring_relation=relation, accountant=name)
-            found = other.epsilon(delta)
             note = "its bound does not hold here" if math.isinf(found) and plan.noise_multiplier else ""
             prices.append(Price(what, plan.noise_multiplier, found, note))
     return prices

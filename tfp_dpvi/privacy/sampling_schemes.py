@@ -12,6 +12,7 @@ import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.privacy.errors import UnsupportedPairError
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 
 _REGISTRY: dict[str, type["SamplingScheme"]] = {}
@@ -24,6 +25,11 @@ class SamplingScheme(abc.ABC):
     name: ClassVar[str] = ""
     #: Whether releases of several fits cost the same as as many releases of one fit.
     fits_merge: ClassVar[bool] = True
+    #: The adjacencies under which `dp_event` says what a release costs.
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (
+        NeighboringRelation.ADD_OR_REMOVE_ONE,
+        NeighboringRelation.REPLACE_ONE,
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -46,10 +52,22 @@ class SamplingScheme(abc.ABC):
             return event
         return dp_accounting.SelfComposedDpEvent(event, num_releases)
 
+    def check_relation(self, relation: NeighboringRelation) -> None:
+        """Refuses an adjacency under which the scheme has no price.
+
+        Raises:
+          UnsupportedPairError: for an adjacency not in `relations`.
+        """
+        if relation not in self.relations:
+            raise UnsupportedPairError(
+                f"sampling={self.name!r} has no price under {relation.name.lower()}; use "
+                f"{' or '.join(r.name.lower() for r in self.relations)}."
+            )
+
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
         """Returns what the noise multiplier of the event is measured against.
 
-        Events follow the convention of dp_accounting >= 0.6: under add-or-remove-one a Gaussian
+        Events follow the convention of dp_accounting >= 0.5: under add-or-remove-one a Gaussian
         event of multiplier m compares N(0, m^2) with N(1, m^2), under replace-one with N(2, m^2).
         Without subsampling the geometry is therefore A, or half of D.
         """
@@ -137,6 +155,7 @@ class FixedSizeSampling(SamplingScheme):
     num_records: int
     batch_size: int
     name: ClassVar[str] = "fixed_size"
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.REPLACE_ONE,)
 
     def __post_init__(self) -> None:
         records = check.count("num_records", self.num_records, 1)
@@ -176,6 +195,7 @@ class EachRecordOncePerEpoch(SamplingScheme):
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
     fits_merge: ClassVar[bool] = False
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.REPLACE_ONE,)
 
     def __post_init__(self) -> None:
         steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)

@@ -1,9 +1,4 @@
-"""Renyi divergences of the Poisson-sampled Gaussian mechanism when one record is replaced.
-
-The dominating pair (1-q) N(0) + q N(A) against (1-q) N(0) + q N(-A) bounds every hockey-stick
-divergence and therefore every Renyi divergence of a release; dp_accounting has no RDP for it, so
-the integral of P^a Q^(1-a) is taken numerically.
-"""
+"""Renyi divergences of the Poisson-sampled Gaussian mechanism by integration of P^a Q^(1-a), for comparison."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from tfp_dpvi.privacy._dominating_pairs import GaussianPair
+from support.pld_pairs import GaussianPair
 
 _MARGIN = 12.0
 
 
-def poisson_replace_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -> np.ndarray:
-    """Returns the Renyi divergence of one release at each order.
+def poisson_rdp(q: float, noise_multiplier: float, orders: Sequence[float], *, replace: bool) -> np.ndarray:
+    """Returns the Renyi divergence of one release at each order: of the mixture from the plain Gaussian, if not `replace`.
 
     The integrand is a mixture of bells of width about 1 that lie between -u (2a - 1) and u (2a - 1); the
     trapezoidal rule converges on such functions faster than any power of its step.
@@ -30,7 +25,7 @@ def poisson_replace_rdp(q: float, noise_multiplier: float, orders: Sequence[floa
     Returns:
       float64 array of shape [n].
     """
-    pair = GaussianPair(q, 1.0 / noise_multiplier, symmetric=True)
+    pair = GaussianPair(q, 1.0 / noise_multiplier, symmetric=replace)
     return np.array([_divergence(pair, order) for order in orders])
 
 

@@ -1,13 +1,18 @@
-"""Composition of discretised privacy losses, and epsilon and delta of the result."""
+"""The oracle: epsilon and delta by privacy losses that were discretised and composed by hand, without dp_accounting.
+
+It priced every release before dp_accounting 0.6 did; the package's figures are held against it. Rounded upwards.
+"""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import fft
 
-from tfp_dpvi.privacy._dominating_pairs import DiscreteLoss
+from support.gaussian_oracle import gaussian_delta, gaussian_epsilon
+from support.pld_pairs import DiscreteLoss, GaussianPair, discretise
 
 # Mass that a composed loss may leave outside its window; it is added to the infinite loss.
 _TAIL_MASS = 1e-15
@@ -179,3 +184,60 @@ class HockeyStick:
         if excess <= 0.0:
             return float(self.losses[k - 1]) if k else 0.0
         return float(min(self.losses[k], max(0.0, math.log(excess) - math.log(lower_mass))))
+
+
+STEP = 1e-4
+_MAX_SIZE = 1 << 20
+# Deltas below this drown in the rounding of the Fourier transform of long compositions.
+SMALLEST_DELTA = 1e-10
+
+
+def composers(pairs: Sequence[tuple[GaussianPair, int]], step: float) -> list[Composer]:
+    """One composer per direction (one where both are equal), coarsened until it fits."""
+    # The mass that each release may count as infinite loss: 1e-16 of the whole composition.
+    tail = 1e-16 / max(1, sum(n for _, n in pairs))
+    widest = max(high - low for low, high in (p.loss_range(tail) for p, _ in pairs))
+    while widest / step > _MAX_SIZE:
+        step *= 2.0
+    while True:
+        singles = [discretise(p, step, tail) for p, _ in pairs]
+        counts = [n for _, n in pairs]
+        directions = max(len(s) for s in singles)
+        columns = [[s[min(d, len(s) - 1)] for s in singles] for d in range(directions)]
+        machines = [Composer(c, counts) for c in columns]
+        size = max(m.window_size for m in machines)
+        if size <= _MAX_SIZE:
+            return machines
+        step *= 2.0 ** math.ceil(math.log2(size / _MAX_SIZE))
+
+
+@functools.lru_cache(maxsize=4)
+def curves(releases: tuple[tuple[float, float, int], ...], replace: bool, step: float) -> tuple[HockeyStick, ...]:
+    """One curve per direction of releases (q, z, count), q = 1 for all records; z is over the clip."""
+    pairs = [(GaussianPair(q, 1.0 / z, replace), n) for q, z, n in releases if q < 1.0]
+    shift = shift_of(releases, replace)
+    if shift > 0.0:
+        pairs.append((GaussianPair(1.0, shift, False), 1))
+    counts = [n for _, n in pairs]
+    return tuple(HockeyStick.of(machine(counts)) for machine in composers(pairs, step))
+
+
+def shift_of(releases: Sequence[tuple[float, float, int]], replace: bool) -> float:
+    """Sensitivity over standard deviation of all releases on all records together."""
+    return (2.0 if replace else 1.0) * math.sqrt(math.fsum(n / z**2 for q, z, n in releases if q == 1.0))
+
+
+def epsilon(releases: Sequence[tuple[float, float, int]], delta: float, replace: bool, step: float = STEP) -> float:
+    """Epsilon of releases (q, z, count); in closed form where all of them take every record."""
+    releases = tuple(sorted(r for r in releases if r[2]))
+    if all(q == 1.0 for q, _, _ in releases):
+        return gaussian_epsilon(delta, shift_of(releases, replace))
+    return max(curve.epsilon(delta) for curve in curves(releases, replace, step))
+
+
+def delta(releases: Sequence[tuple[float, float, int]], epsilon: float, replace: bool, step: float = STEP) -> float:
+    """Delta of releases (q, z, count)."""
+    releases = tuple(sorted(r for r in releases if r[2]))
+    if all(q == 1.0 for q, _, _ in releases):
+        return gaussian_delta(epsilon, shift_of(releases, replace))
+    return max(curve.delta(epsilon) for curve in curves(releases, replace, step))
