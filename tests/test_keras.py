@@ -110,4 +110,4 @@ class TestKeras3:
         x = np.ones(10, np.float32)
         with self.refused("TerminateOnNaN"):
             model.fit(x, x, batch_size=5, callbacks=[keras_3.callbacks.TerminateOnNaN()])
-        assert model.privacy_report().num_releases == 0
+        assert model.privacy_ledger.num_releases == 0

@@ -23,6 +23,7 @@ from tfp_dpvi._keras import tf, tfp
 tfd = tfp.distributions
 X = np.random.default_rng(0).normal(size=[200, 3]).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
+keras = dpvi.keras
 
 def two_cpus():
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -234,5 +234,5 @@ def test_a_likelihood_that_returns_no_distribution_is_refused():
 
 def test_a_likelihood_without_a_variance_says_so():
     predictive = PosteriorPredictive(lambda one: tfd.Categorical(logits=one), tf.zeros([NUM_DRAWS, 5, 4]), NUM_DRAWS)
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="categorical"):
         predictive.variance()

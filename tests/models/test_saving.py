@@ -28,7 +28,7 @@ PARTS = """
 import functools
 import numpy as np, tensorflow as tf, tensorflow_probability as tfp
 import tfp_dpvi as dpvi
-tfd = tfp.distributions
+tfd, keras = tfp.distributions, dpvi.keras
 tfkl = keras.layers
 
 @dpvi.register("tests_prior")

@@ -22,13 +22,12 @@ def over_draws(function: Callable[[Any], Any], draws: Any) -> Any:
 
 
 def mean_of(distribution: Any) -> Any:
-    """Mean of a likelihood; class probabilities for categorical ones, which have no mean."""
-    try:
-        return distribution.mean()
-    except NotImplementedError:
-        if hasattr(distribution, "probs_parameter"):
-            return distribution.probs_parameter()
-        raise
+    """Mean of a likelihood; class probabilities for a categorical one, whose mean (of the class numbers) says nothing."""
+    return distribution.probs_parameter() if _is_categorical(distribution) else distribution.mean()
+
+
+def _is_categorical(distribution: Any) -> bool:
+    return isinstance(distribution, tfd.Categorical)
 
 
 _Distribution: Any = tfd.Distribution
@@ -93,6 +92,9 @@ class PosteriorPredictive(_Distribution):
         return tf.reduce_mean(over_draws(lambda draw: mean_of(self._likelihood(draw)), self._draws), axis=0)
 
     def _variance(self) -> Any:
+        if _is_categorical(self._one):
+            raise NotImplementedError("A categorical likelihood has no variance: use the class probabilities, mean().")
+
         def moments(draw: Any) -> tuple[Any, Any]:
             one = self._likelihood(draw)
             return one.mean(), one.variance()
