@@ -143,6 +143,7 @@ def test_the_functions_are_the_models(tmp_path, surrogate):
     np.testing.assert_array_less(np.abs(draws["w"].numpy().mean(axis=0) - own.mean(axis=0)), error)
 
 
+@pytest.mark.smoke
 def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regression, generative, vae):
     for name, model in (("regression", regression), ("generative", generative), ("vae", vae)):
         model.export(tmp_path / name)

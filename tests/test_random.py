@@ -9,6 +9,8 @@ from scipy import stats
 
 from tfp_dpvi import _random
 
+pytestmark = pytest.mark.smoke
+
 
 def farthest(normal):
     """The largest value that a generator makes of uniforms next to 1."""

@@ -8,6 +8,8 @@ import re
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.smoke
+
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 

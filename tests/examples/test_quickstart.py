@@ -10,6 +10,8 @@ import re
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.smoke
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")

@@ -8,6 +8,8 @@ from support.sums import check_sums
 
 from tfp_dpvi._keras import tf
 
+pytestmark = pytest.mark.smoke
+
 F32, F64 = np.float32, np.float64
 ALL = [(surrogate, case) for surrogate in SURROGATES for case in CASES]
 DEAR = {(surrogate, "categorical") for surrogate in SURROGATES} | {("full_rank", "mixture")}

@@ -12,6 +12,8 @@ import tfp_dpvi as dpvi
 from tfp_dpvi._keras import keras, tf, tfp
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 
+pytestmark = pytest.mark.smoke
+
 tfd, tfb = tfp.distributions, tfp.bijectors
 
 

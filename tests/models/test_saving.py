@@ -179,6 +179,7 @@ def outputs(model):
 QUICK = ("regression", "termwise", "own")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     model = made(name)

@@ -13,6 +13,8 @@ from tfp_dpvi import keras
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.optimizers import DPOptimizer, as_dp_optimizer
 
+pytestmark = pytest.mark.smoke
+
 try:
     import tensorflow_privacy
 except ImportError:

@@ -27,6 +27,8 @@ from tfp_dpvi.privacy import (
 )
 from tfp_dpvi.privacy.planner import plan_privacy
 
+pytestmark = pytest.mark.smoke
+
 FROZEN = json.loads(pathlib.Path(__file__).with_name("frozen_prices.json").read_text())
 REPLACE = NeighboringRelation.REPLACE_ONE
 
