@@ -1,50 +1,147 @@
 """`PrivacyLedger`: what has been released on one data set, ahead of the release (contract C6)."""
 
-import hashlib
+import contextlib
+import dataclasses
+import datetime
+import functools
+import json
+import logging
 import os
+import socket
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dp_accounting
+import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _ledger_file, _saved_ledger, accountants
 from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy._books import FORMAT, VERSION, Books, LedgerEntry
+from tfp_dpvi.privacy import accountants
+from tfp_dpvi.privacy.database import (
+    BUDGETS,
+    CHARGES,
+    EXPOSURES,
+    FORMAT,
+    LEDGER,
+    PLANS,
+    RESERVATIONS,
+    Database,
+)
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 
 __all__ = ["LedgerEntry", "PrivacyLedger"]
 
+_LOG = logging.getLogger("tfp_dpvi")
+_CONTINUED = "continued from a file: what was spent after it was saved is not counted"
+#: Ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
+_IN_MEMORY: dict[str, "PrivacyLedger"] = {}
+
+Budget = tuple[float, float]
+
+# The statements of a reservation, made once: to build one takes longer than to run it.
+_NEXT_VERSION = sa.update(LEDGER).values(version=LEDGER.c.version + 1)
+_NEXT_AFTER = _NEXT_VERSION.where(LEDGER.c.version == sa.bindparam("known"))
+_ADD = (
+    sa.update(CHARGES)
+    .where(CHARGES.c.id == sa.bindparam("charge"))
+    .values(steps=CHARGES.c.steps + sa.bindparam("more"))
+)
+_RESERVE = sa.insert(RESERVATIONS)
+_OPEN = sa.select(RESERVATIONS.c.charge, RESERVATIONS.c.steps).where(
+    RESERVATIONS.c.id == sa.bindparam("reservation"),
+    RESERVATIONS.c.steps_run.is_(None),
+    RESERVATIONS.c.process == sa.bindparam("process"),
+)
+_CONFIRM = (
+    sa.update(RESERVATIONS)
+    .where(RESERVATIONS.c.id == sa.bindparam("reservation"))
+    .values(steps_run=sa.bindparam("run"))
+)
+_LEDGER = sa.select(LEDGER)
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerEntry:
+    """Releases under one plan.
+
+    Attributes:
+      plan: the plan of a single one of them (`num_releases` is 1).
+      steps: how many releases are charged.
+      run: the fit they belong to, where the sampling scheme cannot merge fits; else None.
+      seeded: whether their noise came from a fixed seed.
+      since: when the first of them was reserved, UTC in ISO 8601.
+    """
+
+    plan: PrivacyPlan
+    steps: int
+    run: str | None = None
+    seeded: bool = False
+    since: str = ""
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The event of all the entry's releases."""
+        return self.plan.event_of(self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """Releases that one price covers: those of a plan, or of a fit where fits do not merge."""
+
+    plan: PrivacyPlan
+    run: str
+    seeded: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """What the tables held at one version."""
+
+    ledger_id: str
+    dataset_id: str | None
+    version: int
+    continued: bool
+    budget: Budget | None
+    charged: dict[_Kind, int]
+    since: dict[_Kind, str]
+    rows: tuple[Mapping[str, Any], ...]
+    own: dict[_Kind, int]  # The rows of `charges` that this object adds to.
+    exposures: tuple[str, ...]
+
+    @property
+    def relation(self) -> NeighboringRelation | None:
+        return next((kind.plan.neighboring_relation for kind in self.charged), None)
+
 
 class PrivacyLedger:
-    """An append-only record of every release on one data set.
+    """An append-only record of every release on one data set, in a database.
 
-    A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved
-    counts as spent from that moment; `confirm(..., steps_run=k)` gives back the steps that never ran,
-    once, and only for the reservation it names.
+    A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved counts as spent from that
+    moment; `confirm(..., steps_run=k)` gives back the steps that never ran, once, and only for the reservation it names.
 
-    Formal guarantee: with a `path`, a reservation is on the disk (fsync) before `reserve` returns. If
-    every release is preceded by a reservation that covers it, then at any moment, also after the
-    process is killed, the ledger holds at least what was released, and at most one reservation more
-    per run. The total composes all releases as heterogeneous events under one adjacency.
+    Several models, threads and processes may use one ledger at a time.
 
-    With a `path` the ledger is a file, locked against other processes until `close()`; ledgers opened
-    on one path within a process share it. Without one it lives in memory.
+    Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the figures that were
+    compared with the budgets are still the ledger's, in one transaction, so that the total of everything reserved never
+    exceeds a budget, whoever reserves at the same time. If a reservation covers every release, then at any moment, also
+    after a process is killed, the ledger holds at least what was released, and at most one reservation more per fit. The
+    total composes all releases as heterogeneous events under one adjacency.
 
     Args:
-      path: the file; None for memory.
-      dataset_id: a name of the data set that itself reveals nothing. A file is bound to it; by default
-        a new file gets a random one and an old one keeps its own.
-      budget_epsilon: a ledger-wide budget over all fits and models, enforced by `reserve`.
+      path: a file (SQLite); a database URL such as `"postgresql+psycopg://host/name"` (the extra `postgresql`), for
+        machines that share a budget; None for memory.
+      dataset_id: a name of the data set that itself reveals nothing. A ledger is bound to it; by default a new file gets
+        a random one and an old one keeps its own.
+      budget_epsilon: a budget over all fits and models, enforced by `reserve`.
       budget_delta: the delta that goes with it.
-      read_only: look at a file without locking it; nothing can be reserved.
+      read_only: look at a ledger that nothing can be reserved in.
 
     Raises:
-      LedgerError: if the file is in use by another process, was altered, is of a newer format, or
-        belongs to another data set or budget.
+      LedgerError: if the path or URL cannot be used, or holds no ledger or one of a newer format, of another data set or
+        with another budget.
     """
 
     def __init__(
@@ -56,8 +153,8 @@ class PrivacyLedger:
         budget_delta: float | None = None,
         read_only: bool = False,
     ) -> None:
-        if dataset_id is not None and not (isinstance(dataset_id, str) and dataset_id):
-            raise TypeError(f"dataset_id={dataset_id!r} must be a non-empty string; pass a name that reveals nothing.")
+        if dataset_id is not None and not (isinstance(dataset_id, str) and dataset_id.isprintable() and dataset_id):
+            raise TypeError(f"dataset_id={dataset_id!a} must be printable text; pass a name that reveals nothing.")
         if (budget_epsilon is None) != (budget_delta is None):
             raise ValueError(
                 f"budget_epsilon={budget_epsilon!r} and budget_delta={budget_delta!r}: pass both of them or neither."
@@ -67,214 +164,324 @@ class PrivacyLedger:
         budget = None
         if budget_epsilon is not None:
             budget = (check.epsilon(budget_epsilon, "budget_epsilon"), check.delta(budget_delta, "budget_delta"))
-        self._read_only = read_only
-        self._file: _ledger_file.LedgerFile | None = None
-        self._lock = threading.RLock()
-        self._epsilon_cache: dict[Any, float] = {}
-        self._allowance: tuple[Any, int] | None = None
-        self._closed = False
+        self._database = Database(path, read_only=read_only)
+        self._writer = uuid.uuid4().hex if path is None else ""
         self._refusal: str | None = None
-        self._books = Books()
-        self._history = _saved_ledger.History()
-        if read_only:
-            assert path is not None
-            for record in _ledger_file.read_ledger_file(path):
-                self._books.apply(record)
-        elif path is not None:
-            self._file = _ledger_file.open_ledger_file(path)
-            self._lock = self._file.lock
-        else:
-            _saved_ledger.LIVE[self._history.token] = self
+        self._stands_for: Mapping[str, Any] = {}
+        self._known: _State | None = None
+        self._affordable: dict[Budget, list[dict[_Kind, int]]] = {}
+        self._pricing = threading.Lock()
         try:
-            self._begin(dataset_id, budget)
+            self._open(dataset_id, budget)
         except BaseException:
             self.close()
             raise
+        if path is None:
+            _IN_MEMORY[self._state().ledger_id] = self
 
-    def _begin(self, dataset_id: str | None, budget: tuple[float, float] | None) -> None:
-        if self._file is not None:
-            if self._file.attached is None:
-                for record in self._file.records:
-                    self._books.apply(record)
-                # What an earlier process left open can no longer be confirmed: it stays charged.
-                self._file.first_own_reservation = self._books.num_reservations
-                self._file.attached = self._books
-            self._books = self._file.attached
-        books = self._books
-        if books.num_records == 0:
-            if self._read_only:
-                raise LedgerError("the file is empty: it is not a privacy ledger.")
-            if dataset_id is None and self._file is not None:
-                dataset_id = uuid.uuid4().hex
-            self._write({"kind": "header", "format": FORMAT, "version": VERSION, "dataset_id": dataset_id})
-        elif dataset_id is not None and dataset_id != books.dataset_id:
+    def _open(self, dataset_id: str | None, budget: Budget | None) -> None:
+        if self._database.read_only:
+            self._state()
+        else:
+            with self._database.write() as connection:
+                self._database.create_tables(connection)
+                if connection.execute(sa.select(LEDGER)).first() is None:
+                    in_memory = self._database.path is None and self._database.url is None
+                    name = dataset_id or (None if in_memory else uuid.uuid4().hex)
+                    row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
+                    connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
+        state = self._state()
+        if dataset_id is not None and dataset_id != state.dataset_id:
             raise LedgerError(
-                f"dataset_id={dataset_id!r} differs from {books.dataset_id!r}, to which this ledger is bound. Each data set "
-                "keeps its own ledger; pass another path."
+                f"dataset_id={dataset_id!r} differs from {state.dataset_id!r}, to which this ledger is bound.\n"
+                "Each data set keeps its own ledger; pass another path."
             )
-        if budget is None or self.budget == budget:
+        if budget is None or state.budget == budget:
             return
-        if self.budget is not None or self._read_only:
+        if state.budget is not None or self._database.read_only:
             raise LedgerError(
-                f"budget_epsilon={budget[0]} at budget_delta={budget[1]} differs from the ledger's {self.budget}; "
+                f"budget_epsilon={budget[0]} at budget_delta={budget[1]} differs from the ledger's {state.budget}; "
                 "leave it out, or call set_budget to change it on the record."
             )
-        self._write(_budget_record(*budget))
+        self.set_budget(*budget)
 
-    def __copy__(self) -> "PrivacyLedger":
-        return self
+    # ------------------------------------------------------------------ what is in the tables
 
-    def __deepcopy__(self, memo: object) -> "PrivacyLedger":
-        # Copying a model must not fork what was spent.
-        return self
+    def _state(self) -> _State:
+        with self._database.read() as connection:
+            return self._read(connection)
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a PrivacyLedger cannot be pickled: a copy would forget what is spent. Open its path instead.")
-
-    def to_config(self) -> dict[str, Any]:
-        """What a saved model holds of its ledger, JSON-ready: all records, and a file's path and data set.
-
-        No record of the data is among them, and no key.
-        """
-        with self._lock:
-            self._sync()
-            if self._file is not None:
-                return {"path": os.path.abspath(self._file.path), "records": [dict(one) for one in self._file.records]}
-            return {"token": self._history.token, "written": [list(one) for one in self._history.written]}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "PrivacyLedger":
-        """The ledger of a saved model, with everything that was spent when it was saved, and since then as far as known.
-
-        A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
-        what both spent is counted. A ledger file is opened where it was. If it is not there, or in use by another process,
-        the ledger can be read but refuses to reserve: `compile(ledger=)` takes the file's new place.
-
-        Args:
-          config: from `to_config`.
-
-        Raises:
-          LedgerError: the file was altered, belongs to other data, or does not hold what the model had spent.
-        """
-        if "records" in config:
-            if _saved_ledger.check_file(config):
-                try:
-                    return cls(config["path"])
-                except LedgerError:
-                    return cls(config["path"], read_only=True)
-            ledger = cls._replayed([("saved", one) for one in config["records"]], None)
-            ledger._refusal = (
-                f"this model's ledger is not at {config['path']!r}, where it was when the model was saved: say "
-                "compile(..., ledger=dpvi.PrivacyLedger(its_new_path)). Nothing was charged."
+    def _read(self, connection: sa.Connection) -> _State:
+        """Reads the tables, unless they are of the version that was read last."""
+        try:
+            row = connection.execute(_LEDGER).mappings().first()
+        except sa.exc.DatabaseError as error:
+            raise LedgerError(f"{self._database.shown!r} is not a privacy ledger ({error.orig}).") from error
+        if row is None or row["format"] != FORMAT:
+            found = "nothing" if row is None else f"format version {row['format']}"
+            raise LedgerError(
+                f"{self._database.shown!r} holds {found} where this code reads format version {FORMAT}: use the version of "
+                "tfp_dpvi that wrote it, or a newer one."
             )
-            return ledger
-        written = [(writer, record) for writer, record in config["written"]]
-        live = _saved_ledger.LIVE.get(config["token"])
-        if live is None:
-            return cls._replayed(written, config["token"])
-        with live._lock:
-            _saved_ledger.replay(live._books, live._history, written)
-            return live
-
-    @classmethod
-    def _replayed(cls, written: list[tuple[str, dict[str, Any]]], token: str | None) -> "PrivacyLedger":
-        ledger = cls()
-        ledger._books, ledger._history = Books(), _saved_ledger.History(token)
-        _saved_ledger.replay(ledger._books, ledger._history, written)
-        _saved_ledger.LIVE[ledger._history.token] = ledger
-        return ledger
-
-    def mark(self) -> dict[str, Any]:
-        """The place where a ledger file stands, JSON-ready, for `continues_from`; all before it is on the disk."""
-        with self._lock:
-            self._sync()
-            if self._file is None:
-                raise LedgerError("a ledger in memory ends with its process; only a file has a place to go on from.")
-            records, digest = self._file.mark()
-            return {"dataset_id": self.dataset_id, "records": records, "hash": digest}
-
-    def continues_from(self, mark: Mapping[str, Any]) -> bool:
-        """Whether this ledger file begins with what another, or this one, held when `mark` was taken."""
-        with self._lock:
-            self._sync()
-            if self._file is None or self.dataset_id != mark["dataset_id"]:
-                return False
-            return self._file.hash_after(int(mark["records"])) == mark["hash"]
-
-    def continues(self, other: "PrivacyLedger") -> bool:
-        """Whether this ledger file begins with everything that a saved model's ledger holds."""
-        if self._file is None or other._refusal is None:
-            return False
-        _saved_ledger.check_continues(
-            self._file.records, [record for _, record in other._history.written], f"ledger={self.path!r}"
+        known = self._known
+        if known is not None and (row["ledger_id"] != known.ledger_id or row["version"] < known.version):
+            raise LedgerError(
+                f"{self._database.shown!r} is an older copy than the one read before (version {row['version']} after "
+                f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
+            )
+        if known is not None and row["version"] == known.version:
+            return known
+        charges = connection.execute(
+            sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
+        ).mappings()
+        charged: dict[_Kind, int] = {}
+        since: dict[_Kind, str] = {}
+        own: dict[_Kind, int] = {}
+        rows = tuple(dict(one) for one in charges)
+        for one in rows:
+            kind = _Kind(_plan_of(one["json"]), one["run"], one["seeded"])
+            charged[kind] = charged.get(kind, 0) + one["steps"]
+            since.setdefault(kind, one["since"])
+            if one["writer"] == self._writer:
+                own[kind] = one["id"]
+        budget = connection.execute(sa.select(BUDGETS).order_by(BUDGETS.c.id.desc())).mappings().first()
+        self._known = _State(
+            row["ledger_id"],
+            row["dataset_id"],
+            row["version"],
+            row["continued"],
+            None if budget is None else (budget["epsilon"], budget["delta"]),
+            charged,
+            since,
+            rows,
+            own,
+            tuple(connection.execute(sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)).scalars()),
         )
-        return True
-
-    def set_budget(self, epsilon: float, delta: float) -> None:
-        """Sets or changes the ledger-wide budget; the change is recorded like everything else."""
-        self._write(_budget_record(check.epsilon(epsilon), check.delta(delta)))
-        self._allowance = None
-
-    def close(self) -> None:
-        """Gives a ledger file back to other processes. A ledger in memory has nothing to close."""
-        if self._file is not None and not self._closed:
-            self._closed = True
-            self._file.close()
-
-    def __enter__(self) -> "PrivacyLedger":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        return self._known
 
     @property
     def path(self) -> str | None:
-        """The file, None in memory."""
-        return None if self._file is None else str(self._file.path)
+        """The file, or the URL without a password; None in memory."""
+        database = self._database
+        if database.url is not None:
+            return sa.make_url(database.url).render_as_string(hide_password=True)
+        return None if database.path is None else str(database.path)
 
     @property
     def dataset_id(self) -> str | None:
         """The data set that the ledger is bound to."""
-        return self._books.dataset_id
+        return self._state().dataset_id
 
     @property
-    def budget(self) -> tuple[float, float] | None:
+    def budget(self) -> Budget | None:
         """(epsilon, delta) of the ledger-wide budget, None if there is none."""
-        return None if self._books.budget is None else self._books.budget[:2]
+        return self._state().budget
 
     @property
     def neighboring_relation(self) -> NeighboringRelation | None:
         """The adjacency of everything recorded; None while the ledger is empty."""
-        plans = self._books.plans
-        return plans[0].neighboring_relation if plans else None
+        return self._state().relation
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """What is charged; releases under equal plans are one entry, as their order does not matter."""
-        with self._lock:
-            return self._books.entries()
+        state = self._state()
+        return tuple(
+            LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, state.since[kind])
+            for kind, steps in state.charged.items()
+            if steps > 0
+        )
 
     @property
     def num_releases(self) -> int:
         """The number of releases charged."""
-        with self._lock:
-            return sum(self._books.charged.values())
+        return sum(self._state().charged.values())
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._state().version
 
     @property
     def unconfirmed_steps(self) -> int:
         """Steps reserved but not confirmed; they count as spent."""
-        return sum(sum(b - a for a, b in r.charged) for r in self._books.open.values())
+        query = sa.select(sa.func.coalesce(sa.func.sum(RESERVATIONS.c.steps), 0))
+        with self._database.read() as connection:
+            return int(connection.execute(query.where(RESERVATIONS.c.steps_run.is_(None))).scalar_one())
 
     @property
     def seeded(self) -> bool:
         """Whether any release took its noise from a fixed seed."""
-        return any(e.seeded for e in self.entries)
+        return any(entry.seeded for entry in self.entries)
 
     @property
     def exposures(self) -> tuple[str, ...]:
-        """What was shown of the data beside the releases, and void the guarantee: see `record_exposure`."""
-        with self._lock:
-            return tuple(self._books.exposures)
+        """What was shown of the data beside the releases, and voids the guarantee: see `record_exposure`."""
+        return self._state().exposures
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the total may not hold, as sentences for the report."""
+        return (_CONTINUED,) if self._state().continued else ()
+
+    # ------------------------------------------------------------------ what it costs
+
+    def events(self) -> list[DpEvent]:
+        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
+        return [entry.dp_event for entry in self.entries]
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The composition of everything reserved."""
+        return _composed(self._state().charged)
+
+    def epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """Returns epsilon at `delta` of everything reserved (heterogeneous composition).
+
+        Args:
+          delta: the delta.
+          accountant: by name; None for the first of "pld" and "rdp" that prices all releases.
+        """
+        state = self._state()
+        return _price(tuple(state.charged.items()), check.delta(delta), accountant)
+
+    def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
+        """Returns epsilon that the same releases would have cost without privatised metrics; None if there were none."""
+        charged = self._state().charged
+        if not any(kind.plan.metrics for kind in charged):
+            return None
+        plain = ((dataclasses.replace(kind, plan=kind.plan.without_metrics), n) for kind, n in charged.items())
+        return _price(tuple(plain), check.delta(delta), accountant)
+
+    # ------------------------------------------------------------------ changes
+
+    def reserve(
+        self,
+        plan: PrivacyPlan,
+        steps: int,
+        *,
+        run: str | None = None,
+        seeded: bool = False,
+        budgets: Iterable[Budget] = (),
+    ) -> int:
+        """Charges `steps` releases under `plan` before they happen.
+
+        Args:
+          plan: the plan of the fit; its own `num_releases` is only a hint of how many more will follow.
+          steps: how many releases are about to run, at least 1.
+          run: a name of the fit. A scheme that charges by the epoch (each record once) needs it to see that reservations
+            belong to one fit; without it each reservation begins epochs of its own.
+          seeded: whether their noise comes from a fixed seed, for the report.
+          budgets: (epsilon, delta) pairs that the ledger's total must keep, beside the ledger's own budget.
+
+        Returns:
+          The reservation's id, for `confirm`.
+
+        Raises:
+          UnsupportedPairError: if the ledger holds releases under another adjacency, or that no accountant prices
+            together with these.
+          BudgetExhaustedError: if a budget does not allow the steps; nothing is charged.
+          LedgerError: if it could not be written down; nothing is charged.
+        """
+        if not isinstance(plan, PrivacyPlan):
+            raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
+        steps = check.count("steps", steps, 1)
+        single = plan if plan.num_releases == 1 else plan.replace(num_releases=1)
+        # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
+        name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
+        kind = _Kind(single, name, bool(seeded))
+        while True:
+            state = self._state()
+            self._check_priced(state, kind)
+            for budget in (state.budget, *budgets):
+                if budget is not None:
+                    self._check_affordable(state, kind, steps, plan.num_releases, budget)
+            identity = self._charge(state, kind, steps)
+            if identity is not None:
+                return identity
+
+    def _check_priced(self, state: _State, kind: _Kind) -> None:
+        relation = kind.plan.neighboring_relation
+        if state.relation not in (None, relation):
+            assert state.relation is not None
+            raise UnsupportedPairError(
+                f"this ledger holds releases under {state.relation.name} and the plan asks for {relation.name}: guarantees under "
+                "different adjacencies do not compose.\nFit under the ledger's adjacency, or keep another ledger."
+            )
+        if kind not in state.charged:
+            _accountant_of(_composed({**state.charged, kind: 1}), relation)
+
+    def _check_affordable(self, state: _State, kind: _Kind, steps: int, planned: int, budget: Budget) -> None:
+        """Raises `BudgetExhaustedError` unless the total with these steps keeps a budget.
+
+        Totals that were found to keep it are remembered: whatever lies below one of them needs no new price.
+        """
+        wanted = {**state.charged, kind: state.charged.get(kind, 0) + steps}
+        with self._pricing:
+            known = self._affordable.setdefault(budget, [])
+            if any(all(n <= one.get(k, 0) for k, n in wanted.items()) for one in known):
+                return
+            most = {**wanted, kind: state.charged.get(kind, 0) + max(steps, planned)}
+            # Others reserve meanwhile: with room for them a price holds for longer.
+            roomy = {k: n + n // 4 for k, n in most.items()} if known else most
+            for total in (roomy, most, wanted):
+                if _price(tuple(total.items()), budget[1], None) <= budget[0]:
+                    known[:] = [*known[-1:], total]
+                    return
+        raise BudgetExhaustedError(
+            f"steps={steps}: the budget of epsilon {budget[0]:.6g} at delta {budget[1]:g} does not allow them; "
+            f"{self.epsilon(budget[1]):.6g} is spent. Nothing was charged."
+        )
+
+    def _charge(self, state: _State, kind: _Kind, steps: int) -> int | None:
+        """Writes a reservation if the ledger is still as `state` says; None if it is not."""
+        now = _now()
+        with self._change(state.version) as connection:
+            if connection is None:
+                return None
+            charge = state.own.get(kind)
+            if charge is None:
+                plan = _row(connection, PLANS, plan=_json_of(kind.plan))
+                key = {"plan": plan, "run": kind.run, "seeded": kind.seeded, "writer": self._writer}
+                charge = _row(connection, CHARGES, defaults={"steps": 0, "since": now}, **key)
+            connection.execute(_ADD, {"charge": charge, "more": steps})
+            row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
+            return int(connection.execute(_RESERVE, row).inserted_primary_key[0])
+
+    def confirm(self, reservation: int, steps_run: int | None = None) -> None:
+        """Closes a reservation.
+
+        Args:
+          reservation: the id from `reserve`.
+          steps_run: how many of its steps drew noise; None means all. Passing fewer is the caller's statement that the
+            others never drew noise nor touched the data: they are given back.
+
+        Raises:
+          LedgerError: if the reservation is unknown, was confirmed before, or belongs to another process.
+          ValueError: if `steps_run` exceeds what was reserved.
+        """
+        with self._change() as connection:
+            assert connection is not None
+            number = reservation if isinstance(reservation, int) else -1
+            row = connection.execute(_OPEN, {"reservation": number, "process": _process()}).mappings().first()
+            if row is None:
+                raise LedgerError(
+                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process (then it "
+                    "stays charged); nothing changed."
+                )
+            run = row["steps"] if steps_run is None else check.count("steps_run", steps_run)
+            if run > row["steps"]:
+                raise ValueError(f"steps_run={run} exceeds the {row['steps']} steps reserved: reserve before running.")
+            connection.execute(_CONFIRM, {"reservation": number, "run": run})
+            if run < row["steps"]:
+                connection.execute(_ADD, {"charge": row["charge"], "more": run - row["steps"]})
+
+    def set_budget(self, epsilon: float, delta: float) -> None:
+        """Sets or changes the ledger-wide budget; the change is recorded like everything else."""
+        row = {"epsilon": check.epsilon(epsilon), "delta": check.delta(delta), "time": _now()}
+        with self._change() as connection:
+            assert connection is not None
+            connection.execute(sa.insert(BUDGETS).values(**row))
 
     def record_exposure(self, text: str) -> None:
         """Records, before it happens, that something exact is shown of the data, which no epsilon covers.
@@ -290,205 +497,152 @@ class PrivacyLedger:
         """
         if not (isinstance(text, str) and text.strip()):
             raise TypeError(f"text={text!r} must be a non-empty string; say what was shown.")
-        with self._lock:
-            self._sync()
-            if text not in self._books.exposures:
-                self._write({"kind": "exposure", "text": text})
+        with self._change() as connection:
+            assert connection is not None
+            _row(connection, EXPOSURES, defaults={"time": _now()}, text=text)
 
-    def events(self) -> list[DpEvent]:
-        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
-        return [e.dp_event for e in self.entries]
+    @contextlib.contextmanager
+    def _change(self, version: int | None = None) -> Iterator[sa.Connection | None]:
+        """Opens a transaction that makes a new version; its connection is None if the version was not the one named."""
+        if self._refusal is not None:
+            raise LedgerError(self._refusal)
+        with self._database.write() as connection:
+            if version is None:
+                self._read(connection)  # It refuses an older copy.
+                connection.execute(_NEXT_VERSION)
+            elif connection.execute(_NEXT_AFTER, {"known": version}).rowcount == 0:
+                yield None
+                return
+            yield connection
 
-    @property
-    def dp_event(self) -> DpEvent:
-        """The composition of everything reserved."""
-        events = self.events()
-        if not events:
-            return dp_accounting.NoOpDpEvent()
-        return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+    def close(self) -> None:
+        """Ends the use of a file or server. A ledger in memory has nothing to close."""
+        self._database.close()
 
-    def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """Returns epsilon at `delta` of everything reserved (heterogeneous composition)."""
-        with self._lock:
-            state = tuple(self._books.charged.values())
-            key = (check.delta(delta), accountant, state)
-            if key not in self._epsilon_cache:
-                relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-                price = accountants.get_accountant(accountant).epsilon
-                self._epsilon_cache = {key: price(self.dp_event, delta, relation)}
-            return self._epsilon_cache[key]
+    def __enter__(self) -> "PrivacyLedger":
+        return self
 
-    def epsilon_without_metrics(self, delta: float, accountant: str = "pld") -> float | None:
-        """Epsilon that the same releases would have cost without privatised metrics; None if there were none."""
-        entries = self.entries
-        if not any(entry.plan.metrics for entry in entries):
-            return None
-        events = [entry.plan.without_metrics.event_of(entry.steps) for entry in entries]
-        relation = entries[0].plan.neighboring_relation
-        price = accountants.get_accountant(accountant).epsilon
-        return price(dp_accounting.ComposedDpEvent(events), check.delta(delta), relation)
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
-    def reserve(
-        self,
-        plan: PrivacyPlan,
-        steps: int,
-        *,
-        run: str | None = None,
-        seed: int | str | None = None,
-        first_step: int | None = None,
-    ) -> int:
-        """Charges `steps` releases under `plan` before they happen.
+    # ------------------------------------------------------------------ copies
+
+    def __copy__(self) -> "PrivacyLedger":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "PrivacyLedger":
+        # Copying a model must not fork what was spent.
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PrivacyLedger cannot be pickled: a copy would forget what is spent. Open its path instead.")
+
+    def to_config(self) -> dict[str, Any]:
+        """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
+        state = self._state()
+        return {
+            "path": None if self._database.path is None else str(self._database.path),
+            "url": self._database.url and self.path,
+            "ledger_id": state.ledger_id,
+            "version": state.version,
+            "dataset_id": state.dataset_id,
+            "budget": None if state.budget is None else list(state.budget),
+            "exposures": list(state.exposures),
+            "charges": [
+                {**{name: row[name] for name in ("run", "seeded", "writer", "steps", "since")}, "plan": row["json"]}
+                for row in state.rows
+            ],
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "PrivacyLedger":
+        """Returns the ledger of a saved model, with everything that was spent when it was saved, and since as far as known.
+
+        A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
+        what both spent is counted. A file is opened where it was. If it is not there, or on a server, the ledger can be read
+        but refuses to reserve: `compile(ledger=)` takes its new place.
 
         Args:
-          plan: the plan of the fit; its own `num_releases` is only a hint for the budget check.
-          steps: how many releases are about to run, at least 1.
-          run: a name of the fit. A scheme that charges by the epoch (each record once) needs it to see
-            that reservations belong to one fit; without it each reservation begins epochs of its own.
-          seed: of a run whose noise comes from a fixed seed: the seed. Then a step with the same plan,
-            run, seed and number is the same release and is charged once. The ledger keeps a hash of it.
-          first_step: with `seed`, the number of the first step reserved.
-
-        Returns:
-          The reservation's id, for `confirm`.
+          config: from `to_config`.
 
         Raises:
-          UnsupportedPairError: if the ledger holds releases under another adjacency.
-          BudgetExhaustedError: if the ledger-wide budget does not allow the steps; nothing is charged.
-          LedgerError: if it could not be written down; nothing is charged.
+          LedgerError: the file is another ledger, or an older copy than the one that the model was saved with.
         """
-        if not isinstance(plan, PrivacyPlan):
-            raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
-        steps = check.count("steps", steps, 1)
-        if (seed is None) != (first_step is None):
-            raise ValueError(f"seed={seed!r} and first_step={first_step!r}: pass both or neither.")
-        first_step = 0 if first_step is None else check.count("first_step", first_step)
-        with self._lock:
-            self._sync()
-            return self._reserve(plan, steps, run, seed, first_step)
+        where = config["path"] or config["url"]
+        if where is None:
+            live = _IN_MEMORY.get(config["ledger_id"])
+            ledger = cls() if live is None else live
+            ledger._merge(config, continued=live is None)
+            return ledger
+        if config["path"] is not None and os.path.exists(config["path"]):
+            ledger = cls(config["path"], read_only=not os.access(config["path"], os.W_OK))
+            ledger._check_continues(config)
+            return ledger
+        ledger = cls()
+        ledger._merge(config, continued=False)
+        ledger._stands_for = dict(config)
+        ledger._refusal = (
+            f"this model's ledger is not at {where!r}, where it was when the model was saved: say\n"
+            "compile(..., ledger=dpvi.PrivacyLedger(its_new_place)). Nothing was charged."
+        )
+        return ledger
 
-    def steps_charged(self, plan: PrivacyPlan, steps: int, *, run: str | None, seed: int | str, first_step: int) -> int:
-        """How many of these seeded steps are charged already, so that running them again costs nothing.
+    def _merge(self, config: Mapping[str, Any], *, continued: bool) -> None:
+        """Adds what another copy of a ledger in memory held. Each process has rows of its own, and the larger one counts."""
+        with self._change() as connection:
+            assert connection is not None
+            for one in config["charges"]:
+                plan = _row(connection, PLANS, plan=one["plan"])
+                key = {"plan": plan, "run": one["run"], "seeded": one["seeded"], "writer": one["writer"]}
+                charge = _row(connection, CHARGES, defaults={"steps": 0, "since": one["since"]}, **key)
+                larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
+                connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"]))
+            for text in config["exposures"]:
+                _row(connection, EXPOSURES, defaults={"time": _now()}, text=text)
+            if config["budget"] is not None and connection.execute(sa.select(BUDGETS)).first() is None:
+                epsilon, delta = config["budget"]
+                connection.execute(sa.insert(BUDGETS).values(epsilon=epsilon, delta=delta, time=_now()))
+            if not continued:
+                connection.execute(sa.update(LEDGER).values(dataset_id=config["dataset_id"]))
+                return
+            # It is the saved one from here on, and is known by its identity.
+            old = connection.execute(sa.select(LEDGER.c.ledger_id)).scalar_one()
+            values = {"ledger_id": config["ledger_id"], "dataset_id": config["dataset_id"]}
+            connection.execute(sa.update(LEDGER).values(continued=bool(config["charges"]), **values))
+        self._known = None
+        _IN_MEMORY[config["ledger_id"]] = _IN_MEMORY.pop(old)
+        if config["charges"]:
+            _LOG.warning("This model's ledger is %s. Keep it on disk: PrivacyLedger(path).", _CONTINUED)
 
-        Args:
-          plan: as for `reserve`, and so the others.
-          steps: how many.
-          run: the fit.
-          seed: of the run.
-          first_step: number of the first.
-        """
-        with self._lock:
-            self._sync()
-            hashed = self._hash_of(seed)
-            return steps - self._books.new_steps(plan.replace(num_releases=1), run, hashed, first_step, steps)
-
-    def _hash_of(self, seed: int | str) -> str:
-        return hashlib.sha256(f"{self._books.dataset_id}/{seed!r}".encode()).hexdigest()[:16]
-
-    def _reserve(self, plan: PrivacyPlan, steps: int, run: str | None, seed: int | str | None, first_step: int) -> int:
-        relation = self.neighboring_relation
-        if relation is not None and plan.neighboring_relation is not relation:
-            raise UnsupportedPairError(
-                f"this ledger holds releases under {relation.name} and the plan asks for "
-                f"{plan.neighboring_relation.name}: guarantees under different adjacencies do not compose. Fit under the "
-                "ledger's adjacency, or keep another ledger."
+    def _check_continues(self, saved: Mapping[str, Any]) -> None:
+        state = self._state()
+        if state.ledger_id != saved["ledger_id"]:
+            raise LedgerError(
+                f"{self._database.shown!r} is another ledger (of the data set {state.dataset_id!r}) than the saved model's "
+                f"(of {saved['dataset_id']!r}).\nEach data set keeps its own ledger."
             )
-        single = plan if plan.num_releases == 1 else plan.replace(num_releases=1)
-        books = self._books
-        identity = books.num_reservations
-        record: dict[str, Any] = {"kind": "reserve", "id": identity, "steps": steps}
-        if seed is not None:
-            record["seed"] = self._hash_of(seed)
-            record["first_step"] = first_step
-            record["run"] = run
-        elif not single.sampling.fits_merge:
-            record["run"] = f"reservation {identity}" if run is None else str(run)
-        if books.budget is not None:
-            new = books.new_steps(single, record.get("run"), record.get("seed"), first_step, steps)
-            self._check_ledger_budget(plan, single, new)
-        records = []
-        if single not in books.plan_index:
-            records.append({"kind": "plan", "plan": single.to_json()})
-            record["plan"] = len(books.plans)
-        else:
-            record["plan"] = books.plan_index[single]
-        self._write(*records, record)
-        return identity
-
-    def confirm(self, reservation: int, steps_run: int | None = None) -> None:
-        """Closes a reservation.
-
-        Args:
-          reservation: the id from `reserve`.
-          steps_run: how many of its steps drew noise; None means all. Passing fewer is the caller's
-            statement that the others never drew noise nor touched the data: they are given back.
-
-        Raises:
-          LedgerError: if the reservation is unknown, was confirmed before, or belongs to an earlier run.
-          ValueError: if `steps_run` exceeds what was reserved.
-        """
-        with self._lock:
-            self._sync()
-            own = 0 if self._file is None else self._file.first_own_reservation
-            known = self._books.open.get(reservation) if isinstance(reservation, int) else None
-            if known is None or reservation < own:
-                raise LedgerError(
-                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by an earlier run (then "
-                    "it stays charged); nothing changed."
-                )
-            run = known.steps if steps_run is None else check.count("steps_run", steps_run)
-            if run > known.steps:
-                raise ValueError(f"steps_run={run} exceeds the {known.steps} steps reserved: reserve before running.")
-            # Losing this line in a crash leaves the steps charged, so it need not wait for the disk.
-            self._write({"kind": "confirm", "id": reservation, "steps_run": run}, durable=False)
-
-    def _check_ledger_budget(self, plan: PrivacyPlan, single: PrivacyPlan, steps: int) -> None:
-        # How many more releases of this plan fit is computed once and then counted down.
-        books = self._books
-        assert books.budget is not None
-        epsilon, delta, accountant = books.budget
-        others = tuple((k, n) for k, n in books.charged.items() if k.plan != single)
-        spent = sum(n for k, n in books.charged.items() if k.plan == single)
-        key = (single, others, books.budget)
-        if self._allowance is not None and self._allowance[0] == key and spent + steps <= self._allowance[1]:
-            return
-        prior = self.events()
-        try:
-            priced = single.replace(accountant=accountant)
-        except UnsupportedPairError:  # Sampling that the budget's accountant cannot price: by the plan's own.
-            priced = single
-        most = max(steps, plan.num_releases)
-        if priced.replace(num_releases=most).epsilon(delta, prior) > epsilon:
-            most = priced.with_most_releases(epsilon=epsilon, delta=delta, prior_events=prior, limit=most).num_releases
-        self._allowance = (key, spent + most)
-        if steps > most:
-            raise BudgetExhaustedError(
-                f"steps={steps}: the ledger's budget of epsilon {epsilon:.6g} at delta {delta:g} allows {most} more "
-                f"releases of this plan; {self.epsilon(delta, accountant):.6g} is spent. Nothing was charged."
+        if state.version < saved["version"]:
+            raise LedgerError(
+                f"{self._database.shown!r} does not hold what was spent when the model was saved: it is an older copy.\n"
+                "Use the newest; nothing may be forgotten."
             )
 
-    def _write(self, *records: Mapping[str, Any], durable: bool = True) -> None:
-        if self._read_only:
-            raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
-        if self._closed:
-            raise LedgerError("this ledger is closed; open its path again.")
-        with self._lock:
-            if self._refusal is not None:
-                raise LedgerError(self._refusal)
-            if self._file is None:
-                for record in records:
-                    self._books.apply(record)
-                    self._history.add(record)
-            else:
-                self._file.append(records, durable=durable)
-                self._sync()
+    def mark(self) -> dict[str, Any]:
+        """Returns the place where a ledger stands, JSON-ready, for `continues_from`."""
+        state = self._state()
+        return {"ledger_id": state.ledger_id, "version": state.version, "dataset_id": state.dataset_id}
 
-    def _sync(self) -> None:
-        # The books are a replay of the file's records, also where an interrupt came in between.
-        if self._file is None or self._closed:
-            return
-        self._file.refresh()
-        for record in self._file.records[self._books.num_records :]:
-            self._books.apply(record)
+    def continues_from(self, mark: Mapping[str, Any]) -> bool:
+        """Whether this ledger holds what it, under whatever path, held when `mark` was taken."""
+        state = self._state()
+        return state.ledger_id == mark["ledger_id"] and state.version >= mark["version"]
+
+    def continues(self, other: "PrivacyLedger") -> bool:
+        """Whether this ledger, elsewhere, is the one that a loaded model's stands in for."""
+        if self is other or other._refusal is None or self.path is None:
+            return False
+        self._check_continues(other._stands_for)
+        return True
 
     def to_json(self) -> dict[str, Any]:
         """Returns what is charged as a JSON-ready dictionary."""
@@ -499,10 +653,74 @@ class PrivacyLedger:
             "unconfirmed_steps": self.unconfirmed_steps,
             "exposures": list(self.exposures),
             "entries": [
-                {"plan": e.plan.to_json(), "steps": e.steps, "run": e.run, "seeded": e.seeded} for e in self.entries
+                {"plan": e.plan.to_json(), "steps": e.steps, "run": e.run, "seeded": e.seeded, "since": e.since}
+                for e in self.entries
             ],
         }
 
 
-def _budget_record(epsilon: float, delta: float) -> dict[str, Any]:
-    return {"kind": "budget", "epsilon": epsilon, "delta": delta, "accountant": "pld"}
+# ---------------------------------------------------------------------- prices
+
+
+def _composed(charged: Mapping[_Kind, int]) -> DpEvent:
+    events = [kind.plan.event_of(steps) for kind, steps in charged.items() if steps > 0]
+    if not events:
+        return dp_accounting.NoOpDpEvent()
+    return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
+
+
+def _accountant_of(event: DpEvent, relation: NeighboringRelation) -> accountants.Accountant:
+    """Returns the first accountant that prices everything."""
+    refusal: UnsupportedPairError | None = None
+    for name in ("pld", "rdp"):
+        accountant = accountants.get_accountant(name)
+        try:
+            accountant.releases(event, relation)
+        except UnsupportedPairError as error:
+            refusal = refusal or error
+        else:
+            return accountant
+    raise UnsupportedPairError(
+        f"these releases and those in the ledger have no common price ({refusal})\nKeep one kind of sampling for a data set."
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _price(charged: tuple[tuple[_Kind, int], ...], delta: float, accountant: str | None) -> float:
+    relation = charged[0][0].plan.neighboring_relation if charged else NeighboringRelation.ADD_OR_REMOVE_ONE
+    event = _composed(dict(charged))
+    found = _accountant_of(event, relation) if accountant is None else accountants.get_accountant(accountant)
+    return found.epsilon(event, delta, relation)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _row(connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Any] | None = None, **key: Any) -> int:
+    """Returns the id of the row with this key, made with `defaults` if it is not there."""
+    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    found = connection.execute(sa.select(table.c.id).where(match)).scalar()
+    if found is None:
+        values = {**key, **(defaults or {})}
+        found = connection.execute(sa.insert(table).values(**values)).inserted_primary_key[0]
+    return int(found)
+
+
+def _json_of(plan: PrivacyPlan) -> str:
+    return json.dumps(plan.to_json(), sort_keys=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_of(text: str) -> PrivacyPlan:
+    return PrivacyPlan.from_json(json.loads(text))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+_PROCESS = uuid.uuid4().hex
+
+
+def _process() -> str:
+    return f"{socket.gethostname()} {os.getpid()} {_PROCESS}"
