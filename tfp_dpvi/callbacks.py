@@ -162,12 +162,8 @@ class PrivateBackupAndRestore(Callback):
 
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
-    charged again, so that a fit with a target epsilon may end a few steps early; with `seed=` they are the same releases,
-    charged once, and the result is that of a run without the interruption, to the bit on the same machine. That holds for the
-    same script and records: an edited likelihood or model, other weights or another order of records make other releases of
-    what was charged once. (Steps that draw by themselves, as Keras's Dropout does, and eager ones are charged again. GPUs add up
-    in any order unless told otherwise: `tf.config.experimental.enable_op_determinism()`.) Wherever it stands among the
-    callbacks, it runs as the last of them, so that what they change at an epoch's end is kept.
+    charged again, so that a fit with a target epsilon may end a few steps early. Wherever it stands among the callbacks,
+    it runs as the last of them, so that what they change at an epoch's end is kept.
     Other callbacks start anew, as in Keras. The `History` is of the epochs since. When `fit` ends, the backup is deleted.
 
     Args:
@@ -241,7 +237,7 @@ class PrivateBackupAndRestore(Callback):
                 f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
                 "another backup_dir. Nothing was spent."
             )
-        if missing := {"epoch", "plan", "target", "ledger", "settings", "optimizer", "run"} - set(meta):
+        if missing := {"epoch", "plan", "target", "ledger", "optimizer"} - set(meta):
             raise ValueError(
                 f"{str(self._path)!r} lacks {sorted(missing)}: it is no whole backup. Delete it to start anew."
             )

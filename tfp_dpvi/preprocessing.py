@@ -6,7 +6,6 @@ Bounds are public. Means and variances are not: released exactly, they would be 
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -217,9 +216,7 @@ class PrivateStandardize(ClipToBounds):
         sums = moment_sums(records, lower, upper)
         if not self.built:
             self.build(tf.TensorShape([None, records.shape[1]]))
-        # A run of its own, so that two columns under one seed are not taken for one release.
-        seeded: dict[str, Any] = {} if seed is None else {"seed": seed, "first_step": 0}
-        reservation = ledger.reserve(plan, 1, run=f"adapt {uuid.uuid4().hex}", **seeded)
+        reservation = ledger.reserve(plan, 1, seeded=seed is not None)
         self._ledger = ledger
         noisy, deviation = privatize_moments(sums, plan.noise_multiplier, key)
         mean, scale = _statistics(noisy, deviation, num, self.min_scale)

@@ -16,9 +16,6 @@ _HARMLESS = (
     "ParameterizedTruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal",
 )  # fmt: skip
 
-_DRAWING = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "StatefulUniform",
-            "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulRandom", "Rng")  # fmt: skip
-
 
 def _leaves_something_behind(kind: str) -> bool:
     if kind.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in kind:
@@ -69,41 +66,6 @@ def first_added(
     added = graph.get_operations()[num_known:]
     found = next((op.name for op in added if is_it(op)), None)
     return found or next((node.name for node in called_nodes(graph, added) if is_it_inside(node)), None)
-
-
-def draws_by_itself(function: Any) -> str | None:
-    """Name of an operation whose random numbers follow from no key, where what a concrete function returns depends on it.
-
-    (TFP's distribution layers draw too, a value that nobody asks for.)
-    """
-
-    def does(kind: str) -> bool:
-        definition = op_def_registry.get(kind) if kind.startswith(_DRAWING) else None
-        return definition is not None and definition.is_stateful
-
-    return next((node.name for node in _used_nodes(function) if does(node.op)), None)
-
-
-def _used_nodes(function: Any) -> Iterator[Any]:
-    """`NodeDef`s that a concrete function's results depend on, inside conditionals, loops and calls too."""
-    library = {inner.signature.name: inner for inner in function.graph.as_graph_def().library.function}
-    waiting = [function.function_def]
-    seen: set[str] = set()
-    while waiting:
-        definition = waiting.pop()
-        nodes = {node.name: node for node in definition.node_def}
-        names = [*definition.ret.values(), *definition.control_ret.values()]
-        used: set[str] = set()
-        while names:
-            name = names.pop().lstrip("^").split(":")[0]
-            if name in used or name not in nodes:
-                continue
-            used.add(name)
-            yield nodes[name]
-            names += nodes[name].input
-            for called in _called(nodes[name]) - seen:
-                seen.add(called)
-                waiting += [library[called]] if called in library else []
 
 
 def refuse_writes(graph: Any, num_known: int) -> None:

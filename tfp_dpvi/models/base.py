@@ -13,7 +13,6 @@ import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keras import Model, keras, refuse_keras_3, tf
-from tfp_dpvi._ordered_sums import traced_in_order
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
 from tfp_dpvi.models import settings as settings_lib
@@ -47,8 +46,8 @@ class DPModel(Model):
     ```
 
     Args:
-      seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable, bit
-        for bit on one machine unless a layer draws by itself, as Dropout does, and the report says "seeded: not private".
+      seed: None (the default) takes sampling and noise from the operating system. An integer makes runs repeatable, for
+        tests and debugging, as far as TensorFlow's own determinism goes; the report says "seeded: not private".
       name: name of the model.
 
     #### Formal guarantee
@@ -236,8 +235,8 @@ class DPModel(Model):
           validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and for validation data.
           physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
-          jit_compile: compile the step with XLA; None does so for models that gain from it, in long runs and in seeded ones of
-            any length (with and without it a seed gives different noise), and goes without where an operation does not allow it.
+          jit_compile: compile the step with XLA; None does so for models that gain from it, in long runs, and goes without
+            where an operation does not allow it.
           unsafe_training_metrics: show exact training losses, which are *not private*. The report says so.
           run_eagerly: run the step without compiling it, to debug.
           metrics: privatised metrics of the training records, `dpvi.metrics.PrivateELBO` and such, released with every
@@ -291,7 +290,7 @@ class DPModel(Model):
         state.auto_steps_per_execution = steps_per_execution is None
         state.validation_metrics = metric_objects
         state.private_metrics = private_metrics
-        state.loops, state.draws_by_itself = {}, False
+        state.loops = {}
         state.trained = None
         state.plan = None
 
@@ -399,22 +398,19 @@ class DPModel(Model):
         refuse_keras_3("callbacks", callbacks)
         if backup is not None:
             resuming.check(self, isinstance(x, tf.data.Dataset))
-        in_order = contextlib.nullcontext() if state.seed is None else traced_in_order()
         common: dict[str, Any] = {"sampling": sampling, "num_records": num_records, "steps_per_epoch": steps_per_epoch}
         if isinstance(x, tf.data.Dataset):
             if y is not None or sample_weight is not None or batch_size is not None:
                 raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-            with in_order:
-                given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
+            given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
         else:
             if sampling_probability is not None:
                 raise ValueError(
                     f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
                 )
-            with in_order:
-                given = arguments.of_arrays(
-                    self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
-                )
+            given = arguments.of_arrays(
+                self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
+            )
         self._check_trainable()
         if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
             raise ValueError(
@@ -427,7 +423,7 @@ class DPModel(Model):
         if run is None:
             return resuming.empty_history(self, epochs)
         if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, given.records, epoch), initial_epoch)
+            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
             callbacks = resuming.put_last(callbacks, backup)
         state.train_function = run
         if state.settings.unsafe_training_metrics:
@@ -453,6 +449,7 @@ class DPModel(Model):
                     validation_batch_size=validation_batch_size or 1024,
                 )
         finally:
+            run.close()
             state.train_function = self.train_function = None  # It holds the fit's key and records.
             self._steps_per_execution.assign(user_steps)
             if state.unsafe_validation:

@@ -9,7 +9,6 @@ from typing import Any
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.models import planning, resuming, workers
 from tfp_dpvi.models.arguments import Given
-from tfp_dpvi.models.identity import step_settings
 from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.privacy import PrivacyPlan
 
@@ -54,14 +53,12 @@ def begin(
             model,
             lambda: planning.make_plan(*how, steps, given.steps_per_epoch),
             lambda plan: planning.allowed_by_ledger(state, plan),
-            (given.steps_per_epoch, initial_epoch, noise_scales, step_settings(model, given.records)),
+            (given.steps_per_epoch, initial_epoch, noise_scales),
         )
-        replayed = 0
     else:
         plan = resuming.plan_of(model, held, planning.plan_with(*how, 0.0, steps))
-        resuming.restore(model, held, given.records)
-        replayed = resuming.replayed_steps(model, plan)
-        allowed = min(steps, replayed + planning.most_releases(state, plan))
+        resuming.restore(model, held)
+        allowed = planning.most_releases(state, plan)
         _LOG.info("Resuming after epoch %d from %s.", initial_epoch, held.directory)
         if allowed == 0:
             if steps:
@@ -87,7 +84,6 @@ def begin(
             noise_scales=noise_scales,
             gradient_sensitivity=sensitivity,
             planned_steps=planned,
-            replayed_steps=replayed,
             known_releases=known,
         )
         run.try_without_a_step(given.traced, given.tensors)

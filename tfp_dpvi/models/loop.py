@@ -8,7 +8,6 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
-from tfp_dpvi._ordered_sums import ordered
 from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
 from tfp_dpvi.gradients.shapes import strictly
 from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
@@ -45,8 +44,6 @@ class LoopSettings:
     `sensitivity` is what the plan was priced for, `gradient_sensitivity` (by default the same) what the clipper states; they
     differ by the `metrics` that are released with the gradient.
 
-    `ordered` is for seeded runs: the same sums to the bit in every run, whichever threads add them up.
-
     With a `strategy` of several replicas each takes its share of every physical batch; the shares' clipped sums are
     added up, and all replicas add one and the same noise, drawn from the step's key, and make the same update.
     """
@@ -57,7 +54,6 @@ class LoopSettings:
     sensitivity: Sensitivity
     jit_compile: bool
     run_eagerly: bool
-    ordered: bool = False
     noise_scales: tuple[float, ...] | None = None
     strategy: Any = None
     metrics: tuple[PrivateMetric, ...] = ()
@@ -186,7 +182,7 @@ def make_loop(
 
     if not settings.run_eagerly:
         run = tf.function(run, jit_compile=settings.jit_compile and settings.strategy is None, autograph=False)
-    return ordered(run) if settings.ordered else run
+    return run
 
 
 def _replica() -> Any:

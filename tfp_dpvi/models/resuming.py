@@ -8,8 +8,7 @@ from typing import Any
 from tfp_dpvi._keras import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.models import workers
-from tfp_dpvi.models.identity import step_settings, variables_of
-from tfp_dpvi.models.records import Records
+from tfp_dpvi.models.state import variables_of
 from tfp_dpvi.privacy import PrivacyPlan
 
 _STATE = ("steps_run", "epochs_run")
@@ -53,7 +52,7 @@ def check(model: Any, from_dataset: bool) -> None:
         raise ValueError("PrivateBackupAndRestore serves one process; several workers train here. Nothing was spent.")
 
 
-def snapshot(model: Any, plan: PrivacyPlan, records: Records, epoch: int) -> Backup:
+def snapshot(model: Any, plan: PrivacyPlan, epoch: int) -> Backup:
     """All that a fit needs to go on after `epoch` epochs. No key, no seed and no record is in it."""
     state = model._dp
     rate = model.optimizer._learning_rate
@@ -63,11 +62,8 @@ def snapshot(model: Any, plan: PrivacyPlan, records: Records, epoch: int) -> Bac
         "plan": plan.to_json(),
         "target": _target(state),
         "ledger": state.ledger.mark(),
-        "settings": step_settings(model, records),
         "optimizer": type(model.optimizer).__name__,
         "learning_rate": float(rate.numpy()) if isinstance(rate, tf.Variable) else None,
-        # A seeded step is the same release where plan, run, seed and number are the same; else each try is a run of its own.
-        "run": None if state.seed is None or state.draws_by_itself else [state.identity, state.fits],
         **{name: getattr(state, name) for name in _STATE},
     }
     return Backup(meta, [variable.numpy() for variable in variables_of(model)])
@@ -134,7 +130,7 @@ def plan_of(model: Any, backup: Backup, fresh: PrivacyPlan) -> PrivacyPlan:
     return wanted.replace(num_releases=fresh.num_releases)
 
 
-def restore(model: Any, backup: Backup, records: Records) -> None:
+def restore(model: Any, backup: Backup) -> None:
     """Puts weights, optimizer state and the model's place in its sequence of steps back.
 
     Raises:
@@ -154,18 +150,6 @@ def restore(model: Any, backup: Backup, records: Records) -> None:
         model.optimizer._learning_rate.assign(meta["learning_rate"])
     for name in _STATE:
         setattr(state, name, meta[name])
-    # Seeded steps under other settings are other releases: then the run keeps its new name, and they are charged.
-    if meta["run"] is not None and meta["settings"] == step_settings(model, records):
-        state.identity, state.fits = meta["run"][0], int(meta["run"][1]) - 1  # `fit` counts itself.
-
-
-def replayed_steps(model: Any, plan: PrivacyPlan) -> int:
-    """How many of the plan's steps are charged already, being the same releases: those of a seeded run after its backup."""
-    state = model._dp
-    if state.seed is None:
-        return 0
-    run = f"{state.identity}/{state.fits + 1}"
-    return state.ledger.steps_charged(plan, plan.num_releases, run=run, seed=state.seed, first_step=state.steps_run)
 
 
 def empty_history(model: Any, epoch: int) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients.shapes import VaryingShapeError, refuse_dynamic_shapes
-from tfp_dpvi.gradients.side_effects import draws_by_itself
 from tfp_dpvi.metrics import joint_sensitivity
 from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
@@ -21,6 +21,7 @@ from tfp_dpvi.sampling import Sampler
 
 _LOG = logging.getLogger("tfp_dpvi")
 _STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
+_SHARE_OF_LEDGER = 0.02  # Of the time, at most, where steps are shorter than reservations: more are reserved at once.
 
 
 class PrivateRun:
@@ -37,7 +38,6 @@ class PrivateRun:
       noise_scales: see `ClippedSum`.
       gradient_sensitivity: of the gradient alone; metrics may be released with it.
       planned_steps: steps of the whole fit, also where it was interrupted and these are its rest.
-      replayed_steps: how many of its first steps are charged already, being the same releases.
       known_releases: how many the ledger had when the plan was made; more are another model's.
 
     #### Formal guarantee
@@ -59,7 +59,6 @@ class PrivateRun:
         noise_scales: tuple[float, ...] | None,
         gradient_sensitivity: Sensitivity,
         planned_steps: int,
-        replayed_steps: int,
         known_releases: int,
     ) -> None:
         assert state.settings is not None
@@ -83,7 +82,13 @@ class PrivateRun:
         self._noise_multiplier = tf.constant(plan.noise_multiplier, tf.float64)
         self._compiled = False
         self._done = 0
-        self._curve_from = replayed_steps  # What is charged already is in the curve's beginning.
+        self._curve_from = 0
+        self._reservation: int | None = None
+        self._reserved = self._used = 0  # Steps of the open reservation, and how many of them ran.
+        self._reserve_at_once = 1
+        epsilon, delta = state.settings.epsilon, state.settings.delta
+        self._budgets = () if epsilon is None or delta is None else ((epsilon, delta),)
+        self._reserved_at = self._seconds_to_reserve = 0.0
         self._known_releases = known_releases
         self._name = f"{state.identity}/{state.fits}"
 
@@ -98,17 +103,12 @@ class PrivateRun:
         state = self._state
         if self._priced != [metric.identity for metric in self._metrics]:
             raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
-        if state.ledger.num_releases != self._known_releases:
-            self._plan_again()
         number = state.steps_run
-        steps = min(int(self._model._steps_per_execution.numpy()), self._allowed - self._done)
-        # Ahead of the release (contract C6): an interruption from here on has been paid for.
-        seeded = {} if state.seed is None else {"seed": state.seed, "first_step": number}
-        reservation = state.ledger.reserve(self._plan, steps, run=self._name, **seeded)
+        steps = self._paid(min(int(self._model._steps_per_execution.numpy()), self._allowed - self._done))
         state.steps_run += steps
         state.epochs_run += steps / self._steps_per_epoch
         self._done += steps
-        self._known_releases = state.ledger.num_releases
+        self._used += steps
         loss = 0.0
         for many, sampler, tensors in self._feed.calls(steps, self._key, number, self._compiled):
             counts = tf.constant(number, tf.int64), tf.constant(many, tf.int64)
@@ -119,7 +119,6 @@ class PrivateRun:
                 for metric, value in zip(self._metrics, shown, strict=True):
                     metric.add(value, many)
             number += many
-        state.ledger.confirm(reservation)
         if self._done == self._allowed < self._plan.num_releases:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.",
@@ -128,6 +127,41 @@ class PrivateRun:
             )
             self._model.stop_training = True
         return self._logs(loss)
+
+    def _paid(self, steps: int) -> int:
+        """Reserves steps ahead of their release (contract C6); returns how many may run now."""
+        if self._reserved - self._used >= steps:
+            return steps
+        self.close()
+        if self._state.ledger.num_releases != self._known_releases:
+            self._plan_again()
+            steps = min(steps, self._allowed - self._done)
+        begun = time.perf_counter()
+        while self._reservation is None:
+            most = min(max(steps, self._reserve_at_once), self._allowed - self._done)
+            try:
+                self._reservation = self._state.ledger.reserve(
+                    self._plan, most, run=self._name, seeded=self._state.seed is not None, budgets=self._budgets
+                )
+            except BudgetExhaustedError:  # Another model was quicker.
+                self._plan_again()
+                steps = min(steps, self._allowed - self._done)
+        self._reserved, self._used = most, 0
+        self._known_releases = self._state.ledger.num_releases
+        self._reserved_at, self._seconds_to_reserve = time.perf_counter(), time.perf_counter() - begun
+        return steps
+
+    def close(self) -> None:
+        """Gives back what was reserved and did not run."""
+        if self._reservation is None:
+            return
+        ran = time.perf_counter() - self._reserved_at
+        if self._used and ran * _SHARE_OF_LEDGER < self._seconds_to_reserve:
+            self._reserve_at_once = 2 * self._reserved
+        reservation, self._reservation = self._reservation, None
+        self._state.ledger.confirm(reservation, self._used)
+        self._known_releases -= self._reserved - self._used
+        self._reserved = self._used = 0
 
     def books(self) -> str:
         """What they hold, for somebody whose step failed."""
@@ -171,9 +205,7 @@ class PrivateRun:
         spec = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), tensors))
         wanted = self._settings.jit_compile
         strategy = model.distribute_strategy if tf.distribute.has_strategy() else None  # Of one replica too.
-        seeded = state.seed is not None
-        # Of a seeded run not by its length: with XLA a key gives other noise, and a longer run may replay a shorter one's steps.
-        worth = model.gains_from_xla and (seeded or self._planned_steps >= _STEPS_WORTH_COMPILING)
+        worth = model.gains_from_xla and self._planned_steps >= _STEPS_WORTH_COMPILING
         choices = (wanted,) if wanted is not None else (True, False) if worth and strategy is None else (False,)
         if model.run_eagerly:
             choices = (False,)
@@ -186,7 +218,6 @@ class PrivateRun:
                 noise_scales=self._noise_scales,
                 jit_compile=jit,
                 run_eagerly=bool(model.run_eagerly),
-                ordered=seeded and not (jit and strategy is None),  # XLA's sums have one order.
                 strategy=strategy,
                 metrics=self._metrics,
                 gradient_sensitivity=self._gradient_sensitivity,
@@ -227,24 +258,6 @@ class PrivateRun:
                 _LOG.info("The step does not compile under XLA and runs without it: %s", error)
                 state.loops[identity] = None
                 continue
-            if seeded:
-                self._note_draws(loop, no_steps)
             state.loops[identity] = loop
             return loop
         raise AssertionError("unreachable: the last choice returns or raises")
-
-    def _note_draws(self, loop: Any, arguments: tuple[Any, ...]) -> None:
-        """Of a seeded step: whether it has draws that follow from no key, so that it does not repeat."""
-        if self._model.run_eagerly:
-            self._state.draws_by_itself = True  # Not known.
-            return
-        function = loop if hasattr(loop, "get_concrete_function") else loop.__wrapped__  # `ordered`
-        found = draws_by_itself(function.get_concrete_function(*arguments))
-        if found is not None:
-            self._state.draws_by_itself = True
-            _LOG.warning(
-                "seed=%d does not make this run repeatable: an operation of the loss draws by itself (%s), as Dropout and "
-                "tf.random.normal do.",
-                self._state.seed,
-                found,
-            )

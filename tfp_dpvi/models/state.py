@@ -11,6 +11,17 @@ from tfp_dpvi.models.settings import PrivacySettings
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 
 
+def variables_of(model: Any) -> list[Any]:
+    """Returns all variables that a step reads and writes."""
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
+    for metric in model.metrics:  # They may hold exact losses of records that were evaluated.
+        for variable in metric.variables:
+            held.pop(variable.ref(), None)
+    return [*held.values(), *model.optimizer.variables]
+
+
 class EpsilonSpent(Metric):
     """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
 
@@ -51,7 +62,6 @@ class State:
         self.epsilon_metric = EpsilonSpent()
         self.loss_metric = keras.metrics.Mean(name="loss")
         self.auto_steps_per_execution = True
-        self.draws_by_itself = False  # Whether steps have draws that no key decides, as Keras's Dropout has.
         self.loops: dict[Any, Callable[..., Any] | None] = {}
         self.trained: tuple[int, ...] | None = None
         self.train_function: Callable[..., Any] | None = None

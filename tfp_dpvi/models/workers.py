@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.models.identity import variables_of
 from tfp_dpvi.models.records import Records
+from tfp_dpvi.models.state import variables_of
 from tfp_dpvi.privacy import PrivacyPlan
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -72,7 +73,9 @@ def agreed_plan(
     values = checksum(variables_of(model))  # On all workers: it makes variables, which they share.
     steps = (state.auto_steps_per_execution, int(model._steps_per_execution.numpy()))
     rate = repr(model.optimizer.get_config().get("learning_rate"))
-    known = (public, repr(state.settings), state.seed, model.optimizer.clipping, rate, steps, values)
+    metrics = [metric.identity for metric in state.private_metrics]
+    own = re.sub(r"0x[0-9a-f]+", "", repr((type(model).__name__, model.step_identity, metrics)))
+    known = (public, repr(state.settings), state.seed, model.optimizer.clipping, rate, steps, values, own)
     refusal: Exception | None = None
     noise, settings = 0.0, 0
     try:

@@ -446,7 +446,7 @@ class PrivacyLedger:
                 charge = _row(connection, CHARGES, defaults={"steps": 0, "since": now}, **key)
             connection.execute(_ADD, {"charge": charge, "more": steps})
             row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
-            return int(connection.execute(_RESERVE, row).inserted_primary_key[0])
+            return _new_id(connection.execute(_RESERVE, row))
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
         """Closes a reservation.
@@ -702,8 +702,14 @@ def _row(connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Any]
     found = connection.execute(sa.select(table.c.id).where(match)).scalar()
     if found is None:
         values = {**key, **(defaults or {})}
-        found = connection.execute(sa.insert(table).values(**values)).inserted_primary_key[0]
+        found = _new_id(connection.execute(sa.insert(table).values(**values)))
     return int(found)
+
+
+def _new_id(result: "sa.CursorResult[Any]") -> int:
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def _json_of(plan: PrivacyPlan) -> str:

@@ -156,7 +156,7 @@ class PrivacyReport:
             num_records=None if num_records is None else check.count("num_records", num_records, 1),
             num_records_declared=bool(num_records_declared),
             seeded=bool(seeded) or ledger.seeded,
-            caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *caveats),
+            caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *ledger.caveats, *caveats),
             dataset_id=ledger.dataset_id,
             epsilon_without_metrics=ledger.epsilon_without_metrics(delta, accountant),
         )
