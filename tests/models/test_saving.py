@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -333,6 +334,7 @@ def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
 
 def test_a_ledger_on_disk_is_opened_again(tmp_path):
     ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
+    older = shutil.copy(tmp_path / "books", tmp_path / "older")
     model = fit(regression(), X, Y, ledger=ledger)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -347,7 +349,7 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
     moved = keras.models.load_model(tmp_path / "model.keras")
     assert moved.privacy_report().num_releases == 6
     moved.predict(X[:2])
-    with pytest.raises(LedgerError, match=r"ledger is not at .*compile\(\.\.\., ledger="):
+    with pytest.raises(LedgerError, match=r"(?s)ledger is not at .*compile\(\.\.\., ledger="):
         moved.fit(X, Y, batch_size=20, verbose=0)
     with dpvi.PrivacyLedger(tmp_path / "elsewhere") as found:
         moved.compile(adam(noise_multiplier=3.0), delta=1e-5, ledger=found, jit_compile=False)
@@ -355,20 +357,19 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
         assert found.num_releases == 12
 
     # Another data set's, or an older copy.
-    with (
-        dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward eight"),
-        pytest.raises(LedgerError, match="bound to the data set 'ward eight'"),
-    ):
-        keras.models.load_model(tmp_path / "model.keras")
-    (tmp_path / "books").unlink()
-    with (
-        dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven"),
-        pytest.raises(LedgerError, match="does not hold what was spent"),
-    ):
+    for name in ("ward eight", "ward seven"):
+        with (
+            dpvi.PrivacyLedger(tmp_path / "books", dataset_id=name),
+            pytest.raises(LedgerError, match=f"is another ledger .*'{name}'"),
+        ):
+            keras.models.load_model(tmp_path / "model.keras")
+        (tmp_path / "books").unlink()
+    shutil.copy(older, tmp_path / "books")
+    with pytest.raises(LedgerError, match="does not hold what was spent when the model was saved: it is an older copy"):
         keras.models.load_model(tmp_path / "model.keras")
 
 
-def test_a_ledger_in_use_elsewhere_does_not_keep_a_model_from_predicting(tmp_path):
+def test_a_ledger_in_use_elsewhere_is_shared(tmp_path):
     ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
     fit(regression(), X, Y, ledger=ledger).save(tmp_path / "model.keras")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
@@ -376,16 +377,13 @@ def test_a_ledger_in_use_elsewhere_does_not_keep_a_model_from_predicting(tmp_pat
         """
         data = np.load("data.npz")
         model = keras.models.load_model("model.keras")
-        assert model.predict(data["x"][:2]).shape == (2,)
-        try:
-            model.fit(data["x"], data["y"], batch_size=20, verbose=0)
-        except Exception as error:
-            print(type(error).__name__, model.privacy_ledger.num_releases, error)
+        model.fit(data["x"], data["y"], batch_size=20, verbose=0)
+        print(model.privacy_ledger.num_releases)
         """,
         tmp_path,
     )
+    assert int(printed) == ledger.num_releases == 9
     ledger.close()
-    assert printed.startswith("LedgerError 6 this ledger was opened with read_only=True")
 
 
 # ---------------------------------------------------------------------- nothing secret

@@ -125,10 +125,12 @@ def kill_once(trainers: Trainers, seconds: float, *arguments: object, at_start: 
 
 
 def check_books(directory: pathlib.Path, kills: int) -> tuple[int, int]:
-    """Charged are all steps that were begun, and at most one reservation more for each kill."""
+    """Charged are all steps that were begun, and the reservation that was open at each kill."""
     marks = (directory / "marks").read_bytes() if (directory / "marks").exists() else b""
     begun, ended = marks.count(b"b"), marks.count(b"e")
-    charged = dpvi.PrivacyLedger(directory / "ledger", read_only=True).num_releases
+    ledger = dpvi.PrivacyLedger(directory / "ledger", read_only=True)
+    charged = ledger.num_releases
     assert ended <= begun <= charged
-    assert charged <= ended + kills * STEPS_PER_EXECUTION
+    assert charged - ledger.unconfirmed_steps <= begun
+    assert begun <= ended + kills * STEPS_PER_EXECUTION
     return charged, ended

@@ -88,5 +88,5 @@ def begin(
         )
         run.try_without_a_step(given.traced, given.tensors)
         # The curve is made only now: everything that can be refused has been, and nothing is spent yet.
-        run.curve = planning.make_curve(state, plan, given.steps_per_epoch)
+        run.curve = planning.make_curve(state, plan.replace(num_releases=allowed), given.steps_per_epoch)
     return Begun(plan, run, initial_epoch)

@@ -182,7 +182,7 @@ class PrivateRun:
             raise BudgetExhaustedError(
                 f"Another model has used up the budget in this ledger; {self._done} of {self._plan.num_releases} steps ran."
             )
-        self.curve = planning.make_curve(self._state, rest, self._steps_per_epoch)
+        self.curve = planning.make_curve(self._state, rest.replace(num_releases=most), self._steps_per_epoch)
         self._curve_from = self._done
 
     def _logs(self, loss: Any) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class EpsilonCurve:
 
 
 def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
+    if total <= _MAX_POINTS:
+        return list(range(total + 1))
     wanted = sorted({check.count("checkpoints", c) for c in checkpoints} & set(range(total + 1)))
     room = _MAX_POINTS // 2
     if len(wanted) > room:
