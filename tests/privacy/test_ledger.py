@@ -1,11 +1,15 @@
-"""The ledger's arithmetic, in memory and on disk."""
+"""The ledger's arithmetic, in memory and in a file; what a file keeps."""
 
+import contextlib
 import copy
+import datetime
+import gc
 import json
-import multiprocessing
 import os
 import pickle
-import time
+import resource
+import sqlite3
+import weakref
 
 import dp_accounting
 import pytest
@@ -13,13 +17,15 @@ import pytest
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
     EachRecordOncePerEpoch,
+    FixedSizeSampling,
     FullBatch,
     LedgerError,
     PoissonSampling,
     PrivacyLedger,
     PrivacyPlan,
+    PrivacyReport,
     UnsupportedPairError,
-    _ledger_file,
+    database,
 )
 
 PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000)
@@ -32,7 +38,7 @@ def make(request, tmp_path):
     opened = []
 
     def open_ledger(**kwargs):
-        path = None if request.param == "memory" else tmp_path / "ledger.jsonl"
+        path = None if request.param == "memory" else tmp_path / "books.ledger"
         opened.append(PrivacyLedger(path, **kwargs))
         return opened[-1]
 
@@ -127,26 +133,18 @@ def test_batches_dealt_once_per_epoch_are_charged_by_the_epoch_and_fit(make):
     assert ledger.epsilon(1e-5) == pytest.approx(full.replace(num_releases=4).epsilon(1e-5))
 
 
-def test_seeded_steps_are_charged_once(make):
+def test_seeded_steps_are_charged_like_any_other(make):
     ledger = make()
-    ledger.reserve(PLAN, 50, seed=7, first_step=0)
-    ledger.reserve(PLAN, 50, seed=7, first_step=25)
-    assert ledger.num_releases == 75
-    ledger.reserve(PLAN, 75, seed=7, first_step=0)
-    assert ledger.num_releases == 75
-    ledger.reserve(PLAN, 10, seed=8, first_step=0)  # another seed: other noise
-    ledger.reserve(PLAN.replace(noise_multiplier=1.5), 10, seed=7, first_step=0)  # another plan
-    ledger.reserve(PLAN, 10, seed=7, first_step=0, run="another model")
-    assert ledger.num_releases == 105
+    assert not ledger.seeded
+    ledger.reserve(PLAN, 50, seeded=True)
+    again = ledger.reserve(PLAN, 50, seeded=True)
+    ledger.reserve(PLAN, 10)
+    assert ledger.num_releases == 110
     assert ledger.seeded
-    part = ledger.reserve(PLAN, 20, seed=7, first_step=70)  # 5 known, 15 new
-    assert ledger.num_releases == 120
-    again = ledger.reserve(PLAN, 20, seed=7, first_step=70)  # the same steps: nothing new
-    ledger.confirm(part, steps_run=0)  # Gives nothing back, since `again` relies on it.
-    ledger.confirm(again)
-    assert ledger.num_releases == 120
-    with pytest.raises(ValueError, match="both or neither"):
-        ledger.reserve(PLAN, 1, seed=7)
+    assert [(e.steps, e.seeded) for e in ledger.entries] == [(100, True), (10, False)]
+    assert ledger.epsilon(1e-5) == PLAN.replace(num_releases=110).epsilon(1e-5)
+    ledger.confirm(again, steps_run=0)
+    assert ledger.num_releases == 60
 
 
 def test_unseeded_steps_are_charged_again(make):
@@ -173,6 +171,84 @@ def test_ledger_wide_budget_stops_before_it_is_overspent(make):
     assert ledger.epsilon(1e-5) <= 2 * target
 
 
+def test_budgets_of_a_call_hold_beside_the_ledgers_own(make):
+    def price(n):
+        return PLAN.replace(num_releases=n).epsilon(1e-5)
+
+    ledger = make(budget_epsilon=price(500), budget_delta=1e-5)
+    mine = [(price(200), 1e-5), (100.0, 1e-9)]
+    ledger.reserve(PLAN, 200, budgets=mine)
+    with pytest.raises(BudgetExhaustedError, match=r"steps=1: the budget of epsilon .* at delta 1e-05"):
+        ledger.reserve(PLAN, 1, budgets=mine)
+    with pytest.raises(BudgetExhaustedError):
+        ledger.reserve(PLAN, 1, budgets=[(100.0, 1e-5), (price(200), 1e-5)])
+    assert ledger.num_releases == 200
+    ledger.reserve(PLAN, 300)
+    with pytest.raises(BudgetExhaustedError):
+        ledger.reserve(PLAN, 1, budgets=[(100.0, 1e-5)])
+
+
+def test_what_was_given_back_can_be_spent_again(make):
+    target = PLAN.replace(num_releases=100).epsilon(1e-5)
+    ledger = make(budget_epsilon=target, budget_delta=1e-5)
+    first = ledger.reserve(PLAN, 100)
+    with pytest.raises(BudgetExhaustedError):
+        ledger.reserve(PLAN, 1)
+    ledger.confirm(first, steps_run=40)
+    ledger.reserve(PLAN, 60)
+    with pytest.raises(BudgetExhaustedError):
+        ledger.reserve(PLAN, 1)
+    assert ledger.num_releases == 100
+
+
+def test_no_noise_keeps_no_budget(make):
+    ledger = make(budget_epsilon=1e6, budget_delta=1e-5)
+    with pytest.raises(BudgetExhaustedError):
+        ledger.reserve(PLAN.replace(noise_multiplier=0.0), 1)
+    assert ledger.num_releases == 0
+
+
+def test_each_fit_of_one_step_is_priced_as_a_pass_over_the_records(make):
+    """Fault 2: the allowance counted steps while the price counts passes, so that 100 fits spent 4.38 of 1.0."""
+    plan = PrivacyPlan(EachRecordOncePerEpoch(10), 10.0, 10, "replace_one")
+    ledger = make(budget_epsilon=1.0, budget_delta=1e-5)
+    granted = 0
+    for fit in range(100):
+        try:
+            ledger.reserve(plan, 1, run=f"fit {fit}")
+            granted += 1
+        except BudgetExhaustedError:
+            break
+    full = PrivacyPlan(FullBatch(), 10.0, granted, "replace_one")
+    assert 1 <= granted < 100
+    assert ledger.epsilon(1e-5) == pytest.approx(full.epsilon(1e-5))
+    assert ledger.epsilon(1e-5) <= 1.0 < full.replace(num_releases=granted + 1).epsilon(1e-5)
+
+
+def test_fixed_size_releases_have_a_report_a_budget_and_an_end(make):
+    """Fault 6: with one of them in the ledger, report, budget and reserve raised `UnsupportedPairError`."""
+    plan = PrivacyPlan(FixedSizeSampling(1000, 10), 2.0, 100, "replace_one", accountant="rdp")
+    target = plan.epsilon(1e-5)
+    ledger = make(budget_epsilon=target, budget_delta=1e-5)
+    ledger.reserve(plan, 60)
+    ledger.reserve(PrivacyPlan(FullBatch(), 100.0, 1, "replace_one"), 1)
+    assert 0.0 < ledger.epsilon(1e-5) <= target
+    assert ledger.epsilon(1e-5) == ledger.epsilon(1e-5, "rdp")
+    assert PrivacyReport.from_ledger(ledger, delta=1e-5, accountant="rdp").epsilon == ledger.epsilon(1e-5)
+    with pytest.raises(BudgetExhaustedError, match="Nothing was charged"):
+        ledger.reserve(plan, 41)
+    with pytest.raises(UnsupportedPairError, match="no common price"):
+        ledger.reserve(PrivacyPlan(PoissonSampling(0.01), 1.0, 1, "replace_one"), 1)
+    assert ledger.num_releases == 61
+
+
+@pytest.mark.xfail(raises=UnsupportedPairError, reason="the report's accountant is 'pld' unless it is named")
+def test_a_report_of_fixed_size_releases_needs_no_accountant_named():
+    ledger = PrivacyLedger()
+    ledger.reserve(PrivacyPlan(FixedSizeSampling(1000, 10), 2.0, 100, "replace_one", accountant="rdp"), 60)
+    assert PrivacyReport.from_ledger(ledger, delta=1e-5).epsilon == ledger.epsilon(1e-5)
+
+
 def test_second_calibration_uses_up_what_is_left(make):
     ledger = make()
     first = PrivacyPlan.calibrate(epsilon=0.5, delta=1e-5, sampling=PoissonSampling(0.01), num_releases=500)
@@ -197,15 +273,6 @@ def test_copies_share_what_is_spent(make):
         pickle.dumps(ledger)
 
 
-def test_reserving_is_cheap():
-    ledger = PrivacyLedger()
-    start = time.process_time()
-    for _ in range(2000):
-        ledger.confirm(ledger.reserve(PLAN, 50))
-    assert (time.process_time() - start) / 2000 < 1e-3
-    assert ledger.num_releases == 100_000
-
-
 def test_to_json_is_json(make):
     ledger = make(dataset_id="survey")
     ledger.reserve(PLAN, 5)
@@ -215,11 +282,41 @@ def test_to_json_is_json(make):
     assert PrivacyPlan.from_json(data["entries"][0]["plan"]) == PLAN.replace(num_releases=1)
 
 
+def test_entries_carry_a_utc_time(make):
+    before = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    ledger = make()
+    ledger.reserve(PLAN, 5)
+    ledger.reserve(PLAN, 5)
+    (entry,) = ledger.entries
+    since = datetime.datetime.fromisoformat(entry.since)
+    assert since.utcoffset() == datetime.timedelta(0)
+    assert before <= since <= datetime.datetime.now(datetime.timezone.utc)
+    assert ledger.to_json()["entries"][0]["since"] == entry.since
+
+
+def test_counts_that_a_database_cannot_hold_are_refused(make):
+    ledger = make()
+    ledger.reserve(PLAN, 2**61)
+    for steps in (2**62, 2**70):
+        with pytest.raises(ValueError, match="steps="):
+            ledger.reserve(PLAN, steps)
+    assert ledger.num_releases == 2**61
+
+
+def test_a_ledger_in_memory_goes_with_its_last_owner():
+    ledger = PrivacyLedger()
+    ledger.reserve(PLAN, 1)
+    gone = weakref.ref(ledger)
+    del ledger
+    gc.collect()
+    assert gone() is None
+
+
 # --- on disk ---
 
 
 def _path(tmp_path):
-    return tmp_path / "ledger.jsonl"
+    return tmp_path / "books.ledger"
 
 
 def test_reopening_adds_up(tmp_path):
@@ -232,8 +329,14 @@ def test_reopening_adds_up(tmp_path):
         assert again.num_releases == 80
         assert again.unconfirmed_steps == 20
         assert again.epsilon(1e-5) == spent
-        with pytest.raises(LedgerError, match="earlier run"):
-            again.confirm(open_reservation, steps_run=0)
+        child = os.fork()
+        if child == 0:
+            try:
+                again.confirm(open_reservation, steps_run=0)
+            except LedgerError as error:
+                os._exit(0 if "another process" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         again.reserve(PLAN, 40)
         assert [e.steps for e in again.entries] == [100, 20]
 
@@ -261,81 +364,13 @@ def test_budget_is_kept_in_the_file(tmp_path):
             ledger.reserve(PLAN, 1000)
 
 
-def test_seeds_do_not_reach_the_file(tmp_path):
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        ledger.reserve(PLAN, 5, seed=123456789, first_step=0)
-    assert b"123456789" not in _path(tmp_path).read_bytes()
-
-
 def test_seeded_steps_survive_a_restart(tmp_path):
     for _ in range(2):
         with PrivacyLedger(_path(tmp_path)) as ledger:
-            ledger.reserve(PLAN, 50, seed=7, first_step=100)
-    assert ledger.num_releases == 50
-
-
-@pytest.mark.parametrize("cut", [1, 2, 30, 120])
-def test_torn_last_line_is_recovered(tmp_path, cut):
+            ledger.reserve(PLAN, 50, seeded=True)
     with PrivacyLedger(_path(tmp_path)) as ledger:
-        ledger.reserve(PLAN, 10)
-        ledger.reserve(PLAN, 20)
-    data = _path(tmp_path).read_bytes()
-    _path(tmp_path).write_bytes(data[:-cut])
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        assert ledger.num_releases == 10
-        ledger.reserve(PLAN, 5)
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        assert ledger.num_releases == 15
-
-
-def test_torn_header_is_recovered(tmp_path):
-    PrivacyLedger(_path(tmp_path), dataset_id="survey").close()
-    data = _path(tmp_path).read_bytes()
-    _path(tmp_path).write_bytes(data[:40])
-    with PrivacyLedger(_path(tmp_path), dataset_id="survey") as ledger:
-        ledger.reserve(PLAN, 5)
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        assert ledger.num_releases == 5
-
-
-def _tampered(data):
-    lines = data.splitlines(keepends=True)
-    yield "a number", data.replace(b'"steps": 20', b'"steps": 02', 1)
-    yield "a smaller number", data.replace(b'"steps": 20', b'"steps": 10', 1)
-    yield "a line removed", b"".join(lines[:2] + lines[3:])
-    yield "lines swapped", b"".join([*lines[:2], lines[3], lines[2], *lines[4:]])
-    yield "a line twice", b"".join([*lines[:3], lines[2], *lines[3:]])
-    yield "no header", b"".join(lines[1:])
-    yield "garbage", data[:100] + b"\x00" + data[101:]
-    yield "not a ledger", b'{"a": 1}\n'
-
-
-def test_tampering_is_refused_and_the_file_left_alone(tmp_path):
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        for steps in (10, 20, 30):
-            ledger.confirm(ledger.reserve(PLAN, steps))
-    original = _path(tmp_path).read_bytes()
-    for what, data in _tampered(original):
-        assert data != original
-        _path(tmp_path).write_bytes(data)
-        for read_only in (False, True):
-            with pytest.raises(LedgerError, match="altered"):
-                PrivacyLedger(_path(tmp_path), read_only=read_only)
-        assert _path(tmp_path).read_bytes() == data, what
-    _path(tmp_path).write_bytes(original)
-    with PrivacyLedger(_path(tmp_path)) as ledger:
-        assert ledger.num_releases == 60
-
-
-def test_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfp_dpvi.privacy.ledger.VERSION", 2)
-    with pytest.raises(LedgerError, match="version 2"):
-        PrivacyLedger(_path(tmp_path))  # it is written, and then not understood
-    monkeypatch.undo()
-    data = _path(tmp_path).read_bytes()
-    with pytest.raises(LedgerError, match="newer"):
-        PrivacyLedger(_path(tmp_path))
-    assert _path(tmp_path).read_bytes() == data
+        assert ledger.num_releases == 100
+        assert ledger.seeded
 
 
 def test_two_objects_in_one_process_share_a_file(tmp_path):
@@ -355,7 +390,7 @@ def test_two_objects_in_one_process_share_a_file(tmp_path):
         assert third.num_releases == 16
 
 
-def test_read_only_looks_without_locking(tmp_path):
+def test_read_only_looks_while_another_writes(tmp_path):
     with pytest.raises(LedgerError, match="cannot be read"):
         PrivacyLedger(_path(tmp_path), read_only=True)
     with PrivacyLedger(_path(tmp_path)) as ledger:
@@ -366,97 +401,77 @@ def test_read_only_looks_without_locking(tmp_path):
             look.reserve(PLAN, 1)
 
 
-def test_a_failed_write_charges_nothing_and_is_undone(tmp_path, monkeypatch):
+def test_a_failed_write_charges_nothing_and_is_undone(tmp_path):
     with PrivacyLedger(_path(tmp_path)) as ledger:
         ledger.reserve(PLAN, 10)
-        size = _path(tmp_path).stat().st_size
-        real = os.write
-
-        def half_then_fail(descriptor, data):
-            if len(data) > 20:
-                return real(descriptor, data[:20])
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(os, "write", half_then_fail)
-        monkeypatch.setattr("os.fsync", lambda descriptor: None)
-        with pytest.raises(LedgerError, match="nothing was reserved"):
-            ledger.reserve(PLAN, 1)
-        monkeypatch.undo()
-        assert _path(tmp_path).stat().st_size == size
-        assert ledger.num_releases == 10
-        ledger.reserve(PLAN, 1)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for limit in (0, 600, 5000, 9000):  # The disk is full: in the journal, or in the middle of the file.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            try:
+                with pytest.raises(LedgerError, match="No steps were granted"):
+                    ledger.reserve(OTHER, 1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert ledger.num_releases == 10
+        ledger.reserve(OTHER, 1)
     with PrivacyLedger(_path(tmp_path)) as ledger:
         assert ledger.num_releases == 11
 
 
-def test_an_interrupt_after_the_write_is_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("written", [False, True])
+def test_an_interrupt_at_the_commit_is_noticed(tmp_path, monkeypatch, written):
     with PrivacyLedger(_path(tmp_path)) as ledger:
         ledger.reserve(PLAN, 10)
-        # The write reaches the disk, but the program is interrupted before it can take note of it.
-        line, _ = _ledger_file.encode(ledger._file._hash, {"kind": "reserve", "id": 1, "steps": 30, "plan": 0})
-        with _path(tmp_path).open("ab") as file:
-            file.write(line)
-        assert ledger.reserve(PLAN, 5) == 2
-        assert ledger.num_releases == ledger.unconfirmed_steps == 45
+        real = ledger._database._engine.dialect.do_commit
+
+        def interrupted(connection):
+            if connection.in_transaction and connection.total_changes:
+                if written:
+                    real(connection)
+                raise KeyboardInterrupt
+            real(connection)
+
+        monkeypatch.setattr(ledger._database._engine.dialect, "do_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.reserve(PLAN, 30)
+        monkeypatch.undo()
+        ledger.reserve(PLAN, 5)
+        assert ledger.num_releases == ledger.unconfirmed_steps == (45 if written else 15)
     with PrivacyLedger(_path(tmp_path)) as ledger:
-        assert ledger.num_releases == 45
+        assert ledger.num_releases == (45 if written else 15)
 
 
-def test_reserve_waits_for_the_disk(tmp_path, monkeypatch):
-    synced = []
-    real = os.fsync
+def test_reserve_waits_for_the_disk(tmp_path):
     with PrivacyLedger(_path(tmp_path)) as ledger:
-        monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd)))
         ledger.reserve(PLAN, 10)
-        assert synced == [_path(tmp_path).stat().st_size]
+        with ledger._database.write() as connection:
+            found = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("synchronous", "journal_mode")
+            }
+    assert found == {"synchronous": 3, "journal_mode": "delete"}
 
 
-def _try_to_open(path, queue):
-    try:
-        with PrivacyLedger(path) as ledger:
-            queue.put(("opened", ledger.num_releases))
-    except LedgerError as error:
-        queue.put(("refused", str(error)))
+def test_the_documented_tables_can_be_read_by_any_client(tmp_path):
+    with PrivacyLedger(_path(tmp_path), dataset_id="survey", budget_epsilon=3.0, budget_delta=1e-5) as ledger:
+        ledger.confirm(ledger.reserve(PLAN, 10), steps_run=4)
+        ledger.reserve(OTHER, 2, seeded=True)
+        ledger.record_exposure("exact losses were shown")
+    with contextlib.closing(sqlite3.connect(_path(tmp_path))) as client:
+        assert client.execute("SELECT dataset_id, format FROM ledger").fetchall() == [("survey", database.FORMAT)]
+        charges = client.execute(
+            "SELECT plans.plan, seeded, steps FROM charges JOIN plans ON plans.id = charges.plan"
+        ).fetchall()
+        assert [row[1:] for row in charges] == [(0, 4), (1, 2)]
+        assert client.execute("SELECT steps, steps_run FROM reservations").fetchall() == [(10, 4), (2, None)]
+        assert client.execute("SELECT epsilon, delta FROM budgets").fetchall() == [(3.0, 1e-5)]
+        assert client.execute("SELECT text FROM exposures").fetchall() == [("exact losses were shown",)]
 
 
-def test_a_second_process_is_refused_until_the_first_closes(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    ledger = PrivacyLedger(_path(tmp_path))
-    ledger.reserve(PLAN, 10)
-    for expected in ("refused", "opened"):
-        process = context.Process(target=_try_to_open, args=(_path(tmp_path), queue))
-        process.start()
-        process.join(60)
-        found, detail = queue.get(timeout=10)
-        assert found == expected
-        if found == "refused":
-            assert "in use by another process" in detail
-            ledger.close()
-        else:
-            assert detail == 10
-
-
-def test_a_forked_child_cannot_write_nor_unlock(tmp_path):
-    ledger = PrivacyLedger(_path(tmp_path))
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            ledger.reserve(PLAN, 5)
-        except LedgerError:
-            status = 0
-        ledger.close()
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert ledger.num_releases == 0
-    ledger.reserve(PLAN, 3)
-    queue = multiprocessing.get_context("spawn").Queue()
-    process = multiprocessing.get_context("spawn").Process(target=_try_to_open, args=(_path(tmp_path), queue))
-    process.start()
-    assert queue.get(timeout=60)[0] == "refused"
-    process.join(60)
-    ledger.close()
+def test_only_the_owner_can_read_a_new_file(tmp_path):
+    PrivacyLedger(_path(tmp_path)).close()
+    assert _path(tmp_path).stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == [_path(tmp_path).name]
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -489,7 +504,7 @@ def test_exposures_are_kept_once_and_survive(tmp_path):
         assert ledger.to_json()["exposures"] == ["exact losses were shown"]
     with PrivacyLedger(_path(tmp_path)) as ledger:
         assert ledger.exposures == ("exact losses were shown",)
-        for bad in ("", " ", None):
+        for bad in ("", " ", None, "a\nb", "\ud800"):
             with pytest.raises(TypeError, match="text"):
                 ledger.record_exposure(bad)
     with PrivacyLedger(_path(tmp_path), read_only=True) as ledger, pytest.raises(LedgerError, match="read_only"):

@@ -5,7 +5,9 @@ import os
 import pathlib
 import sqlite3
 import stat
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -75,7 +77,8 @@ EXPOSURES = sa.Table(
     sa.Column("time", sa.Text, nullable=False),
 )
 # For `unconfirmed_steps`, which would read all reservations else.
-sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=RESERVATIONS.c.steps_run.is_(None))
+_UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
+sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
 
 
 class Database:
@@ -94,12 +97,13 @@ class Database:
 
     def __init__(self, where: str | os.PathLike[str] | None, *, read_only: bool = False) -> None:
         self.read_only = read_only
-        self.url = str(where) if where is not None and "://" in str(where) else None
+        self.url = _url(where) if where is not None and "://" in str(where) else None
         self.path = None if where is None or self.url is not None else _path(where)
-        self.shown = "the ledger in memory" if where is None else str(self.path or sa.make_url(self.url or ""))
+        self.shown = "the ledger in memory" if where is None else str(self.path or self.url)
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._closed = False
+        self.closed = False
+        memory = None
         with self._naming_errors():
             if self.path is not None:
                 self._identity = _open_file(self.path, create=not read_only)
@@ -111,6 +115,9 @@ class Database:
                 self._engine = sa.create_engine("sqlite://", creator=lambda: memory, poolclass=pool.StaticPool)
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "begin", _begin)
+        with _FORKING:
+            _DATABASES.add(self)
+        weakref.finalize(self, _release, self._engine, self._pid, memory)
 
     def _connect(self) -> sqlite3.Connection:
         assert self.path is not None
@@ -130,6 +137,12 @@ class Database:
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """Opens a transaction that no other writer comes in between; an exception undoes it."""
+        self.check_writable()
+        with self._transaction(writes=True) as connection:
+            yield connection
+
+    def check_writable(self) -> None:
+        """Raises `LedgerError` where `write` is refused."""
         if self.read_only:
             raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
         if self._pid != os.getpid() and self.path is None and self.url is None:
@@ -137,52 +150,112 @@ class Database:
                 "this ledger is in memory and was made before this process was forked, so that parent and child would each spend "
                 "its budget.\nGive it a path: PrivacyLedger(path)."
             )
-        with self._transaction(writes=True) as connection:
-            yield connection
 
     @contextlib.contextmanager
     def _transaction(self, **options: Any) -> Iterator[sa.Connection]:
         with self._lock, self._naming_errors():
-            if self._closed:
+            if self.closed:
                 raise LedgerError("this ledger is closed; open its path again.")
             if self._pid != os.getpid() and self.url is not None:
                 self._engine.dispose(close=False)  # Connections are the parent's.
                 self._pid = os.getpid()
-            if self.path is not None and _identity(self.path) != self._identity:
-                raise LedgerError(
-                    f"{self.path} is not the file that was opened: it was deleted or replaced while in use. Nothing was charged;\n"
-                    "restore it, the newest copy that there is, and open it again."
-                )
+            self._check_identity()
             with self._engine.connect().execution_options(**options) as connection, connection.begin():
                 yield connection
+            self._check_identity()  # What was written is in the file at that path, and not in one that is gone.
+
+    def _check_identity(self) -> None:
+        if self.path is not None and _identity(self.path) != self._identity:
+            raise LedgerError(
+                f"{str(self.path)!a} is not the file that was opened: it was deleted or replaced while in use. No steps were "
+                "granted;\nrestore it, the newest copy that there is, and open it again."
+            )
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
         except sa.exc.NoSuchModuleError as error:
-            raise LedgerError(f"{self.shown!r} names a database that SQLAlchemy does not know: {error}.") from error
+            raise LedgerError(
+                f"{self.shown!r} names a database that SQLAlchemy does not know; pass 'postgresql+psycopg://host/name' or a path."
+            ) from error
         except ImportError as error:
             raise LedgerError(
                 f"{self.shown!r} needs a driver that is not installed ({error}): pip install 'tfp-dpvi[postgresql]'."
             ) from error
-        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+        except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
+            what = next(iter(str(cause).splitlines()), type(cause).__name__)  # A server's errors have many lines.
             raise LedgerError(
-                f"{self.shown!r} is no privacy ledger that can be used: {cause}. Nothing was charged."
+                f"{self.shown!r} is no privacy ledger that can be used: {what}. No steps were granted."
             ) from error
 
     def create_tables(self, connection: sa.Connection) -> None:
-        """Makes the tables in an open `write`, unless they are there."""
+        """Makes the tables in an open `write` where there are none of them; a file came into being with them."""
+        if self.path is not None:
+            return
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.
-        METADATA.create_all(connection)
+        if METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+            METADATA.create_all(connection)
+
+    def check(self, connection: sa.Connection) -> None:
+        """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
+        found = None
+        if self.path is not None:
+            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+            if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
+                found = "some of its rows are gone"
+        if found in (None, "ok") and connection.execute(_NOT_THE_SUM).first() is not None:
+            found = "its charges are not the sums of its reservations"
+        if found not in (None, "ok"):
+            raise LedgerError(
+                f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
+            )
 
     def close(self) -> None:
         """Closes the connections; later calls raise `LedgerError`."""
         if self.path is not None or self.url is not None:
-            self._closed = True
+            self.closed = True
             self._engine.dispose(close=self._pid == os.getpid())
+
+
+# Two entries of the same steps: what the disk or a hand changed in one of them shows.
+_RUN = sa.func.coalesce(RESERVATIONS.c.steps_run, RESERVATIONS.c.steps)
+_NOT_THE_SUM = (
+    sa.select(CHARGES.c.id)
+    .outerjoin(RESERVATIONS)
+    .group_by(CHARGES.c.id, CHARGES.c.steps)
+    .having(CHARGES.c.steps != sa.func.coalesce(sa.func.sum(_RUN), 0))
+    .limit(1)
+)
+
+# SQLite must not be within a transaction while its process is forked: the child would take the parent's locks for its own.
+_DATABASES: "weakref.WeakSet[Database]" = weakref.WeakSet()
+_FORKING = threading.Lock()  # A database that opens meanwhile waits.
+_HELD: list[threading.RLock] = []
+
+
+def _before_fork() -> None:
+    _FORKING.acquire()
+    for one in list(_DATABASES):
+        one._lock.acquire()
+        _HELD.append(one._lock)
+
+
+def _after_fork() -> None:
+    while _HELD:
+        _HELD.pop().release()
+    _FORKING.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+def _release(engine: sa.Engine, pid: int, memory: sqlite3.Connection | None) -> None:
+    engine.dispose(close=pid == os.getpid())  # A child leaves its parent's connections alone.
+    if memory is not None:
+        memory.close()
 
 
 def _begin(connection: sa.Connection) -> None:
@@ -190,29 +263,64 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _url(where: str | os.PathLike[str]) -> sa.URL:
+    try:
+        url = sa.make_url(str(where))
+    except (sa.exc.ArgumentError, ValueError):
+        raise LedgerError(  # It may hold a password.
+            f"path='{str(where).split('://')[0]}://...' is not a database URL; pass 'postgresql+psycopg://host/name' or a path."
+        ) from None
+    if url.get_backend_name() == "sqlite":
+        raise LedgerError(f"path={str(url)!a} is the URL of a SQLite file; pass its path, without 'sqlite://'.")
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
 def _path(where: str | os.PathLike[str]) -> pathlib.Path:
     try:
         return pathlib.Path(os.path.realpath(os.fsdecode(os.fsencode(where))))
-    except (ValueError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         raise LedgerError(f"path={str(where)!a} is not a path: {error}.") from error
 
 
 def _open_file(path: pathlib.Path, *, create: bool) -> tuple[int, int]:
     """Makes the file, readable by its owner alone, unless it is there; returns what identifies it."""
     try:
-        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise LedgerError(f"path={str(path)!a} is not a regular file; pass the path of a file.")
         if not path.parent.is_dir():
             raise LedgerError(f"path={str(path)!a} is not in an existing folder; create the folder first.")
-        if create:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        elif not path.exists():
-            raise LedgerError(f"path={str(path)!a} cannot be read: there is no such file.")
+        if not path.exists():
+            if not create:
+                raise LedgerError(f"path={str(path)!a} cannot be read: there is no such file.")
+            _make_file(path)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise LedgerError(f"path={str(path)!a} is not a regular file; pass the path of a file.")
+        if create and not os.access(path, os.W_OK):
+            raise LedgerError(f"path={str(path)!a} cannot be written by you; open it with read_only=True to look.")
     except (OSError, ValueError) as error:
-        raise LedgerError(f"path={str(path)!a} cannot be opened: {error}.") from error
+        raise LedgerError(
+            f"path={str(path)!a} cannot be opened: {getattr(error, 'strerror', None) or error}."
+        ) from error
     found = _identity(path)
-    assert found is not None
+    if found is None:
+        raise LedgerError(f"path={str(path)!a} was deleted while it was opened.")
     return found
+
+
+def _make_file(path: pathlib.Path) -> None:
+    """Makes a file with all tables, at once: killed on the way, or several at a time, there is none or a whole one."""
+    descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
+    os.close(descriptor)
+    try:
+        engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool)
+        METADATA.create_all(engine)
+        with contextlib.suppress(FileExistsError):  # Another process was faster.
+            os.link(made, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        os.unlink(made)
 
 
 def _identity(path: pathlib.Path) -> tuple[int, int] | None:

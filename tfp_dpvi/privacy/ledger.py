@@ -36,14 +36,15 @@ __all__ = ["LedgerEntry", "PrivacyLedger"]
 
 _LOG = logging.getLogger("tfp_dpvi")
 _CONTINUED = "continued from a file: what was spent after it was saved is not counted"
-#: Ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
+#: Saved ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
 _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
 
 Budget = tuple[float, float]
+_MOST_STEPS = 2**62  # Databases count to 2^63.
 
 # The statements of a reservation, made once: to build one takes longer than to run it.
 _NEXT_VERSION = sa.update(LEDGER).values(version=LEDGER.c.version + 1)
-_NEXT_AFTER = _NEXT_VERSION.where(LEDGER.c.version == sa.bindparam("known"))
+_NEXT_AFTER = _NEXT_VERSION.where(LEDGER.c.version == sa.bindparam("known"), LEDGER.c.ledger_id == sa.bindparam("same"))
 _ADD = (
     sa.update(CHARGES)
     .where(CHARGES.c.id == sa.bindparam("charge"))
@@ -61,6 +62,10 @@ _CONFIRM = (
     .values(steps_run=sa.bindparam("run"))
 )
 _LEDGER = sa.select(LEDGER)
+_UNCONFIRMED_STEPS = sa.select(sa.func.coalesce(sa.func.sum(RESERVATIONS.c.steps), 0)).where(
+    RESERVATIONS.c.steps_run.is_(None)
+)
+_VERSION = sa.select(LEDGER.c.version)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +115,7 @@ class _State:
     rows: tuple[Mapping[str, Any], ...]
     own: dict[_Kind, int]  # The rows of `charges` that this object adds to.
     exposures: tuple[str, ...]
+    unconfirmed: int
 
     @property
     def relation(self) -> NeighboringRelation | None:
@@ -169,15 +175,14 @@ class PrivacyLedger:
         self._refusal: str | None = None
         self._stands_for: Mapping[str, Any] = {}
         self._known: _State | None = None
+        self._written = -1  # The last version that this object made.
         self._affordable: dict[Budget, list[dict[_Kind, int]]] = {}
-        self._pricing = threading.Lock()
+        self._pricing: dict[int, threading.Lock] = {}  # By process: a child must not wait for a thread of its parent.
         try:
             self._open(dataset_id, budget)
         except BaseException:
             self.close()
             raise
-        if path is None:
-            _IN_MEMORY[self._state().ledger_id] = self
 
     def _open(self, dataset_id: str | None, budget: Budget | None) -> None:
         if self._database.read_only:
@@ -185,7 +190,7 @@ class PrivacyLedger:
         else:
             with self._database.write() as connection:
                 self._database.create_tables(connection)
-                if connection.execute(sa.select(LEDGER)).first() is None:
+                if not any(connection.execute(sa.select(one).limit(1)).first() for one in (LEDGER, RESERVATIONS)):
                     in_memory = self._database.path is None and self._database.url is None
                     name = dataset_id or (None if in_memory else uuid.uuid4().hex)
                     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
@@ -208,11 +213,21 @@ class PrivacyLedger:
     # ------------------------------------------------------------------ what is in the tables
 
     def _state(self) -> _State:
+        if self._database.closed and self._known is not None:
+            return self._known  # A report can be made after the ledger was given back.
         with self._database.read() as connection:
             return self._read(connection)
 
     def _read(self, connection: sa.Connection) -> _State:
         """Reads the tables, unless they are of the version that was read last."""
+        try:
+            return self._read_rows(connection)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                f"{self._database.shown!r} is damaged: it holds what no ledger does ({error})."
+            ) from error
+
+    def _read_rows(self, connection: sa.Connection) -> _State:
         try:
             row = connection.execute(_LEDGER).mappings().first()
         except sa.exc.DatabaseError as error:
@@ -224,13 +239,17 @@ class PrivacyLedger:
                 "tfp_dpvi that wrote it, or a newer one."
             )
         known = self._known
-        if known is not None and (row["ledger_id"] != known.ledger_id or row["version"] < known.version):
+        seen = self._written if known is None else max(known.version, self._written)
+        if row["version"] < seen or (known is not None and row["ledger_id"] != known.ledger_id):
+            what = "an older copy than the one" if row["version"] < seen else "another ledger than the one"
             raise LedgerError(
-                f"{self._database.shown!r} is an older copy than the one read before (version {row['version']} after "
-                f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
+                f"{self._database.shown!r} is {what} used before (version {row['version']}; before {seen}).\n"
+                "Nothing was charged; restore the newest copy and open it again."
             )
         if known is not None and row["version"] == known.version:
             return known
+        if known is None and self.path is not None:
+            self._database.check(connection)
         charges = connection.execute(
             sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
         ).mappings()
@@ -256,6 +275,7 @@ class PrivacyLedger:
             rows,
             own,
             tuple(connection.execute(sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)).scalars()),
+            int(connection.execute(_UNCONFIRMED_STEPS).scalar_one()),
         )
         return self._known
 
@@ -264,7 +284,7 @@ class PrivacyLedger:
         """The file, or the URL without a password; None in memory."""
         database = self._database
         if database.url is not None:
-            return sa.make_url(database.url).render_as_string(hide_password=True)
+            return database.shown
         return None if database.path is None else str(database.path)
 
     @property
@@ -305,9 +325,7 @@ class PrivacyLedger:
     @property
     def unconfirmed_steps(self) -> int:
         """Steps reserved but not confirmed; they count as spent."""
-        query = sa.select(sa.func.coalesce(sa.func.sum(RESERVATIONS.c.steps), 0))
-        with self._database.read() as connection:
-            return int(connection.execute(query.where(RESERVATIONS.c.steps_run.is_(None))).scalar_one())
+        return self._state().unconfirmed
 
     @property
     def seeded(self) -> bool:
@@ -389,9 +407,16 @@ class PrivacyLedger:
         single = plan if plan.num_releases == 1 else plan.replace(num_releases=1)
         # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
+        if not name.isprintable():
+            raise ValueError(f"run={run!a} must be printable text; pass a name of the fit.")
         kind = _Kind(single, name, bool(seeded))
+        self._check_writable()  # Before anything is priced.
         while True:
             state = self._state()
+            if state.charged.get(kind, 0) + steps > _MOST_STEPS:
+                raise ValueError(
+                    f"steps={steps}: a ledger counts up to 2**62 releases of a kind; pass the steps that will run."
+                )
             self._check_priced(state, kind)
             for budget in (state.budget, *budgets):
                 if budget is not None:
@@ -417,9 +442,15 @@ class PrivacyLedger:
         Totals that were found to keep it are remembered: whatever lies below one of them needs no new price.
         """
         wanted = {**state.charged, kind: state.charged.get(kind, 0) + steps}
-        with self._pricing:
-            known = self._affordable.setdefault(budget, [])
-            if any(all(n <= one.get(k, 0) for k, n in wanted.items()) for one in known):
+        known = self._affordable.setdefault(budget, [])
+
+        def found() -> bool:
+            return any(all(n <= one.get(k, 0) for k, n in wanted.items()) for one in tuple(known))
+
+        if found():
+            return
+        with self._pricing.setdefault(os.getpid(), threading.Lock()):
+            if found():  # Another thread's price holds for these too.
                 return
             most = {**wanted, kind: state.charged.get(kind, 0) + max(steps, planned)}
             # Others reserve meanwhile: with room for them a price holds for longer.
@@ -436,7 +467,7 @@ class PrivacyLedger:
     def _charge(self, state: _State, kind: _Kind, steps: int) -> int | None:
         """Writes a reservation if the ledger is still as `state` says; None if it is not."""
         now = _now()
-        with self._change(state.version) as connection:
+        with self._change(state) as connection:
             if connection is None:
                 return None
             charge = state.own.get(kind)
@@ -495,25 +526,33 @@ class PrivacyLedger:
         Raises:
           LedgerError: if it could not be written down.
         """
-        if not (isinstance(text, str) and text.strip()):
-            raise TypeError(f"text={text!r} must be a non-empty string; say what was shown.")
+        if not (isinstance(text, str) and text.isprintable() and text.strip()):
+            raise TypeError(f"text={text!a} must be one line of printable text; say what was shown.")
         with self._change() as connection:
             assert connection is not None
             _row(connection, EXPOSURES, defaults={"time": _now()}, text=text)
 
-    @contextlib.contextmanager
-    def _change(self, version: int | None = None) -> Iterator[sa.Connection | None]:
-        """Opens a transaction that makes a new version; its connection is None if the version was not the one named."""
+    def _check_writable(self) -> None:
         if self._refusal is not None:
             raise LedgerError(self._refusal)
+        self._database.check_writable()
+
+    @contextlib.contextmanager
+    def _change(self, state: _State | None = None) -> Iterator[sa.Connection | None]:
+        """Opens a transaction that makes a new version; its connection is None if the ledger is not in that state."""
+        self._check_writable()
         with self._database.write() as connection:
-            if version is None:
+            if state is None:
                 self._read(connection)  # It refuses an older copy.
                 connection.execute(_NEXT_VERSION)
-            elif connection.execute(_NEXT_AFTER, {"known": version}).rowcount == 0:
+                made = connection.execute(_VERSION).scalar_one()
+            elif connection.execute(_NEXT_AFTER, {"known": state.version, "same": state.ledger_id}).rowcount == 0:
                 yield None
                 return
+            else:
+                made = state.version + 1
             yield connection
+        self._written = max(self._written, made)
 
     def close(self) -> None:
         """Ends the use of a file or server. A ledger in memory has nothing to close."""
@@ -540,9 +579,11 @@ class PrivacyLedger:
     def to_config(self) -> dict[str, Any]:
         """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
         state = self._state()
+        if self.path is None:
+            _IN_MEMORY[state.ledger_id] = self
         return {
             "path": None if self._database.path is None else str(self._database.path),
-            "url": self._database.url and self.path,
+            "url": None if self._database.url is None else self.path,
             "ledger_id": state.ledger_id,
             "version": state.version,
             "dataset_id": state.dataset_id,
@@ -572,14 +613,14 @@ class PrivacyLedger:
         if where is None:
             live = _IN_MEMORY.get(config["ledger_id"])
             ledger = cls() if live is None else live
-            ledger._merge(config, continued=live is None)
+            ledger._merge(config)
             return ledger
         if config["path"] is not None and os.path.exists(config["path"]):
             ledger = cls(config["path"], read_only=not os.access(config["path"], os.W_OK))
             ledger._check_continues(config)
             return ledger
         ledger = cls()
-        ledger._merge(config, continued=False)
+        ledger._merge(config, stands_in=True)
         ledger._stands_for = dict(config)
         ledger._refusal = (
             f"this model's ledger is not at {where!r}, where it was when the model was saved: say\n"
@@ -587,31 +628,34 @@ class PrivacyLedger:
         )
         return ledger
 
-    def _merge(self, config: Mapping[str, Any], *, continued: bool) -> None:
+    def _merge(self, config: Mapping[str, Any], *, stands_in: bool = False) -> None:
         """Adds what another copy of a ledger in memory held. Each process has rows of its own, and the larger one counts."""
+        others = 0
         with self._change() as connection:
             assert connection is not None
             for one in config["charges"]:
+                if one["writer"] == self._writer:
+                    continue  # This object knows better: it may have given steps back since.
                 plan = _row(connection, PLANS, plan=one["plan"])
                 key = {"plan": plan, "run": one["run"], "seeded": one["seeded"], "writer": one["writer"]}
                 charge = _row(connection, CHARGES, defaults={"steps": 0, "since": one["since"]}, **key)
                 larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
-                connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"]))
+                others += connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"])).rowcount
             for text in config["exposures"]:
                 _row(connection, EXPOSURES, defaults={"time": _now()}, text=text)
             if config["budget"] is not None and connection.execute(sa.select(BUDGETS)).first() is None:
                 epsilon, delta = config["budget"]
                 connection.execute(sa.insert(BUDGETS).values(epsilon=epsilon, delta=delta, time=_now()))
-            if not continued:
-                connection.execute(sa.update(LEDGER).values(dataset_id=config["dataset_id"]))
-                return
-            # It is the saved one from here on, and is known by its identity.
-            old = connection.execute(sa.select(LEDGER.c.ledger_id)).scalar_one()
-            values = {"ledger_id": config["ledger_id"], "dataset_id": config["dataset_id"]}
-            connection.execute(sa.update(LEDGER).values(continued=bool(config["charges"]), **values))
+            connection.execute(sa.update(LEDGER).values(dataset_id=config["dataset_id"]))
+            if not stands_in:  # It is the saved one from here on, and is known by its identity.
+                connection.execute(sa.update(LEDGER).values(ledger_id=config["ledger_id"]))
+            if others and not stands_in:
+                connection.execute(sa.update(LEDGER).values(continued=True))
         self._known = None
-        _IN_MEMORY[config["ledger_id"]] = _IN_MEMORY.pop(old)
-        if config["charges"]:
+        if stands_in:
+            return
+        _IN_MEMORY[config["ledger_id"]] = self
+        if others:
             _LOG.warning("This model's ledger is %s. Keep it on disk: PrivacyLedger(path).", _CONTINUED)
 
     def _check_continues(self, saved: Mapping[str, Any]) -> None:
