@@ -54,17 +54,16 @@ def answer(quick: bool) -> None:
     runners: dict[str, Runner] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        name, seconds = request["row"], 0.0
+        name = request["row"]
         if name not in runners:
             case, way = ROWS[name]
             runners[name] = every[case]()[way]()
             begin = time.perf_counter()
             runners[name].run(0)
             seconds = time.perf_counter() - begin
-        runner = runners[name]
-        steps = max(1, round(runner.steps * request["share"]))
-        if request["steps"] > 0:
-            seconds = runner.run(steps) / steps
+        else:
+            steps = max(1, runners[name].steps // 2)
+            seconds = runners[name].run(steps) / steps
         print(json.dumps({"seconds": seconds, "finite": True}), file=answers, flush=True)
 
 
@@ -72,12 +71,12 @@ def measured(
     peers: dict[str, Peer], names: list[str], rounds: int
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, float]]]:
     """Seconds per step and of the first call, by row and stack."""
-    first = {name: {stack: peer.seconds(0, row=name, share=1.0) for stack, peer in peers.items()} for name in names}
+    first = {name: {stack: peer.seconds(0, row=name) for stack, peer in peers.items()} for name in names}
     times: dict[str, dict[str, list[float]]] = {name: {stack: [] for stack in peers} for name in names}
     for name in names:
         for number in range(rounds):
             for stack in list(peers)[:: 1 if number % 2 else -1]:
-                times[name][stack].append(peers[stack].seconds(1, row=name, share=0.5))
+                times[name][stack].append(peers[stack].seconds(1, row=name))
         shown = ", ".join(f"{stack} {1e3 * statistics.median(values):.4g}" for stack, values in times[name].items())
         print(f"{name}: {shown} ms a step; load {os.getloadavg()[0]:.1f}", flush=True)
     return times, first
