@@ -17,7 +17,6 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -15,7 +15,6 @@ from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 
-
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
 """Whether XLA on CPUs splits gathers, see `_gather_for_xla`."""
 
