@@ -134,30 +134,29 @@ def _many_normals(key: Any, num: int) -> tuple[Any, Any]:
     """
     half = (num + 1) // 2
     bits_key, more_key = split(key, 2)
-    bits = _threefry(bits_key, 2 * half)
-    rare = tf.reduce_any(tf.bitwise.bitwise_and(bits[:half], _MASK) == 0)
-    return tf.cond(
-        rare, lambda: _box_muller(bits, _threefry(more_key, half)), lambda: _box_muller(bits, tf.zeros([1], tf.int32))
-    )
+    bits = _threefry(bits_key, half)
+    rare = tf.reduce_any(tf.bitwise.bitwise_and(bits, tf.constant(_MASK, tf.uint64)) == 0)
+    return tf.cond(rare, lambda: _box_muller(bits, _threefry(more_key, half)), lambda: _box_muller(bits, bits[:0]))
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _threefry(key: Any, num: int) -> Any:
-    """`num` int32 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice."""
+    """`num` uint64 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice."""
     key = tf.bitcast(key, tf.uint64)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.int32
+        shape=[num], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.uint64
     )
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _box_muller(bits: Any, more: Any) -> tuple[Any, Any]:
-    """Pairs of normals from int32 of shape [2 n] and, for u of which the first 31 bits are 0, of shape [n]."""
-    half = bits.shape[0] // 2
-    first, second = bits[:half], bits[half:]
+    """Pairs of normals from uint64 of shape [n] and, for u of which the first 31 bits are 0, as many more (or none)."""
+    half = bits.shape[0]
+    first, second = tf.unstack(tf.bitcast(bits, tf.int32), axis=1)
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
-    if more.shape[0] == half:  # Added last and to small numbers only: float32 adds small parts to small parts exactly.
+    if more.shape[0]:  # Added last and to small numbers only: float32 adds small parts to small parts exactly.
+        more = tf.bitcast(more, tf.int32)[:, 0]
         rest = tf.cast(tf.bitwise.bitwise_and(more, _MASK), tf.float32) * 2.0**-71 + 2.0**-72
     else:
         rest = tf.fill([half], tf.constant(2.0**-41))
