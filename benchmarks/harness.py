@@ -139,12 +139,17 @@ class Peer:
     Args:
       python: its interpreter.
       script: what it runs.
+      *arguments: the script's.
     """
 
-    def __init__(self, python: str, script: pathlib.Path) -> None:
+    def __init__(self, python: str, script: pathlib.Path, *arguments: str) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         self._child = subprocess.Popen(
-            [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [python, str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         self.versions = self._answer()
 

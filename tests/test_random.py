@@ -45,3 +45,15 @@ def test_shapes_and_dtypes(shape, dtype):
     assert made.dtype == dtype
     again = _random.normal(tf.constant([1, 2], tf.int64), shape, dtype)
     np.testing.assert_array_equal(made, again)
+
+
+def test_no_two_keys_of_a_run_are_the_same():
+    """Those of steps and uses count in one word, those that `fold_in` makes of them in the other."""
+    root = tf.constant(_random.new_key())
+    keys = {
+        tuple(_random.fold_in(key, index).numpy())
+        for step in range(5)
+        for key in _random.keys_of_step(root, tf.constant(step, tf.int64))
+        for index in range(6)
+    }
+    assert len(keys) == 5 * 4 * 6

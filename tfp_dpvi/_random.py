@@ -57,8 +57,12 @@ def split(key: Any, num: int) -> list[Any]:
 
 
 def keys_of_step(key: Any, step: Any) -> list[Any]:
-    """Keys of one training step: for sampling, shared draws, draws of visits, and noise."""
-    return split(fold_in(key, step), 4)
+    """Keys of one training step: for sampling, shared draws, draws of visits, and noise.
+
+    They count in the key's second word, and `fold_in` in its first, so no two of a run are the same.
+    """
+    number = 4 * tf.cast(step, tf.int64)
+    return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
 
 
 def normal(key: Any, shape: Any, dtype: Any) -> Any:
@@ -130,33 +134,37 @@ def _many_normals(key: Any, num: int) -> tuple[Any, Any]:
     """
     half = (num + 1) // 2
     bits_key, more_key = split(key, 2)
-    bits = _threefry(bits_key, 2 * half)
-    rare = tf.reduce_any(tf.bitwise.bitwise_and(bits[:half], _MASK) == 0)
+    bits = _threefry(bits_key, half)
+    rare = tf.reduce_any(tf.bitwise.bitwise_and(bits[0], _MASK) == 0)
     return tf.cond(
-        rare, lambda: _box_muller(bits, _threefry(more_key, half)), lambda: _box_muller(bits, tf.zeros([1], tf.int32))
+        rare, lambda: _box_muller(*bits, _threefry(more_key, half)[0]), lambda: _box_muller(*bits, bits[0][:0])
     )
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _threefry(key: Any, num: int) -> Any:
-    """`num` int32 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice."""
+def _threefry(key: Any, num: int) -> tuple[Any, Any]:
+    """Two times `num` int32 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice.
+
+    Drawn as 64 bits, which are one block of Threefry's: of 32-bit draws newer XLA computes every block twice.
+    """
     key = tf.bitcast(key, tf.uint64)
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.int32
+    bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[num], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.uint64
     )
+    halves = bits, tf.bitwise.right_shift(bits, tf.constant(32, tf.uint64))
+    first, second = (tf.bitcast(tf.cast(half, tf.uint32), tf.int32) for half in halves)
+    return first, second
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _box_muller(bits: Any, more: Any) -> tuple[Any, Any]:
-    """Pairs of normals from int32 of shape [2 n] and, for u of which the first 31 bits are 0, of shape [n]."""
-    half = bits.shape[0] // 2
-    first, second = bits[:half], bits[half:]
+def _box_muller(first: Any, second: Any, more: Any) -> tuple[Any, Any]:
+    """Pairs of normals from int32 of shape [n], twice, and, for u of which the first 31 bits are 0, once more (or none)."""
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
-    if more.shape[0] == half:  # Added last and to small numbers only: float32 adds small parts to small parts exactly.
+    if more.shape[0]:  # Added last and to small numbers only: float32 adds small parts to small parts exactly.
         rest = tf.cast(tf.bitwise.bitwise_and(more, _MASK), tf.float32) * 2.0**-71 + 2.0**-72
     else:
-        rest = tf.fill([half], tf.constant(2.0**-41))
+        rest = tf.fill([first.shape[0]], tf.constant(2.0**-41))
     radius = tf.sqrt(tf.maximum(-2.0 * tf.math.log(high + (low + rest)), 0.0))
     turns = tf.cast(tf.bitwise.right_shift(second, 9), tf.float32) * 2.0**-23  # In [-1/2, 1/2).
     # Sine and cosine of a quarter turn's polynomials: XLA on CPUs has no vectorised ones.

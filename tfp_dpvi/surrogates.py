@@ -19,6 +19,21 @@ tfd = tfp.distributions
 _vi = tfp.experimental.vi
 
 
+class _Normal(tfd.Normal):
+    """A normal whose seeded draws name their generator.
+
+    With TFP's, which leave it to TensorFlow, XLA on CPUs mixes the seed anew for every number (TensorFlow 2.21: 0.66
+    microseconds each instead of 0.04).
+    """
+
+    def _sample_n(self, n: Any, seed: Any = None) -> Any:
+        if not tf.is_tensor(seed):
+            return super()._sample_n(n, seed)
+        shape = tf.concat([[n], self.batch_shape_tensor()], axis=0)
+        draws = tf.random.stateless_normal(shape, seed, dtype=self.dtype, alg=_random.ALGORITHM)
+        return draws * self.scale + self.loc
+
+
 def float_dtype(prior: Any) -> Any:
     """The one float dtype of a prior; a `ValueError` if there is none (contract: one dtype runs through a model)."""
     kinds = {tf.as_dtype(kind) for kind in tf.nest.flatten(prior.dtype)}
@@ -85,6 +100,7 @@ def mean_field(
     return _vi.build_factored_surrogate_posterior(
         event_shape=prior.event_shape_tensor(),
         bijector=bijector,
+        base_distribution_cls=_Normal,
         initial_parameters=initial,
         dtype=dtype,
         name=name,
@@ -113,7 +129,7 @@ def full_rank(
     bijector = _event_bijector(prior)
     start = _unconstrained_start(prior, bijector, initial_loc, seed)
     base = tf.nest.map_structure(
-        lambda part: tfd.Sample(tfd.Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),
+        lambda part: tfd.Sample(_Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),
         start,
     )
     # The builder asks for the locations part by part, in the structure's order.

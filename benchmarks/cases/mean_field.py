@@ -36,14 +36,21 @@ def example(name: str) -> Any:
     return module
 
 
-def private(make: Callable[[], Any], data: tuple[Any, ...], batch_size: int, steps: int, per_call: int) -> Runner:
+def private(
+    make: Callable[[], Any],
+    data: tuple[Any, ...],
+    batch_size: int,
+    steps: int,
+    per_call: int,
+    jit_compile: bool = True,
+) -> Runner:
     """`make()` gives an uncompiled model of this library."""
     model = make()
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
         l2_norm_clip=CLIP, noise_multiplier=NOISE_MULTIPLIER, learning_rate=LEARNING_RATE
     )
-    # As it would be by default for a run of more than a thousand steps.
-    model.compile(optimizer, steps_per_execution=per_call, jit_compile=True)
+    # XLA as it would be by default for a run of more than a thousand steps.
+    model.compile(optimizer, steps_per_execution=per_call, jit_compile=jit_compile)
     run, _ = vae.timed(model, per_call, *data, batch_size=batch_size)
     return Runner(lambda wanted: 1e-3 * run(wanted) * max(1, wanted), steps)
 
@@ -181,6 +188,7 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
     few, each = (4, 2) if quick else (100, 25)
     makers: Makers = {
         "tfp_dpvi": lambda: private(model, (x, y), batch_size, steps, per_call),
+        "tfp_dpvi, without XLA": lambda: private(model, (x, y), batch_size, steps, per_call, jit_compile=False),
         "Keras, not private": lambda: not_private(x, y, batch_size, steps, per_call, None),
         "Keras, not private, XLA": lambda: not_private(x, y, batch_size, steps, per_call, True),
         "tfp.vi, not private": lambda: by_tfp(x, y, batch_size, steps),

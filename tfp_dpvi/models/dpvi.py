@@ -138,8 +138,8 @@ class DPVI(base.DPModel):
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
             outer.watch(variables)
             pairs = [
-                surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(draw_key))
-                for draw_key in _random.split(key, self.num_draws)
+                surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(_random.fold_in(key, draw)))
+                for draw in range(self.num_draws)
             ]
             divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
             divergence = tf.add_n(divergences) / (self.num_draws * num_records)

@@ -14,6 +14,9 @@ from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
 
+_SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
+"""Whether XLA on CPUs splits gathers, see `_gather_for_xla`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepGradients:
@@ -118,7 +121,8 @@ def make_loop(
                 # Without XLA shapes may vary: no work for padding, but for one row, so that no batch is empty.
                 indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
                 mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
-            batch = tf.nest.map_structure(lambda part: tf.gather(part, indices), own)
+            gather = _gather_for_xla if settings.jit_compile and settings.strategy is None else tf.gather
+            batch = tf.nest.map_structure(lambda part: gather(part, indices), own)
             visit_key = _random.fold_in(visits_key, number * replicas + _replica())
             clipped, statistics = clip_visited(batch, mask, visit_key)
             stated = (clipped.sensitivity, clipped.noise_scales)
@@ -183,6 +187,21 @@ def make_loop(
     if not settings.run_eagerly:
         run = tf.function(run, jit_compile=settings.jit_compile and settings.strategy is None, autograph=False)
     return run
+
+
+def _gather_for_xla(table: Any, indices: Any) -> Any:
+    """`tf.gather(table, indices)`, which XLA on CPUs does not split over threads.
+
+    From TensorFlow 2.16 on it splits what reads more than half a MiB, and takes a gather to read the whole table: three rows
+    of ten numbers wait for a second thread, longer than a small step takes. It does not split updates in place.
+    """
+    rows = tf.gather(table, indices)
+    num = int(indices.shape[0])
+    if not _SPLITS_GATHERS or tf.config.list_physical_devices("GPU") or not num < (table.shape[0] or 0):
+        return rows
+    return tf.raw_ops.TensorStridedSliceUpdate(input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows)[
+        :num
+    ]
 
 
 def _replica() -> Any:

@@ -92,6 +92,8 @@ class FixedSizeSampler(Sampler):
         indices = distinct_indices(key, self.num_available, self.batch_size)
         size = self.physical_batch_size
         pieces = math.ceil(self.batch_size / size)
+        if pieces == 1:
+            return visit(initial, indices, tf.ones([size], tf.bool))
         padding = pieces * size - self.batch_size
         indices = tf.reshape(tf.pad(indices, [[0, padding]]), [pieces, size])
         mask = tf.reshape(tf.range(pieces * size) < self.batch_size, [pieces, size])

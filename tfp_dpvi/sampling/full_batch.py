@@ -39,6 +39,8 @@ class FullBatchSampler(Sampler):
         """See `Sampler`."""
         del key
         count, size = self.num_available, self.physical_batch_size
+        if size == count:
+            return visit(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
 
         def body(start: Any, carry: Any) -> tuple[Any, Any]:
             indices = start + tf.range(size, dtype=tf.int64)
