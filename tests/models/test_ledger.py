@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import dp_accounting
 import numpy as np
 import pytest
@@ -204,3 +207,61 @@ def test_what_is_shown_is_written_down_before_it_is_shown(monkeypatch):
         )
     assert seen == []
     assert ledger.num_releases == 0
+
+
+def test_two_threads_with_one_budget_spend_it_once():
+    """C6: each model planned for the whole of it before the other began; together they spent 1.2 of 1."""
+    ledger = dpvi.PrivacyLedger()
+    planned = threading.Barrier(2)
+
+    class StartTogether(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            planned.wait(60)
+
+    def train():
+        model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0))
+        model.compile(
+            dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=ledger,
+            steps_per_execution=2, jit_compile=False,
+        )  # fmt: skip
+        with contextlib.suppress(BudgetExhaustedError):
+            fit(model, epochs=4, callbacks=[StartTogether()])
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.5 < ledger.epsilon(1e-5) <= 1.0
+
+
+def test_an_older_file_of_a_model_does_not_bring_its_budget_back(tmp_path, caplog):
+    """Saved, fitted on, deleted, loaded: this process knows what was spent since. Another one cannot, and says so."""
+    model = make_saved(tmp_path)
+    fit(model, epochs=1)
+    del model
+    loaded = dpvi.load_model(tmp_path / "model.keras")
+    assert loaded.privacy_ledger.num_releases == 8
+    assert not any("continued from a file" in caveat for caveat in loaded.privacy_report().caveats)
+    config = loaded.privacy_ledger.to_config()
+    elsewhere = dpvi.PrivacyLedger.from_config({**config, "ledger_id": "of another process"})
+    assert elsewhere.num_releases == 8
+    assert "continued from a file" in caplog.text
+    assert "continued from a file" in elsewhere.caveats[0]
+
+
+def make_saved(tmp_path):
+    @dpvi.register("ledger_prior")
+    def prior():
+        return tfd.Sample(tfd.Normal(0.0, 1.0), 3)
+
+    @dpvi.register("ledger_likelihood")
+    def likelihood(params, x):
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+
+    model = dpvi.DPVI(prior, likelihood)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0)
+    model.compile(optimizer, delta=1e-5)
+    fit(model, epochs=1)
+    model.save(tmp_path / "model.keras")
+    return model
