@@ -77,7 +77,8 @@ class PrivacyTensorBoard(Callback):
                 scalars["epsilon_left"] = max(0.0, budget - scalars["epsilon_spent"])
         scalars["noise_multiplier"] = plan.noise_multiplier
         scalars["l2_norm_clip"] = model.optimizer.l2_norm_clip
-        scalars["releases"] = model.privacy_ledger.num_releases
+        ahead = getattr(model._dp.train_function, "steps_ahead", 0)  # Reserved, and not run yet.
+        scalars["releases"] = model.privacy_ledger.num_releases - ahead
         scalars["learning_rate"] = _learning_rate(model.optimizer)
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:

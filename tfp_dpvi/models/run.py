@@ -130,7 +130,7 @@ class PrivateRun:
 
     def _paid(self, steps: int) -> int:
         """Reserves steps ahead of their release (contract C6); returns how many may run now."""
-        if self._reserved - self._used >= steps:
+        if self.steps_ahead >= steps:
             return steps
         self.close()
         if self._state.ledger.num_releases != self._known_releases:
@@ -151,6 +151,11 @@ class PrivateRun:
         self._reserved_at, self._seconds_to_reserve = time.perf_counter(), time.perf_counter() - begun
         return steps
 
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are reserved and have not run."""
+        return self._reserved - self._used
+
     def close(self) -> None:
         """Gives back what was reserved and did not run."""
         if self._reservation is None:
@@ -160,7 +165,7 @@ class PrivateRun:
             self._reserve_at_once = 2 * self._reserved
         reservation, self._reservation = self._reservation, None
         self._state.ledger.confirm(reservation, self._used)
-        self._known_releases -= self._reserved - self._used
+        self._known_releases -= self.steps_ahead
         self._reserved = self._used = 0
 
     def books(self) -> str:
