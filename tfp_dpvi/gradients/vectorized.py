@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors
+from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, refuse_low_precision
 from tfp_dpvi.gradients.contributions import tiny
 from tfp_dpvi.gradients.mapping import map_records
 from tfp_dpvi.gradients.shapes import refuse_varying_shapes
@@ -60,6 +60,7 @@ def clipped_sum(
         return loss, list(gradient)
 
     losses, gradients = map_records(one, (records, mask))
+    refuse_low_precision(gradients)
     rows = [tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients]
     # Squares that are flushed to zero are made up for, so that a norm is never too small.
     squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]

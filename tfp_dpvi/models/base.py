@@ -160,8 +160,20 @@ class DPModel(Model):
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
+    def _check_precision(self, variables: Sequence[Any] = ()) -> None:
+        """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
+        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in self._flatten_layers()]
+        held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
+        for name, dtype, shown in held:
+            if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
+                raise ValueError(
+                    f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
+                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
+                )
+
     def _check_trainable(self) -> None:
         """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
+        self._check_precision(self.trainable_variables)
         now = tuple(id(variable) for variable in self.trainable_variables)
         if self._dp.trained not in (None, now):
             raise ValueError(
@@ -247,6 +259,7 @@ class DPModel(Model):
         Raises:
           ValueError: both or neither of epsilon and noise, no clip, or a value out of range.
         """
+        self._check_precision()
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(f"loss={loss!r}: leave it out, the model brings its own loss, record by record.")
