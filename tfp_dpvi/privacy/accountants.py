@@ -116,6 +116,12 @@ class Accountant(abc.ABC):
     """Prices a `DpEvent` under an adjacency. A subclass is usable by name once it is in `ACCOUNTANTS`."""
 
     name: ClassVar[str] = ""
+    #: Whether an auditor's tool reads a replace-one Gaussian as N(0, m^2) against N(1, m^2), unlike the events here.
+    over_replacement: ClassVar[bool] = False
+
+    def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
+        """Returns the spacing of privacy losses in a numerical composition; None where there is none."""
+        return None
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
         """Returns what an event releases.
@@ -196,6 +202,11 @@ class PldAccountant(Accountant):
     """Privacy loss distributions by dp_accounting, rounded upwards; full batches alone are priced in closed form."""
 
     name = "pld"
+
+    def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
+        """Returns what `epsilon` composes on; None where it is infinite or has a closed form."""
+        releases = self.releases(event, relation)
+        return grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples, and with dp_accounting < 0.5 Poisson samples under replace-one."""
@@ -294,6 +305,7 @@ class RdpAccountant(Accountant):
     """
 
     name = "rdp"
+    over_replacement = True
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples under add-or-remove-one and Poisson samples under replace-one."""
