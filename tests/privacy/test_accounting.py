@@ -229,6 +229,49 @@ def test_pld_below_its_smallest_delta_is_refused_but_for_closed_forms(relation):
     assert plan.replace(sampling=FullBatch()).epsilon(1e-30) > plan.replace(sampling=FullBatch()).epsilon(1e-9)
 
 
+def _prices_at(sampling, delta):
+    """Every way to a PLD price."""
+    plan = PrivacyPlan(sampling, 40.0, 10)
+    setting = {"epsilon": 1.0, "delta": delta}
+    batch = 100 if isinstance(sampling, FullBatch) else 10
+    planner = {"num_records": 100, "batch_size": batch, "steps": 10, "delta": delta}
+
+    def ledger(**budget):
+        made = PrivacyLedger(**budget)
+        made.reserve(plan, 1)
+        return made
+
+    return {
+        "plan": lambda: plan.epsilon(delta),
+        "plan after others": lambda: plan.epsilon(delta, [plan.dp_event]),
+        "direct": lambda: get_accountant("pld").epsilon(plan.dp_event, delta, plan.neighboring_relation),
+        "calibration": lambda: PrivacyPlan.calibrate(sampling=sampling, num_releases=10, **setting),
+        "most releases": lambda: plan.with_most_releases(**setting),
+        "curve": lambda: EpsilonCurve(plan, (), delta),
+        "ledger": lambda: ledger().epsilon(delta),
+        "ledger's budget": lambda: ledger(budget_epsilon=1.0, budget_delta=delta),
+        "report": lambda: PrivacyReport.from_ledger(ledger(), delta=delta),
+        "planner at noise": lambda: plan_privacy(noise_multiplier=40.0, **planner),
+        "planner at epsilon": lambda: plan_privacy(epsilon=1.0, **planner),
+    }
+
+
+@pytest.mark.parametrize("way", list(_prices_at(FullBatch(), 1e-12)))
+def test_every_way_to_a_pld_price_keeps_to_its_smallest_delta(way):
+    """Below 1e-9 sampled releases are refused everywhere; full batches have a closed form and need no floor."""
+    with pytest.raises(ValueError, match=r"delta=1e-12 is below 1e-09"):
+        _prices_at(PoissonSampling(0.1), 1e-12)[way]()
+    _prices_at(FullBatch(), 1e-12)[way]()
+    _prices_at(PoissonSampling(0.1), 1e-9)[way]()
+
+
+def test_a_refused_reservation_spends_nothing():
+    ledger = PrivacyLedger(budget_epsilon=1.0, budget_delta=1e-12)
+    with pytest.raises(ValueError, match="below 1e-09"):
+        ledger.reserve(PrivacyPlan(PoissonSampling(0.1), 40.0, 1), 1)
+    assert ledger.num_releases == 0
+
+
 def test_a_planner_asked_for_rdp_at_a_tiny_delta_has_no_price_by_pld():
     outlook = plan_privacy(
         num_records=1000, batch_size=10, delta=1e-12, steps=10, noise_multiplier=2.0, accountant="rdp"
