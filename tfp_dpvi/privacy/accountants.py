@@ -260,9 +260,14 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
 
     Grids nest, so a coarser one gives an upper bound of a finer one's figures. Only releases with little noise
     (below about 0.9), or an epsilon beyond 30 or so, need more points than there are by default.
+
+    Where the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6 steps, `STEP` would
+    overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points is enough. That
+    overstates by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of them, never make
+    the grid finer, so that epsilon does not fall with them.
     """
     replace = relation is _REPLACE
-    widest = mean = 0.0
+    widest = mean = deviation = 0.0
     for q, z, n in kinds:
         reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) where dp_accounting cuts off: e^-50 is left.
         top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
@@ -270,9 +275,12 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
         # The mean of a loss is at most q times that of all records, and at most the chi-squared divergence.
         single = min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
         mean += n * single * (4.0 if replace else 1.0)
+        if q < 1.0:
+            deviation = max(deviation, math.sqrt(2.0 * single) * (2.0 if replace else 1.0))
     width = widest + 2.0 * mean + 20.0 * math.sqrt(2.0 * mean)
     need = max(widest, width / 16.0) / (STEP * points)
-    return float(STEP * 2.0 ** max(0, math.ceil(math.log2(need))))
+    finest = max(-5, math.floor(math.log2(deviation / (8.0 * STEP)))) if deviation else 0
+    return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
 
 
 @functools.lru_cache(maxsize=16)
