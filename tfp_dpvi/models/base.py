@@ -160,6 +160,13 @@ class DPModel(Model):
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
+    def _refuse_while_fitting(self, call: str) -> None:
+        if self._dp.train_function is not None:
+            raise RuntimeError(
+                f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
+                f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
+            )
+
     def _check_precision(self, variables: Sequence[Any] = ()) -> None:
         """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
         held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in self._flatten_layers()]
@@ -259,6 +266,7 @@ class DPModel(Model):
         Raises:
           ValueError: both or neither of epsilon and noise, no clip, or a value out of range.
         """
+        self._refuse_while_fitting("compile")
         self._check_precision()
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
@@ -389,6 +397,7 @@ class DPModel(Model):
             raise RuntimeError(
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
+        self._refuse_while_fitting("fit")
         arguments.refuse(refused)
         replicas = self.distribute_strategy.num_replicas_in_sync
         outer = tf.distribute.get_strategy()
@@ -442,7 +451,6 @@ class DPModel(Model):
         if backup is not None:
             backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, given.records, epoch), initial_epoch)
             callbacks = resuming.put_last(callbacks, backup)
-        state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
         if validation is not None and unsafe_validation and not validation_is_public:
@@ -451,6 +459,7 @@ class DPModel(Model):
         user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
+        state.train_function = run
         try:
             with workers.naming_lost_workers(self.distribute_strategy, run.books):
                 return super().fit(
