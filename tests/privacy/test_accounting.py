@@ -27,6 +27,7 @@ from tfp_dpvi.privacy import (
     get_accountant,
     scheme_from_json,
 )
+from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.privacy.planner import plan_privacy
 
 FROZEN = json.loads(pathlib.Path(__file__).with_name("frozen_prices.json").read_text())
@@ -56,7 +57,10 @@ def _oracle_releases(plans):
 
 @pytest.mark.parametrize("row", list(_rows("calibrations")))
 def test_the_same_noise_as_the_hand_written_accounting(row):
-    """Within 0.3 % of what commit 6176e5a calibrated, and by the oracle never more epsilon than declared."""
+    """Within 0.3 % of what commit 6176e5a calibrated, and by the oracle never more epsilon than declared.
+
+    In fits of 1e6 steps up to 2 % less noise: that commit's grid overstated epsilon there.
+    """
     relation, delta = row["neighboring_relation"], row["delta"]
     prior = _plans(row["prior"], relation)
     events = [plan.dp_event for plan in prior]
@@ -69,14 +73,24 @@ def test_the_same_noise_as_the_hand_written_accounting(row):
         accountant=row["accountant"],
         prior_events=events,
     )
-    assert plan.noise_multiplier == pytest.approx(row["noise_multiplier"], rel=3e-3)
+    step = accountants.get_accountant(row["accountant"]).grid_spacing(
+        compose(events, plan.dp_event), plan.neighboring_relation
+    )
+    finer = step is not None and step < accountants.STEP
+    assert (
+        row["noise_multiplier"] * (0.98 if finer else 0.997) <= plan.noise_multiplier <= row["noise_multiplier"] * 1.003
+    )
     assert plan.epsilon(delta, events) <= row["epsilon"]
     again = plan.replace(noise_multiplier=row["round_multiplier"])
     # Coarser grids where there is little noise: an upper bound, at most 0.3 % above.
-    assert row["round_epsilon"] * (1 - 1e-5) <= again.epsilon(delta, events) <= row["round_epsilon"] * 1.003
+    assert (
+        row["round_epsilon"] * (0.98 if finer else 1 - 1e-5)
+        <= again.epsilon(delta, events)
+        <= row["round_epsilon"] * 1.003
+    )
     if row["accountant"] == "pld" and row["sampling"]["name"] != "each_record_once_per_epoch":
         releases = _oracle_releases([*prior, plan])
-        assert oracle.epsilon(releases, delta, relation == "replace_one") <= row["epsilon"] * (1 + 1e-5)
+        assert oracle.epsilon(releases, delta, relation == "replace_one", step or 1e-4) <= row["epsilon"] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("row", list(_rows("curves")))

@@ -231,7 +231,10 @@ class PldAccountant(Accountant):
                 f"delta={delta!r} is below {SMALLEST_DELTA:g}, what numerical composition resolves; pass a larger delta, "
                 "use accountant='rdp' (add_or_remove_one), or full batches."
             )
-        return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
+        with np.errstate(
+            divide="ignore", over="ignore"
+        ):  # Losses beyond 700: e^-loss is 0 in dp_accounting's quotient.
+            return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta, rounded upwards: to 1e-9 at least, except where there is a closed form."""
