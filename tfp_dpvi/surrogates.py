@@ -35,7 +35,7 @@ class _Normal(tfd.Normal):
 
 
 def float_dtype(prior: Any) -> Any:
-    """The one float dtype of a prior; a `ValueError` if there is none (contract: one dtype runs through a model)."""
+    """The one dtype of a prior, float32 or float64; a `ValueError` if there is none: one dtype runs through a model."""
     kinds = {tf.as_dtype(kind) for kind in tf.nest.flatten(prior.dtype)}
     if len(kinds) != 1 or not next(iter(kinds)).is_floating:
         names = ", ".join(sorted(kind.name for kind in kinds))
@@ -43,7 +43,13 @@ def float_dtype(prior: Any) -> Any:
             f"prior has parts of dtype {names}; it needs parameters of one floating dtype. Discrete parameters have no "
             "reparameterised surrogate: sum them out, for instance with tfd.MixtureSameFamily."
         )
-    return kinds.pop()
+    kind = kinds.pop()
+    if kind not in (tf.float32, tf.float64):
+        raise ValueError(
+            f"prior has parts of dtype {kind.name}, whose rounding lets one record move a sum by many clips: build it of float32 "
+            "or float64."
+        )
+    return kind
 
 
 def _event_bijector(prior: Any) -> Any:

@@ -325,15 +325,17 @@ def test_an_adversarial_cancellation_stays_under_the_clip():
     assert worst <= 1.0 + 1e-4
 
 
-def test_an_unknown_category_contributes_zero():
+@pytest.mark.parametrize("unknown", [5, 4711, -1])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_unknown_category_contributes_zero(mapped, unknown):
     """C8: an id out of range stops no step and shows nothing."""
     model, x = make("embedding", "float32", 4)
-    bad = tf.constant(np.where(np.arange(4)[:, None] == 2, 4711, x.numpy()))
+    bad = tf.constant(np.where(np.arange(4)[:, None] == 2, unknown, x.numpy()))
     ones = tf.fill([4], True)
 
     @tf.function
     def total(ids, mask):
-        passed = engine(model).run(lambda: losses_of(model, ids), 4)
+        passed = engine(model, mapped).run(lambda: losses_of(model, ids), 4)
         return passed.clipped_sum(passed.result, mask, l2_norm_clip=0.5)[0].tensors
 
     for got, want in zip(total(bad, ones), total(x, tf.constant([True, True, False, True])), strict=True):

@@ -207,3 +207,45 @@ def test_batches_of_the_callers_choice_are_refused(model):
     for call in (model.train_on_batch, model.train_step):
         with pytest.raises(RuntimeError, match="fit"):
             call((X, Y))
+
+
+class OneVariable(dpvi.DPModel):
+    def __init__(self):
+        super().__init__()
+        self.w = tf.Variable([0.0])
+        self.built = True
+
+    def record_loss(self, x):
+        return tf.reduce_sum(self.w * x)
+
+
+@pytest.mark.parametrize("call", ["fit", "compile"])
+@pytest.mark.parametrize("when", ["on_train_begin", "on_train_batch_end", "on_epoch_end", "on_train_end"])
+def test_fit_and_compile_from_a_callback_are_refused(call, when):
+    """By a sentence that names the cause; what the outer fit had run is charged, and the model can be fitted again."""
+    model, records = OneVariable(), np.ones([20, 1], "float32")
+    sgd = lambda: dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)  # noqa: E731
+    calls = {"fit": lambda: model.fit(records, batch_size=5, verbose=0), "compile": lambda: model.compile(sgd())}
+    model.compile(sgd(), steps_per_execution=2)
+    callback = dpvi.keras.callbacks.LambdaCallback(**{when: lambda *arguments: calls[call]()})
+    with pytest.raises(RuntimeError, match=rf"{call} was called while fit runs, by a callback.*\nCall {call} after"):
+        model.fit(records, batch_size=5, verbose=0, callbacks=[callback])
+    ran = {"on_train_begin": 0, "on_train_batch_end": 2, "on_epoch_end": 4, "on_train_end": 4}[when]
+    assert model.privacy_ledger.num_releases == ran
+    calls["compile"]()
+    calls["fit"]()
+    assert model.privacy_ledger.num_releases == ran + 4
+
+
+def test_a_fit_that_could_not_begin_does_not_block_the_next(monkeypatch):
+    model, records = OneVariable(), np.ones([20, 1], "float32")
+    sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    model.compile(sgd, unsafe_training_metrics=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            model.privacy_ledger, "record_exposure", lambda text: (_ for _ in ()).throw(OSError("disk full"))
+        )
+        with pytest.raises(OSError, match="disk full"):
+            model.fit(records, batch_size=5, verbose=0)
+    model.fit(records, batch_size=5, verbose=0)
+    assert model.privacy_ledger.num_releases == 4

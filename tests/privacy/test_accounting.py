@@ -1,5 +1,6 @@
 """The accounting by dp_accounting against the hand-written oracle, frozen prices and an auditor's own computation."""
 
+import itertools
 import json
 import math
 import pathlib
@@ -8,6 +9,7 @@ import time
 import dp_accounting
 import pytest
 from dp_accounting import NeighboringRelation, pld
+from support import gaussian_oracle
 from support import pld_oracle as oracle
 from support.stack import POISSON_RELATIONS, PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
@@ -25,6 +27,7 @@ from tfp_dpvi.privacy import (
     get_accountant,
     scheme_from_json,
 )
+from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.privacy.planner import plan_privacy
 
 pytestmark = pytest.mark.smoke
@@ -56,7 +59,10 @@ def _oracle_releases(plans):
 
 @pytest.mark.parametrize("row", list(_rows("calibrations")))
 def test_the_same_noise_as_the_hand_written_accounting(row):
-    """Within 0.3 % of what commit 6176e5a calibrated, and by the oracle never more epsilon than declared."""
+    """Within 0.3 % of what commit 6176e5a calibrated, and by the oracle never more epsilon than declared.
+
+    In fits of 1e6 steps up to 2 % less noise: that commit's grid overstated epsilon there.
+    """
     relation, delta = row["neighboring_relation"], row["delta"]
     prior = _plans(row["prior"], relation)
     events = [plan.dp_event for plan in prior]
@@ -69,14 +75,24 @@ def test_the_same_noise_as_the_hand_written_accounting(row):
         accountant=row["accountant"],
         prior_events=events,
     )
-    assert plan.noise_multiplier == pytest.approx(row["noise_multiplier"], rel=3e-3)
+    step = accountants.get_accountant(row["accountant"]).grid_spacing(
+        compose(events, plan.dp_event), plan.neighboring_relation
+    )
+    finer = step is not None and step < accountants.STEP
+    assert (
+        row["noise_multiplier"] * (0.98 if finer else 0.997) <= plan.noise_multiplier <= row["noise_multiplier"] * 1.003
+    )
     assert plan.epsilon(delta, events) <= row["epsilon"]
     again = plan.replace(noise_multiplier=row["round_multiplier"])
     # Coarser grids where there is little noise: an upper bound, at most 0.3 % above.
-    assert row["round_epsilon"] * (1 - 1e-5) <= again.epsilon(delta, events) <= row["round_epsilon"] * 1.003
+    assert (
+        row["round_epsilon"] * (0.98 if finer else 1 - 1e-5)
+        <= again.epsilon(delta, events)
+        <= row["round_epsilon"] * 1.003
+    )
     if row["accountant"] == "pld" and row["sampling"]["name"] != "each_record_once_per_epoch":
         releases = _oracle_releases([*prior, plan])
-        assert oracle.epsilon(releases, delta, relation == "replace_one") <= row["epsilon"] * (1 + 1e-5)
+        assert oracle.epsilon(releases, delta, relation == "replace_one", step or 1e-4) <= row["epsilon"] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("row", list(_rows("curves")))
@@ -146,6 +162,57 @@ def test_calibrating_and_the_curve_are_quick():
             start = time.process_time()
             EpsilonCurve(plan, (), 1e-6)
             assert time.process_time() - start < 3.0
+
+
+LONG = [(1e-3, 4.3, 10**6), (1e-3, 13.0, 10**6), (1e-3, 13.9, 10**7), (0.01, 15.5, 10**6)]
+
+
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
+@pytest.mark.parametrize(("q", "z", "releases"), LONG)
+def test_long_fits_are_priced_within_a_percent(relation, q, z, releases):
+    """Where a grid of 1e-4 said 1.6 %, 19 %, 20 % and 0.2 % too much; and never too little."""
+    z *= 2.0 if relation == "replace_one" else 1.0
+    plan = PrivacyPlan(PoissonSampling(q), z, releases, relation)
+    kinds = ((q, z, releases),)
+    step = accountants.grid_step(kinds, plan.neighboring_relation)
+    finer = accountants._composition(kinds, plan.neighboring_relation, step / 4)
+    for delta in (1e-5, 1e-7, 1e-9):
+        exact = finer.get_epsilon_for_delta(delta)  # To 0.05 %.
+        assert exact <= plan.epsilon(delta) <= 1.012 * exact
+    ledger = PrivacyLedger()
+    ledger.reserve(plan, releases)
+    report = PrivacyReport.from_ledger(ledger, delta=1e-6)
+    assert f"on a grid of {step:g}, rounded upwards" in " ".join(str(report).split())
+    assert report.to_json()["grid_spacing"] == step
+
+
+def test_finer_grids_err_upwards_down_to_the_smallest_delta():
+    """Against the closed form, for losses 8 to 16 times as wide as the grid, which is when it is refined."""
+    for releases in (10**6, 3 * 10**6, 10**7):
+        kinds = ((1.0, math.sqrt(releases), releases),)
+        for share in (8, 16):
+            step = 1 / math.sqrt(releases) / share
+            found = accountants._composition(kinds, NeighboringRelation.ADD_OR_REMOVE_ONE, step)
+            for delta in (1e-3, 1e-6, accountants.SMALLEST_DELTA):
+                exact = gaussian_oracle.gaussian_epsilon(delta, 1.0)
+                assert exact <= found.get_epsilon_for_delta(delta) <= exact * 1.003
+
+
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
+@pytest.mark.parametrize("z", [1.0, 4.3, 13.0, 100.0])
+def test_epsilon_does_not_fall_with_more_releases_or_kinds_of_them(relation, z):
+    """Grids are never finer for more of them."""
+    sampling = PoissonSampling(1e-3)
+    steps, epsilons = [], []
+    for releases in (1, 10**3, 10**5, 10**6, 1_000_001, 1_500_000, 3 * 10**6, 10**7):
+        plan = PrivacyPlan(sampling, z, releases, relation)
+        steps.append(accountants.grid_step(((1e-3, z, releases),), plan.neighboring_relation))
+        epsilons.append(plan.epsilon(1e-6))
+    assert steps == sorted(steps)
+    assert all(b >= a * (1 - 1e-7) for a, b in itertools.pairwise(epsilons))
+    plan = PrivacyPlan(sampling, z, 1000, relation)
+    for other in (PrivacyPlan(PoissonSampling(1e-5), 50.0, 1, relation), PrivacyPlan(FullBatch(), 1e4, 1, relation)):
+        assert plan.epsilon(1e-6, [other.dp_event]) >= plan.epsilon(1e-6) * (1 - 1e-7)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -229,6 +296,49 @@ def test_pld_below_its_smallest_delta_is_refused_but_for_closed_forms(relation):
         plan.epsilon(5e-10)
     assert plan.epsilon(1e-9) > 0.0
     assert plan.replace(sampling=FullBatch()).epsilon(1e-30) > plan.replace(sampling=FullBatch()).epsilon(1e-9)
+
+
+def _prices_at(sampling, delta):
+    """Every way to a PLD price."""
+    plan = PrivacyPlan(sampling, 40.0, 10)
+    setting = {"epsilon": 1.0, "delta": delta}
+    batch = 100 if isinstance(sampling, FullBatch) else 10
+    planner = {"num_records": 100, "batch_size": batch, "steps": 10, "delta": delta}
+
+    def ledger(**budget):
+        made = PrivacyLedger(**budget)
+        made.reserve(plan, 1)
+        return made
+
+    return {
+        "plan": lambda: plan.epsilon(delta),
+        "plan after others": lambda: plan.epsilon(delta, [plan.dp_event]),
+        "direct": lambda: get_accountant("pld").epsilon(plan.dp_event, delta, plan.neighboring_relation),
+        "calibration": lambda: PrivacyPlan.calibrate(sampling=sampling, num_releases=10, **setting),
+        "most releases": lambda: plan.with_most_releases(**setting),
+        "curve": lambda: EpsilonCurve(plan, (), delta),
+        "ledger": lambda: ledger().epsilon(delta),
+        "ledger's budget": lambda: ledger(budget_epsilon=1.0, budget_delta=delta),
+        "report": lambda: PrivacyReport.from_ledger(ledger(), delta=delta),
+        "planner at noise": lambda: plan_privacy(noise_multiplier=40.0, **planner),
+        "planner at epsilon": lambda: plan_privacy(epsilon=1.0, **planner),
+    }
+
+
+@pytest.mark.parametrize("way", list(_prices_at(FullBatch(), 1e-12)))
+def test_every_way_to_a_pld_price_keeps_to_its_smallest_delta(way):
+    """Below 1e-9 sampled releases are refused everywhere; full batches have a closed form and need no floor."""
+    with pytest.raises(ValueError, match=r"delta=1e-12 is below 1e-09"):
+        _prices_at(PoissonSampling(0.1), 1e-12)[way]()
+    _prices_at(FullBatch(), 1e-12)[way]()
+    _prices_at(PoissonSampling(0.1), 1e-9)[way]()
+
+
+def test_a_refused_reservation_spends_nothing():
+    ledger = PrivacyLedger(budget_epsilon=1.0, budget_delta=1e-12)
+    with pytest.raises(ValueError, match="below 1e-09"):
+        ledger.reserve(PrivacyPlan(PoissonSampling(0.1), 40.0, 1), 1)
+    assert ledger.num_releases == 0
 
 
 def test_a_planner_asked_for_rdp_at_a_tiny_delta_has_no_price_by_pld():

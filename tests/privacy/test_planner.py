@@ -10,7 +10,15 @@ import sys
 import pytest
 from support.stack import needs_poisson_replace_one
 
-from tfp_dpvi.privacy import PoissonSampling, PrivacyLedger, PrivacyPlan, UnsupportedPairError
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    PrivacyLedger,
+    PrivacyPlan,
+    UnsupportedPairError,
+)
 from tfp_dpvi.privacy.__main__ import main
 from tfp_dpvi.privacy.planner import plan_privacy
 
@@ -144,6 +152,90 @@ def test_every_sampling_scheme(sampling):
     assert sampling.replace("_", " ")[:5] in str(outlook).replace("_", " ").lower() or "batches" in str(outlook)
 
 
+def test_counts_may_be_written_as_powers_of_ten(capsys):
+    arguments = ["plan", "--records", "1e5", "--batch-size", "5e2", "--delta", "1e-6", "--steps", "1e1"]
+    assert main([*arguments, "--noise-multiplier", "2"]) == 0
+    assert "100,000 records, expected batch size 500, 10 steps" in capsys.readouterr().out
+    for bad in ("1.5", "1e-5", "many", "inf", "nan"):
+        with pytest.raises(SystemExit):
+            main([*arguments[:2], bad, *arguments[3:], "--epsilon", "1"])
+        assert f"{bad!r} is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("length", "said"), [({"epochs": 20}, "20 epochs"), ({"steps": 1910}, "10 epochs")])
+def test_epochs_are_counted_as_fit_counts_them(length, said):
+    """Of ceil(N / B) steps each: 20 epochs are 20, not 20.02."""
+    outlook = plan_privacy(num_records=48842, batch_size=256, delta=1e-6, noise_multiplier=2.0, **length)
+    assert f"({said})" in str(outlook)
+    assert f"{outlook.to_json()['epochs']:g} epochs" == said
+
+
+def test_fixed_size_sampling_chooses_rdp_by_itself(capsys):
+    arguments = [
+        "plan",
+        "--records",
+        "1000",
+        "--batch-size",
+        "50",
+        "--delta",
+        "1e-5",
+        "--steps",
+        "10",
+        "--epsilon",
+        "2",
+    ]
+    assert main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accountant"] == "rdp"
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accountant"] == "pld"
+    assert main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--accountant", "pld"]) == 2
+    assert "accountant='rdp'" in capsys.readouterr().err
+
+
+def test_a_target_out_of_reach_does_not_speak_of_what_is_left(capsys):
+    """Where nothing was spent; where something was, it does."""
+    assert (
+        main(
+            ["plan", "--records", "10", "--batch-size", "10", "--delta", "1e-12", "--steps", "1e9", "--epsilon", "1e-9"]
+        )
+        == 2
+    )
+    error = capsys.readouterr().err
+    assert "epsilon=1e-09" in error
+    assert "left" not in error
+    assert error.count("\n") <= 2
+    spent = PrivacyPlan(FullBatch(), 10.0, 10)
+    target = spent.epsilon(1e-12) + 1e-9
+    with pytest.raises(BudgetExhaustedError, match="is left"):
+        PrivacyPlan.calibrate(
+            epsilon=target, delta=1e-12, sampling=FullBatch(), num_releases=10**9, prior_events=[spent.dp_event]
+        )
+
+
+def test_rdp_never_ends_in_a_message_of_dp_accounting(capsys):
+    """Its bare "Renyi divergence cannot be negative", where rates are small."""
+    for sampling, relation in (("poisson", "add_or_remove_one"), ("fixed_size", "replace_one")):
+        for records, batch, noise in (
+            ("1e9", "1", "300"),
+            ("1e9", "260", "2"),
+            ("1e12", "1", "0.3"),
+            ("1e7", "1", "50"),
+        ):
+            setting = ["plan", "--records", records, "--batch-size", batch, "--delta", "1e-13", "--steps", "1e7"]
+            choice = [
+                "--sampling",
+                sampling,
+                "--neighboring",
+                relation,
+                "--accountant",
+                "rdp",
+                "--noise-multiplier",
+                noise,
+            ]
+            assert main([*setting, *choice, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["epsilon"] >= 0.0
+
+
 def test_a_whole_batch_is_a_full_batch():
     outlook = plan_privacy(num_records=100, batch_size=100, delta=1e-4, steps=5, noise_multiplier=3.0)
     assert outlook.plan.sampling.name == "full_batch"
@@ -158,6 +250,23 @@ def test_show_prints_the_report_of_a_ledger(tmp_path, capsys):
     assert main(["show", str(path), "--delta", "1e-6", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_releases"] == 100
     assert main(["show", str(tmp_path / "none"), "--delta", "1e-6"]) == 2
+
+
+def test_show_says_what_the_ledger_knows_and_no_more(tmp_path, capsys):
+    """Its own budget and its plans' number of records and accountant; not how that number was come by."""
+    path = tmp_path / "ledger"
+    plan = PrivacyPlan(FixedSizeSampling(5000, 100), 5.0, 40, "replace_one", accountant="rdp", num_records=5000)
+    with PrivacyLedger(path, budget_epsilon=3.0, budget_delta=1e-6) as ledger:
+        ledger.reserve(plan, 40)
+        assert main(["show", str(path), "--delta", "1e-5"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert main(["show", str(path), "--delta", "1e-5", "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+    assert "Ledger's budget: 3 at delta 1e-06 for all fits and models" in text
+    assert "the number of records, 5,000: it is taken as public." in text
+    assert data["num_records"] == 5000
+    assert data["num_records_declared"] is None
+    assert data["accountant"] == "rdp"
 
 
 def _run(code):

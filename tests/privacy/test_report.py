@@ -1,13 +1,31 @@
 """The report and the epsilon curve."""
 
+import itertools
 import json
 import math
+import re
 import time
 
+import dp_accounting
 import pytest
-from support.stack import needs_poisson_replace_one
+from dp_accounting import NeighboringRelation, pld, rdp
+from support.stack import PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
-from tfp_dpvi.privacy import EpsilonCurve, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.privacy import (
+    EachRecordOncePerEpoch,
+    EpsilonCurve,
+    FixedSizeSampling,
+    FullBatch,
+    GaussianPart,
+    JointGaussian,
+    PoissonSampling,
+    PrivacyLedger,
+    PrivacyPlan,
+    PrivacyReport,
+    Sensitivity,
+    termwise_noise,
+)
+from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.privacy.report import round_up
 
 PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000, l2_norm_clip=1.5, num_records=10_000)
@@ -20,6 +38,10 @@ def _report(ledger=None, **kwargs):
     kwargs.setdefault("delta", 1e-6)
     kwargs.setdefault("num_records", 10_000)
     return PrivacyReport.from_ledger(ledger, **kwargs)
+
+
+def flat(report):
+    return " ".join(str(report).split())
 
 
 def test_the_text_says_what_an_officer_needs():
@@ -104,9 +126,177 @@ def test_unconfirmed_steps_are_told():
 
 
 def test_declared_records():
-    assert "declared by hand" in " ".join(str(_report(num_records_declared=True)).split())
-    assert "counted from the data" in " ".join(str(_report()).split())
-    assert "unknown here" in " ".join(str(_report(num_records=None)).split())
+    assert "10,000: it is taken as public and was declared by hand" in flat(_report(num_records_declared=True))
+    assert "counted from the data" in flat(_report(num_records_declared=False))
+    assert "counted from" not in flat(_report())  # What cannot be known is not said.
+    assert _report().to_json()["num_records_declared"] is None
+
+
+def test_the_number_of_records_is_in_the_plans():
+    ledger = PrivacyLedger()
+    ledger.reserve(PLAN, 10)
+    ledger.reserve(PLAN.replace(num_records=12_000), 10)
+    report = _report(ledger, num_records=None, delta=9e-6)
+    assert report.num_records == 12_000
+    assert any("large for 12000 records" in warning for warning in report.warnings)
+    assert _report(ledger, num_records=9).num_records == 9
+    ledger = PrivacyLedger()
+    ledger.reserve(PLAN.replace(num_records=None), 10)
+    assert "unknown here" in flat(_report(ledger, num_records=None))
+
+
+def test_the_ledger_s_own_budget_is_in_the_report():
+    ledger = PrivacyLedger(budget_epsilon=4.0, budget_delta=1e-7)
+    ledger.reserve(PLAN, 100)
+    report = _report(ledger, budget_epsilon=2.0)
+    spent = PLAN.replace(num_releases=100).epsilon(1e-7)
+    assert report.to_json()["ledger_budget"] == {"epsilon": 4.0, "delta": 1e-7, "spent": spent}
+    left = float(re.search(r"Ledger's budget: 4 at delta 1e-07 for all fits and models, (\S+) left", flat(report))[1])
+    assert 0.99 * (4.0 - spent) <= left <= 4.0 - spent
+    assert "Budget: 2 in total" in flat(report)
+    assert "Ledger's budget" not in flat(_report())
+
+
+def test_choosing_later_settings_by_earlier_results_is_not_covered():
+    assert "settings of a later fit" in flat(_report())
+    assert any("2.04e-5" in item for item in _report().to_json()["not_covered"])
+
+
+# --- an auditor with the text alone ---
+
+
+def _events(text):
+    """The events that a report prints, read by a parser that knows dp_accounting alone."""
+    found = []
+    for label in re.finditer(r"Event(?:, part \d+)?: ", text):
+        rest = text[label.end() :]
+        depth = list(itertools.accumulate({"(": 1, ")": -1}.get(sign, 0) for sign in rest))
+        end = next(place for place in range(1, len(rest)) if depth[place] == 0 < depth[place - 1])
+        names = {name: getattr(dp_accounting, name) for name in dir(dp_accounting) if name.endswith("DpEvent")}
+        found.append(eval(rest[: end + 1], {"__builtins__": {}}, names))
+    return found
+
+
+def _recomputed(text):
+    """Epsilon from the text of a report, without this package."""
+    delta = float(re.search(r"Epsilon spent: \S+ at delta (\S+)", text)[1])
+    relation = NeighboringRelation[re.search(r"Adjacency: (.*?) Epsilon", text)[1].upper().replace(" ", "_")]
+    accounting = re.search(r"Accounting: (.*?) Releases", text)[1]
+    events = _events(text)
+    if "advanced composition" in accounting:
+        (event,) = events
+        q = getattr(event.event, "sampling_probability", 1.0)
+        z = getattr(event.event, "event", event.event).noise_multiplier
+        inner, last = 0.8 * delta / (q * event.count), 0.2 * delta
+        one = math.log1p(q * math.expm1(math.sqrt(2 * math.log(1.25 / inner)) / z))
+        return math.sqrt(2 * event.count * math.log(1 / last)) * one + event.count * one * math.expm1(one)
+    if "RdpAccountant" in accounting:
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+    else:
+        assert "PLDAccountant" in accounting
+        grid = re.search(r"on a grid of (\S+),", accounting)
+        accountant = pld.PLDAccountant(relation, 1e-4 if grid is None else float(grid[1]))
+    for event in events:
+        accountant.compose(event)
+    return accountant.get_epsilon(delta)
+
+
+def _termwise(scheme, relation, **sampling):
+    noise = termwise_noise(
+        scheme,
+        l2_norm_clip=1.0,
+        batch_l2_norm_clip=0.05,
+        expected_batch_size=100.0,
+        num_partitions=20,
+        num_encoder=300,
+        num_rest=700,
+        neighboring_relation=check.relation(relation),
+        **sampling,
+    )
+    return noise.sensitivity
+
+
+def _with_metrics(plan):
+    joint = JointGaussian(
+        (GaussianPart("gradient", 1.0, plan.sensitivity), GaussianPart("elbo", 3.0, Sensitivity(1.0, 2.0)))
+    )
+    sensitivity = Sensitivity(1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier)
+    return plan.replace(sensitivity=sensitivity, metrics=("elbo",), gradient_sensitivity=plan.sensitivity)
+
+
+ADD, REPLACE = "add_or_remove_one", "replace_one"
+POISSON = PoissonSampling(256 / 48842)
+PRICED = {
+    "poisson": [PrivacyPlan(POISSON, 1.41234567, 3820, l2_norm_clip=1.0)],
+    "little noise, coarse grid": [PrivacyPlan(PoissonSampling(0.01), 0.7, 100)],
+    "poisson, rdp": [PrivacyPlan(POISSON, 1.41234567, 3820, accountant="rdp")],
+    "poisson, advanced": [PrivacyPlan(PoissonSampling(0.001), 20.0, 300, accountant="advanced_composition")],
+    "full batch": [PrivacyPlan(FullBatch(), 31.4159265, 200, l2_norm_clip=0.5)],
+    "full batch, rdp, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE, accountant="rdp")],
+    "full batch, advanced, replace": [PrivacyPlan(FullBatch(), 300.0, 10, REPLACE, accountant="advanced_composition")],
+    "fixed size": [PrivacyPlan(FixedSizeSampling(5000, 100), 5.4321, 400, REPLACE, accountant="rdp")],
+    "once per epoch, rdp": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE, accountant="rdp")],
+    "term-wise, single draw": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single", ADD), l2_norm_clip=1.0)],
+    "term-wise, blocks": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("blocks", ADD), l2_norm_clip=1.0)],
+    "metrics": [_with_metrics(PrivacyPlan(POISSON, 1.5, 1000))],
+    "term-wise and metrics": [_with_metrics(PrivacyPlan(POISSON, 9.0, 1000, sensitivity=_termwise("blocks", ADD)))],
+    "two plans": [PrivacyPlan(POISSON, 1.5, 500), PrivacyPlan(FullBatch(), 40.0, 30, purpose="means of 3 columns")],
+}
+IN_2C = (
+    {  # dp_accounting 0.4.3's PLDAccountant has no replace-one, or another convention for it.
+        "poisson, replace": [PrivacyPlan(POISSON, 1.41234567, 3820, REPLACE)],
+        "full batch, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE)],
+        "once per epoch": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE)],
+        "term-wise, blocks, replace": [PrivacyPlan(POISSON, 9.0, 3820, REPLACE, _termwise("blocks", REPLACE))],
+        "term-wise, full batch, replace": [
+            PrivacyPlan(FullBatch(), 90.0, 40, REPLACE, _termwise("blocks", REPLACE, sampling=FullBatch()))
+        ],
+        "two plans, replace": [
+            PrivacyPlan(POISSON, 1.5, 500, REPLACE),
+            PrivacyPlan(EachRecordOncePerEpoch(20), 30.0, 95, REPLACE),
+        ],
+    }
+    if PRICES_POISSON_REPLACE_ONE
+    else {}
+)
+
+
+@pytest.mark.parametrize("name", [*PRICED, *IN_2C])
+def test_epsilon_can_be_recomputed_from_the_text(name):
+    """Every kind of plan: sampling, noise, sensitivity, number of releases, accountant and grid are all in it."""
+    ledger = PrivacyLedger()
+    for number, plan in enumerate((PRICED | IN_2C)[name]):
+        ledger.reserve(plan, plan.num_releases, run=f"{number}")
+    report = PrivacyReport.from_ledger(ledger, delta=1e-5)
+    again = _recomputed(flat(report))
+    assert again == pytest.approx(report.epsilon, rel=1e-3)
+    shown = float(re.search(r"Epsilon spent: (\S+)", flat(report))[1])
+    assert report.epsilon <= shown <= 1.011 * again
+    assert [run["dp_event"] for run in report.to_json()["releases"]] == [
+        text.strip()
+        for text in re.findall(r"Event(?:, part \d+)?: (.*?)(?= How, part| Covered by| Metrics:)", flat(report))
+    ]
+    assert max(map(len, str(report).splitlines())) <= 100
+
+
+def test_words_of_a_term_wise_release_say_how_far_one_record_moves_it():
+    """From "9 times that bound" alone one computes 0.301 where 0.337 is claimed."""
+    plan = PrivacyPlan(POISSON, 9.0, 3820, sensitivity=Sensitivity(1.1, 2.15), l2_norm_clip=1.0)
+    ledger = PrivacyLedger()
+    ledger.reserve(plan, 3820)
+    text = flat(PrivacyReport.from_ledger(ledger, delta=1e-5))
+    assert (
+        "one record's presence moves what is released by up to 1.1 times that bound, its replacement by up to 2.15"
+        in text
+    )
+    assert "times each part's scale" not in flat(_report())
+
+
+def test_the_accountant_is_by_default_that_of_the_plans():
+    ledger = PrivacyLedger()
+    ledger.reserve(PrivacyPlan(FixedSizeSampling(5000, 100), 5.0, 400, REPLACE, accountant="rdp"), 400)
+    assert PrivacyReport.from_ledger(ledger, delta=1e-5).accountant == "rdp"
+    assert PrivacyReport.from_ledger(PrivacyLedger(), delta=1e-5).accountant == "pld"
 
 
 @needs_poisson_replace_one

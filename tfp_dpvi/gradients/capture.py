@@ -34,7 +34,7 @@ class Capture:
       rows_each: for each call in order, how many rows the layer saw for one record; None to infer it from
         `num_records`, which must then be known while tracing.
       num_records: static number of records, or None.
-      mapped: take no rule but `tf.vectorized_map` for every layer.
+      mapped: take no rule but `tf.vectorized_map` for every layer, embeddings excepted.
 
     Attributes:
       notes: sentences about layers that no rule knows.
@@ -84,7 +84,9 @@ class Capture:
             # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
             if self._paused or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
-            rule = None if self._mapped else layer_rules.RULES.get(type(layer))
+            # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
+            mapped = self._mapped and type(layer) is not keras.layers.Embedding
+            rule = None if mapped else layer_rules.RULES.get(type(layer))
             plain = not args and all(value is None for value in kwargs.values())
             probed = rule(layer, inputs) if rule is not None and plain and _one_dtype(layer) else None
             if probed is None:

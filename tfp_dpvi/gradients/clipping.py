@@ -29,6 +29,9 @@ class ClippedSum:
 
     For data sets S and S' that differ by the presence of one record, and equal randomness,
     `||sum(S) - sum(S')|| <= sensitivity.add_or_remove * l2_norm_clip` in exact arithmetic, whatever the record holds.
+
+    Raises:
+      ValueError: a tensor is of another type than float32 and float64.
     """
 
     tensors: Sequence[Any]
@@ -36,6 +39,20 @@ class ClippedSum:
     sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
     noise_scales: Sequence[float] | None = None
     num_metrics: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_low_precision(self.tensors)
+
+
+def refuse_low_precision(tensors: Sequence[Any]) -> None:
+    """Raises `ValueError` for tensors that are neither float32 nor float64: sums in float16 round by many clips."""
+    for part in tensors:
+        dtype = tf.as_dtype(part.dtype)
+        if dtype not in (tf.float32, tf.float64):
+            raise ValueError(
+                f"A gradient is of dtype {dtype.name}, whose rounding lets one record move a sum by many clips: use float32 and "
+                "float64 alone,\nfor variables and draws."
+            )
 
 
 CLIPPINGS = ("flat", "per_layer", "normalized")

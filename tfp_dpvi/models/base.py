@@ -159,8 +159,27 @@ class DPModel(Model):
     def _check_unchanged(self) -> None:
         """For subclasses: raises if what this fit was priced for has been changed while it runs."""
 
+    def _refuse_while_fitting(self, call: str) -> None:
+        if self._dp.train_function is not None:
+            raise RuntimeError(
+                f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
+                f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
+            )
+
+    def _check_precision(self, variables: Sequence[Any] = ()) -> None:
+        """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
+        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in self._flatten_layers()]
+        held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
+        for name, dtype, shown in held:
+            if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
+                raise ValueError(
+                    f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
+                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
+                )
+
     def _check_trainable(self) -> None:
         """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
+        self._check_precision(self.trainable_variables)
         now = tuple(id(variable) for variable in self.trainable_variables)
         if self._dp.trained not in (None, now):
             raise ValueError(
@@ -246,6 +265,8 @@ class DPModel(Model):
         Raises:
           ValueError: both or neither of epsilon and noise, no clip, or a value out of range.
         """
+        self._refuse_while_fitting("compile")
+        self._check_precision()
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(f"loss={loss!r}: leave it out, the model brings its own loss, record by record.")
@@ -375,6 +396,7 @@ class DPModel(Model):
             raise RuntimeError(
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
+        self._refuse_while_fitting("fit")
         arguments.refuse(refused)
         replicas = self.distribute_strategy.num_replicas_in_sync
         outer = tf.distribute.get_strategy()
@@ -425,7 +447,6 @@ class DPModel(Model):
         if backup is not None:
             backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
             callbacks = resuming.put_last(callbacks, backup)
-        state.train_function = run
         if state.settings.unsafe_training_metrics:
             state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
         if validation is not None and unsafe_validation and not validation_is_public:
@@ -434,6 +455,7 @@ class DPModel(Model):
         user_steps = self._steps_per_execution.numpy()
         if state.auto_steps_per_execution:
             self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
+        state.train_function = run
         try:
             with workers.naming_lost_workers(self.distribute_strategy, run.books):
                 return super().fit(

@@ -130,14 +130,16 @@ def make_loop(
                 raise AssertionError(
                     f"The clipper states {stated}, the plan was priced for {expected_sensitivity}, {settings.noise_scales}."
                 )
-            sums = [total + part for total, part in zip(sums, clipped.tensors, strict=True)]
+            sums = [total + tf.cast(part, total.dtype) for total, part in zip(sums, clipped.tensors, strict=True)]
             monitored = [
                 total + centred_sum(metric, statistics)
                 for total, metric in zip(monitored, settings.metrics, strict=True)
             ]
             return sums, monitored, loss + statistics.sum_of_losses(), number + 1
 
-        zeros = [tf.zeros(part.shape, part.dtype) for part in gradients.released]
+        # In float64 over many visits: a long float32 sum can round one record's presence up to many clips.
+        wide = gradients.clip_batch is None or settings.sampler.physical_batch_size < settings.expected_batch_size
+        zeros = [tf.zeros(part.shape, tf.float64 if wide else part.dtype) for part in gradients.released]
         zero = tf.zeros([], variables[0].dtype)
         start = (zeros, [tf.zeros([], tf.float64) for _ in settings.metrics], zero, tf.constant(0, tf.int64))
         sampler = settings.sampler
@@ -145,6 +147,7 @@ def make_loop(
             sums, monitored, loss, _ = sampler.walk(sampling_key, visit, start, given=records["mask"])
         else:
             sums, monitored, loss, _ = sampler.walk(sampling_key, visit, start)
+        sums = [tf.cast(total, part.dtype) for total, part in zip(sums, gradients.released, strict=True)]
         if replicas > 1:
             context = tf.distribute.get_replica_context()
             *together, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums, *monitored, loss])

@@ -16,6 +16,7 @@ from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, PoissonSampler
 
 _CALIBRATION_SLACK = 0.99  # A calibrated plan spends at least this share of its target.
 _MAX_GRADIENT_BYTES = 2**27  # Per-record gradients held at a time, unless physical_batch_size says otherwise.
+_MAX_RECORDS = 1024  # Added up in float32 by one matrix product: more records round to more of a clip.
 _MAX_BATCH_BYTES = 2**30  # What lies between layers in a physical batch, unless physical_batch_size says otherwise.
 
 
@@ -92,7 +93,7 @@ def _sampler_of_batches(
     sampling: str, num_available: int, public_num: int, batch_size: int, physical: int | None, needs: BatchNeeds
 ) -> Sampler:
     """For models that work on a batch at once, whose memory goes by what lies between layers."""
-    most = physical or max(1, _MAX_BATCH_BYTES // max(1, needs.bytes_each))
+    most = physical or max(1, min(_MAX_RECORDS, _MAX_BATCH_BYTES // max(1, needs.bytes_each)))
     full = batch_size >= public_num
     # Where groups of records are formed in a batch, all of it is visited at once: ten standard deviations are never passed.
     mean = num_available * batch_size / public_num

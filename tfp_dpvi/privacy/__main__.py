@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,17 @@ from tfp_dpvi.privacy.ledger import PrivacyLedger
 from tfp_dpvi.privacy.report import PrivacyReport
 
 
+def _count(text: str) -> int:
+    """Returns a whole number from text such as "100000" or "1e5"."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write for example 100000 or 1e5")
+    return int(text) if text.strip("+-").isdigit() else int(value)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -19,11 +31,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="what a fit would cost, before data are touched")
-    plan.add_argument("--records", type=int, required=True, metavar="N", help="number of records, taken as public")
-    plan.add_argument("--batch-size", type=int, required=True, metavar="B", help="expected batch size")
+    plan.add_argument("--records", type=_count, required=True, metavar="N", help="number of records, taken as public")
+    plan.add_argument("--batch-size", type=_count, required=True, metavar="B", help="expected batch size")
     length = plan.add_mutually_exclusive_group(required=True)
-    length.add_argument("--epochs", type=int, metavar="E", help="passes over the records, ceil(N / B) steps each")
-    length.add_argument("--steps", type=int, metavar="T", help="number of steps")
+    length.add_argument("--epochs", type=_count, metavar="E", help="passes over the records, ceil(N / B) steps each")
+    length.add_argument("--steps", type=_count, metavar="T", help="number of steps")
     strength = plan.add_mutually_exclusive_group(required=True)
     strength.add_argument("--epsilon", type=float, help="calibrate the noise to this epsilon")
     strength.add_argument("--noise-multiplier", type=float, help="noise over l2_norm_clip; prints its epsilon")
@@ -31,15 +43,17 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--neighboring", default="add_or_remove_one", choices=["add_or_remove_one", "replace_one"], help="adjacency"
     )
-    plan.add_argument("--accountant", default="pld", choices=sorted(ACCOUNTANTS))
+    plan.add_argument(
+        "--accountant", choices=sorted(ACCOUNTANTS), help="by default pld, and rdp for --sampling fixed_size"
+    )
     plan.add_argument("--sampling", default="poisson", choices=planner.SAMPLINGS)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
     plan.add_argument("--plot", metavar="FILE", help="draw epsilon over steps (needs matplotlib)")
     show = commands.add_parser("show", help="the privacy report of a ledger file, also while it is in use")
     show.add_argument("ledger", metavar="FILE")
     show.add_argument("--delta", type=float, required=True)
-    show.add_argument("--records", type=int, metavar="N", help="number of records, for the report")
-    show.add_argument("--accountant", default="pld", choices=sorted(ACCOUNTANTS))
+    show.add_argument("--records", type=_count, metavar="N", help="number of records, by default that of the plans")
+    show.add_argument("--accountant", choices=sorted(ACCOUNTANTS), help="by default that of the plans")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -116,6 +116,12 @@ class Accountant(abc.ABC):
     """Prices a `DpEvent` under an adjacency. A subclass is usable by name once it is in `ACCOUNTANTS`."""
 
     name: ClassVar[str] = ""
+    #: Whether an auditor's tool reads a replace-one Gaussian as N(0, m^2) against N(1, m^2), unlike the events here.
+    over_replacement: ClassVar[bool] = False
+
+    def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
+        """Returns the spacing of privacy losses in a numerical composition; None where there is none."""
+        return None
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
         """Returns what an event releases.
@@ -197,6 +203,11 @@ class PldAccountant(Accountant):
 
     name = "pld"
 
+    def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
+        """Returns what `epsilon` composes on; None where it is infinite or has a closed form."""
+        releases = self.releases(event, relation)
+        return grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
+
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples, and with dp_accounting < 0.5 Poisson samples under replace-one."""
         if releases.fixed_size:
@@ -220,7 +231,10 @@ class PldAccountant(Accountant):
                 f"delta={delta!r} is below {SMALLEST_DELTA:g}, what numerical composition resolves; pass a larger delta, "
                 "use accountant='rdp' (add_or_remove_one), or full batches."
             )
-        return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
+        with np.errstate(
+            divide="ignore", over="ignore"
+        ):  # Losses beyond 700: e^-loss is 0 in dp_accounting's quotient.
+            return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta, rounded upwards: to 1e-9 at least, except where there is a closed form."""
@@ -249,9 +263,14 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
 
     Grids nest, so a coarser one gives an upper bound of a finer one's figures. Only releases with little noise
     (below about 0.9), or an epsilon beyond 30 or so, need more points than there are by default.
+
+    Where the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6 steps, `STEP` would
+    overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points is enough. That
+    overstates by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of them, never make
+    the grid finer, so that epsilon does not fall with them.
     """
     replace = relation is _REPLACE
-    widest = mean = 0.0
+    widest = mean = deviation = 0.0
     for q, z, n in kinds:
         reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) where dp_accounting cuts off: e^-50 is left.
         top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
@@ -259,9 +278,12 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
         # The mean of a loss is at most q times that of all records, and at most the chi-squared divergence.
         single = min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
         mean += n * single * (4.0 if replace else 1.0)
+        if q < 1.0:
+            deviation = max(deviation, math.sqrt(2.0 * single) * (2.0 if replace else 1.0))
     width = widest + 2.0 * mean + 20.0 * math.sqrt(2.0 * mean)
     need = max(widest, width / 16.0) / (STEP * points)
-    return float(STEP * 2.0 ** max(0, math.ceil(math.log2(need))))
+    finest = max(-5, math.floor(math.log2(deviation / (8.0 * STEP)))) if deviation else 0
+    return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
 
 
 @functools.lru_cache(maxsize=16)
@@ -294,6 +316,7 @@ class RdpAccountant(Accountant):
     """
 
     name = "rdp"
+    over_replacement = True
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples under add-or-remove-one and Poisson samples under replace-one."""

@@ -90,6 +90,7 @@ class AdvancedCompositionAccountant(Accountant):
     """Advanced composition with amplification as in the 2017 paper; for comparison only."""
 
     name = "advanced_composition"
+    over_replacement = True
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples, Poisson samples under replace-one, and releases of several kinds."""

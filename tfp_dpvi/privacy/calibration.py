@@ -41,9 +41,10 @@ def smallest_noise_multiplier(
         if found is not None:
             x, slope = found
     if found is None:
+        rest = f" ({left:.6g} of it is left)" if epsilons[-1][1] > 0.0 else ""
         raise BudgetExhaustedError(
-            f"no noise multiplier up to {math.exp(_HIGH):g} keeps epsilon within {target:.6g}: "
-            "too little of the budget is left. Allow a larger epsilon or fewer releases."
+            f"no noise multiplier up to {math.exp(_HIGH):g} keeps within epsilon={target:.6g}{rest}; allow a larger epsilon or "
+            "fewer releases."
         )
     return math.exp(x)
 

@@ -53,7 +53,7 @@ class PrivacyOutlook:
       delta: the delta of all epsilons.
       num_records: N.
       batch_size: the (expected) batch size.
-      epochs: passes over the records, as steps times batch size over N.
+      epochs: passes over the records, of ceil(N / batch_size) steps each, as `fit` counts them.
       side_by_side: the same noise by every accountant under every adjacency.
       changes: what other choices would cost: noise needed for the same epsilon if one was asked for,
         otherwise epsilon at the same noise.
@@ -131,7 +131,7 @@ def plan_privacy(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     neighboring_relation: NeighboringRelation | str = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    accountant: str = "pld",
+    accountant: str | None = None,
     sampling: str = "poisson",
 ) -> PrivacyOutlook:
     """Plans a fit without touching data.
@@ -145,7 +145,7 @@ def plan_privacy(
       epsilon: the target, for which the noise is calibrated.
       noise_multiplier: the noise, in place of `epsilon`.
       neighboring_relation: adjacency.
-      accountant: "pld", "rdp" or "advanced_composition".
+      accountant: "pld", "rdp" or "advanced_composition"; by default "pld", and "rdp" for fixed-size sampling.
       sampling: "poisson", "fixed_size", "full_batch" or "each_record_once_per_epoch".
 
     Raises:
@@ -162,6 +162,7 @@ def plan_privacy(
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them.")
     per_epoch = -(-records // batch)
+    accountant = accountant or ("rdp" if sampling == "fixed_size" else "pld")
     total = check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch
     question = _Question(
         records=records,
@@ -182,7 +183,7 @@ def plan_privacy(
         delta=delta,
         num_records=records,
         batch_size=batch,
-        epochs=total * batch / records,
+        epochs=total / per_epoch,
         side_by_side=tuple(_side_by_side(plan, delta)),
         changes=tuple(_changes(question)),
         target_epsilon=question.epsilon,

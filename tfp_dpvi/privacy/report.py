@@ -5,8 +5,13 @@ import math
 import textwrap
 from typing import Any
 
+import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
+
 from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.privacy.accountants import get_accountant
 from tfp_dpvi.privacy.ledger import PrivacyLedger
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -22,13 +27,16 @@ _NOT_COVERED = (
     "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these "
     "records: every trial spends budget, and trials not in this ledger are not counted",
     "the choice of prior and model: they are taken as public",
-    "the number of records that was declared, {num_records}: it is taken as public{declared}",
+    "the number of records, {num_records}: it is taken as public{declared}",
     "the check of record values before training (missing or malformed values), which the holder of "
     "the data runs and whose outcome should stay there",
     "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
     "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
     "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
     "the fit was planned for, not that of the steps that ran",
+    "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at what an earlier one "
+    "released: releases are added up as if all settings had been fixed beforehand. With the worst of five candidates chosen "
+    "after the first release, delta was 2.04e-5 where 1e-5 was stated",
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
     "is slightly irregular",
@@ -47,9 +55,9 @@ _UNITS = {
 }
 
 _ACCOUNTANTS = {
-    "pld": "privacy loss distributions, composed numerically and rounded upwards",
-    "rdp": "Renyi differential privacy (the moments accountant)",
-    "advanced_composition": "advanced composition with amplification, a loose bound",
+    "pld": "privacy loss distributions{grid}, rounded upwards: what PLDAccountant of dp_accounting >= 0.5 says of the events below",
+    "rdp": "Renyi differential privacy (the moments accountant): what RdpAccountant of dp_accounting says of the events below",
+    "advanced_composition": "advanced composition with amplification, a loose bound: equations 7 and 8 of arXiv:1610.08749",
 }
 
 
@@ -74,17 +82,20 @@ class PrivacyReport:
       neighboring_relation: "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
       releases: one dictionary per run of equal plans: sampling, sampling_description,
-        noise_multiplier, l2_norm_clip, sensitivity, num_releases; and purpose, where it is not training, and metrics,
-        where privatised metrics were released with the steps.
+        noise_multiplier, l2_norm_clip, sensitivity, num_releases, dp_event (as the accountant's counterpart in
+        dp_accounting reads it, in Python); and purpose, where it is not training, and metrics, where privatised metrics
+        were released with the steps.
       num_releases: how many noisy sums were released (or reserved).
       unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
       budget_epsilon: the lifetime budget, None if none was set.
       num_records: the declared number of records, None if unknown.
-      num_records_declared: True if the number was declared by hand, False if it was counted.
+      num_records_declared: True if the number was declared by hand, False if it was counted, None if that is not known.
       seeded: True if the noise was drawn from a fixed seed.
       caveats: further sentences.
       dataset_id: the name of the data set in the ledger.
       epsilon_without_metrics: what the same noise would have cost without privatised metrics; None if there were none.
+      ledger_budget: epsilon, delta and what is spent at that delta, where the ledger has a budget of its own; else None.
+      grid_spacing: of the numerical composition; None where there is none.
     """
 
     epsilon: float
@@ -96,11 +107,13 @@ class PrivacyReport:
     unconfirmed_steps: int = 0
     budget_epsilon: float | None = None
     num_records: int | None = None
-    num_records_declared: bool = False
+    num_records_declared: bool | None = None
     seeded: bool = False
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
     epsilon_without_metrics: float | None = None
+    ledger_budget: dict[str, float] | None = None
+    grid_spacing: float | None = None
 
     @classmethod
     def from_ledger(
@@ -108,10 +121,10 @@ class PrivacyReport:
         ledger: PrivacyLedger,
         *,
         delta: float,
-        accountant: str = "pld",
+        accountant: str | None = None,
         budget_epsilon: float | None = None,
         num_records: int | None = None,
-        num_records_declared: bool = False,
+        num_records_declared: bool | None = None,
         seeded: bool = False,
         caveats: tuple[str, ...] = (),
         neighboring_relation: Any = "add_or_remove_one",
@@ -121,10 +134,10 @@ class PrivacyReport:
         Args:
           ledger: the ledger of the data set.
           delta: the delta to report at.
-          accountant: "pld" or "rdp".
-          budget_epsilon: the lifetime budget, if one was set.
-          num_records: the declared number of records.
-          num_records_declared: whether it was declared by hand (False: counted from the data).
+          accountant: "pld" or "rdp"; by default that of the ledger's plans, "pld" where they differ.
+          budget_epsilon: the lifetime budget of a model, if one was set; the ledger's own is in the report anyway.
+          num_records: the declared number of records, by default the largest that the ledger's plans hold.
+          num_records_declared: whether it was declared by hand (False: counted from the data; None: not known).
           seeded: whether noise came from a fixed seed.
           caveats: further sentences, for example "unsafe training metrics were shown".
           neighboring_relation: what to say while the ledger is empty.
@@ -132,6 +145,14 @@ class PrivacyReport:
         relation = ledger.neighboring_relation or check.relation(neighboring_relation)
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")
+        plans = [entry.plan for entry in ledger.entries]
+        if accountant is None:
+            names = {plan.accountant for plan in plans}
+            accountant = names.pop() if len(names) == 1 else "pld"
+        price = get_accountant(accountant)
+        if num_records is None:
+            num_records = max((plan.num_records for plan in plans if plan.num_records is not None), default=None)
+        halve = price.over_replacement and relation is NeighboringRelation.REPLACE_ONE
         return cls(
             epsilon=ledger.epsilon(delta, accountant),
             delta=check.delta(delta),
@@ -145,6 +166,7 @@ class PrivacyReport:
                     "l2_norm_clip": e.plan.l2_norm_clip,
                     "sensitivity": e.plan.sensitivity.to_json(),
                     "num_releases": e.steps,
+                    "dp_event": _event_text(e.dp_event, halve),
                     **({} if e.plan.purpose is None else {"purpose": e.plan.purpose}),
                     **({"metrics": list(e.plan.metrics)} if e.plan.metrics else {}),
                 }
@@ -154,11 +176,13 @@ class PrivacyReport:
             unconfirmed_steps=ledger.unconfirmed_steps,
             budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon, "budget_epsilon"),
             num_records=None if num_records is None else check.count("num_records", num_records, 1),
-            num_records_declared=bool(num_records_declared),
+            num_records_declared=num_records_declared,
             seeded=bool(seeded) or ledger.seeded,
             caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *ledger.caveats, *caveats),
             dataset_id=ledger.dataset_id,
             epsilon_without_metrics=ledger.epsilon_without_metrics(delta, accountant),
+            ledger_budget=_ledger_budget(ledger, accountant),
+            grid_spacing=price.grid_spacing(ledger.dp_event, relation),
         )
 
     @property
@@ -211,6 +235,8 @@ class PrivacyReport:
         data["caveats"] = list(self.caveats)
         left = self.budget_left
         data["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
+        if self.ledger_budget is not None and math.isinf(self.ledger_budget["spent"]):
+            data["ledger_budget"] = {**self.ledger_budget, "spent": "inf"}
         return {
             "schema_version": REPORT_SCHEMA_VERSION,
             **data,
@@ -228,9 +254,9 @@ class PrivacyReport:
 
     def _not_covered(self) -> tuple[str, ...]:
         known = "unknown here" if self.num_records is None else f"{self.num_records:,}"
-        declared = (
-            " and was declared by hand" if self.num_records_declared else ", although it was counted from the data"
-        )
+        declared = {True: " and was declared by hand", False: ", although it was counted from the data", None: ""}[
+            self.num_records_declared
+        ]
         return tuple(s.format(num_records=known, declared=declared) for s in _NOT_COVERED)
 
     def __str__(self) -> str:
@@ -291,7 +317,12 @@ class PrivacyReport:
         if self.budget_epsilon is not None:
             left = self.budget_left or 0.0
             facts.append(("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(left)} left"))
-        facts.append(("Accounting", _ACCOUNTANTS.get(self.accountant, self.accountant)))
+        if self.ledger_budget is not None:
+            epsilon, at, spent = (self.ledger_budget[name] for name in ("epsilon", "delta", "spent"))
+            text = f"{epsilon:g} at delta {at:g} for all fits and models, {_shown_down(max(0.0, epsilon - spent))} left"
+            facts.append(("Ledger's budget", text))
+        grid = " in closed form" if self.grid_spacing is None else f", composed on a grid of {self.grid_spacing:g}"
+        facts.append(("Accounting", _ACCOUNTANTS.get(self.accountant, self.accountant).format(grid=grid)))
         released = f"{self.num_releases:,} noisy sums"
         if self.unconfirmed_steps:
             released += (
@@ -300,18 +331,21 @@ class PrivacyReport:
             )
         facts.append(("Releases so far", released))
         for i, run in enumerate(self.releases, 1):
-            label = "How" if len(self.releases) == 1 else f"How, part {i}"
+            part = "" if len(self.releases) == 1 else f", part {i}"
             clip = run["l2_norm_clip"]
             clip_text = "a fixed bound" if clip is None else f"length {clip:g}"
             what = f"{run['num_releases']:,} steps" if "purpose" not in run else run["purpose"]
-            facts.append(
-                (
-                    label,
-                    f"{what}; {run['sampling_description']}; each record's "
-                    f"contribution clipped to {clip_text}; Gaussian noise of "
-                    f"{_digits_down(run['noise_multiplier'])} times that bound",
-                )
+            text = (
+                f"{what}; {run['sampling_description']}; each record's contribution clipped to {clip_text}; Gaussian noise of "
+                f"{_digits_down(run['noise_multiplier'], 6)} times that bound"
             )
+            if run["sensitivity"] != PER_RECORD_CLIP.to_json():
+                presence, replacement = (_digits_up(run["sensitivity"][of]) for of in ("add_or_remove", "replace"))
+                text += (
+                    f", times each part's scale; over these scales one record's presence moves what is released by up to {presence} "
+                    f"times that bound, its replacement by up to {replacement} times"
+                )
+            facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
         if self.epsilon_without_metrics is not None:
             names = dict.fromkeys(name for run in self.releases for name in run.get("metrics", ()))
             facts.append(
@@ -327,6 +361,32 @@ class PrivacyReport:
         for name, text in facts:
             lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
         return lines
+
+
+def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> dict[str, float] | None:
+    if ledger.budget is None:
+        return None
+    epsilon, delta = ledger.budget
+    return {"epsilon": epsilon, "delta": delta, "spent": ledger.epsilon(delta, accountant)}
+
+
+def _event_text(event: DpEvent, halve: bool) -> str:
+    """Returns an event as Python says it, figures in six digits and rounded to the safe side.
+
+    Args:
+      event: of a plan.
+      halve: the reader's multipliers are over the whole distance of a replacement.
+    """
+    name = type(event).__name__
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return f"{name}({_digits_down(event.noise_multiplier / (2.0 if halve else 1.0), 6)})"
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return f"{name}({_event_text(event.event, halve)}, {event.count})"
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return f"{name}({_digits_up(event.sampling_probability)}, {_event_text(event.event, halve)})"
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        return f"{name}({event.source_dataset_size}, {event.sample_size}, {_event_text(event.event, halve)})"
+    return f"{name}()"
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
@@ -345,6 +405,10 @@ def _shown_down(value: float) -> str:
     if value == 0.0:
         return "nothing"
     return _digits_down(value)
+
+
+def _digits_up(value: float) -> str:
+    return f"{round_up(value, 6):.6g}"
 
 
 def _digits_down(value: float, digits: int = 3) -> str:
