@@ -137,15 +137,17 @@ class PrivateRun:
             self._plan_again()
             steps = min(steps, self._allowed - self._done)
         begun = time.perf_counter()
+        most = min(max(steps, self._reserve_at_once), self._allowed - self._done)
         while self._reservation is None:
-            most = min(max(steps, self._reserve_at_once), self._allowed - self._done)
             try:
                 self._reservation = self._state.ledger.reserve(
                     self._plan, most, run=self._name, seeded=self._state.seed is not None, budgets=self._budgets
                 )
             except BudgetExhaustedError:  # Another model was quicker.
-                self._plan_again()
-                steps = min(steps, self._allowed - self._done)
+                if most == 1:
+                    raise
+                most //= 2
+        steps = min(steps, most)
         self._reserved, self._used = most, 0
         self._known_releases = self._state.ledger.num_releases
         self._reserved_at, self._seconds_to_reserve = time.perf_counter(), time.perf_counter() - begun
