@@ -19,7 +19,10 @@ tfd = tfp.distributions
 _vi = tfp.experimental.vi
 
 
-class _Normal(tfd.Normal):
+_TfpNormal: Any = tfd.Normal
+
+
+class _Normal(_TfpNormal):
     """A normal whose seeded draws name their generator.
 
     With TFP's, which leave it to TensorFlow, XLA on CPUs mixes the seed anew for every number (TensorFlow 2.21: 0.66

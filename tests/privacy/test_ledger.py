@@ -242,7 +242,6 @@ def test_fixed_size_releases_have_a_report_a_budget_and_an_end(make):
     assert ledger.num_releases == 61
 
 
-@pytest.mark.xfail(raises=UnsupportedPairError, reason="the report's accountant is 'pld' unless it is named")
 def test_a_report_of_fixed_size_releases_needs_no_accountant_named():
     ledger = PrivacyLedger()
     ledger.reserve(PrivacyPlan(FixedSizeSampling(1000, 10), 2.0, 100, "replace_one", accountant="rdp"), 60)
@@ -303,13 +302,14 @@ def test_counts_that_a_database_cannot_hold_are_refused(make):
     assert ledger.num_releases == 2**61
 
 
-def test_a_ledger_in_memory_goes_with_its_last_owner():
-    ledger = PrivacyLedger()
+@pytest.mark.parametrize("name", [None, "ledger"])
+def test_a_ledger_goes_with_its_last_owner(tmp_path, name):
+    ledger = PrivacyLedger(None if name is None else tmp_path / name)
     ledger.reserve(PLAN, 1)
-    gone = weakref.ref(ledger)
+    gone = [weakref.ref(one) for one in (ledger, ledger._database, ledger._database._engine)]
     del ledger
     gc.collect()
-    assert gone() is None
+    assert [one() for one in gone] == [None, None, None]
 
 
 # --- on disk ---

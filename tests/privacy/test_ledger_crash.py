@@ -1,32 +1,22 @@
 """The ledger under SIGKILL, under several processes, threads and forks, and under random interleavings of all of them."""
 
-import json
 import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 
 import pytest
 from support import ledger_model
+from support import ledger_processes as processes
 
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan
 
 PLANS = [PrivacyPlan(PoissonSampling(0.01), z, 100) for z in (1.0, 2.0, 3.0)]
 FULL = PrivacyPlan(FullBatch(), 5.0, 1)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = 3
-
-
-def _start(arguments, script, **environment):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environment}
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True
-    )
 
 
 # --- SIGKILL ---
@@ -62,7 +52,7 @@ def _kill_and_check(tmp_path, times, seed):
     path, released = tmp_path / "ledger", tmp_path / "released"
     before = 0
     for turn in range(times):
-        worker = _start([path, released, turn], WORKER)
+        worker = processes.start([path, released, turn], WORKER)
         # A kill before "ready" hits the opening, the recovery or the first write.
         if rng.random() < 0.9:
             assert worker.stdout.readline() == "ready\n"
@@ -155,64 +145,21 @@ def test_sigkill_at_200_random_moments_of_a_forked_writer(tmp_path):
 
 # --- several processes ---
 
-# Reserves until the budget is gone; says what it was granted, by noise.
-SPENDER = """
-import json, random, sys
-from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
-where, seed = sys.argv[1:]
-rng = random.Random(int(seed))
-granted, refused = {}, 0
-ledger = PrivacyLedger(where)
-print("ready", flush=True)
-sys.stdin.readline() if False else None
-while refused < 4:
-    z, steps = rng.choice([20.0, 30.0, 40.0]), rng.randint(1, 4)
-    try:
-        token = ledger.reserve(PrivacyPlan(FullBatch(), z, rng.choice([1, 20])), steps)
-    except BudgetExhaustedError:
-        refused += 1
-        continue
-    run = rng.choice([steps, steps, rng.randint(0, steps)])
-    granted[z] = granted.get(z, 0) + run
-    ledger.confirm(token, steps_run=run)
-print(json.dumps(granted))
-"""
-
-
-def check_spenders(where, processes):
-    """Processes that spend one budget: nothing is lost, nothing goes over it, and nothing is left of it."""
-    with PrivacyLedger(where, budget_epsilon=1.5, budget_delta=1e-5):
-        pass
-    workers = [_start([where, seed], SPENDER) for seed in range(processes)]
-    granted, busy = {}, 0
-    for worker in workers:
-        said, _ = worker.communicate(timeout=280)
-        assert worker.returncode == 0
-        found = json.loads(said.splitlines()[-1])
-        busy += bool(found)
-        for z, steps in found.items():
-            granted[float(z)] = granted.get(float(z), 0) + steps
-    with PrivacyLedger(where) as ledger:
-        assert {e.plan.noise_multiplier: e.steps for e in ledger.entries} == {z: n for z, n in granted.items() if n}
-        assert ledger.unconfirmed_steps == 0
-        assert 1.35 < ledger.epsilon(1e-5) <= 1.5
-    assert busy > 1  # Else they came one after the other.
-
 
 def test_three_processes_share_a_file(tmp_path):
-    check_spenders(tmp_path / "ledger", 3)
+    processes.check_spenders(tmp_path / "ledger", 3)
 
 
 @pytest.mark.slow
 def test_eight_processes_share_a_file(tmp_path):
-    check_spenders(tmp_path / "ledger", 8)
+    processes.check_spenders(tmp_path / "ledger", 8)
 
 
 OPENER = "import sys; from tfp_dpvi.privacy import PrivacyLedger as L; print(L(sys.argv[1]).dataset_id)"
 
 
 def test_processes_that_open_a_new_file_at_once_agree(tmp_path):
-    workers = [_start([tmp_path / "ledger"], OPENER) for _ in range(4)]
+    workers = [processes.start([tmp_path / "ledger"], OPENER) for _ in range(4)]
     said = {worker.communicate(timeout=120)[0] for worker in workers}
     assert len(said) == 1
     assert len(said.pop().strip()) == 32
@@ -256,10 +203,11 @@ def test_two_threads_never_pass_a_budget_together(make, own_budget):
     """Fault 1: two models that fitted in two threads on one ledger, with `compile(epsilon=1)`, ended at 1.17 to 1.23."""
     ledger = make(**({"budget_epsilon": 1.0, "budget_delta": 1e-5} if own_budget else {}))
     budgets = [] if own_budget else [(1.0, 1e-5)]
-    granted = [0, 0]
+    granted, together = [0, 0], threading.Barrier(2)
 
     def fit(index):
         plan = PrivacyPlan(FullBatch(), 30.0 + index, 3)  # A model each.
+        together.wait()
         while True:
             try:
                 ledger.confirm(ledger.reserve(plan, 3, budgets=budgets))
@@ -269,8 +217,7 @@ def test_two_threads_never_pass_a_budget_together(make, own_budget):
 
     _in_threads(2, fit)
     assert ledger.num_releases == sum(granted)
-    assert ledger.epsilon(1e-5) <= 1.0
-    assert all(granted)
+    assert 0.9 < ledger.epsilon(1e-5) <= 1.0
 
 
 def _price_slowly(ledger, monkeypatch, moment):
@@ -349,7 +296,7 @@ def _in_child(work):
 
 def test_a_forked_child_cannot_spend_a_ledger_in_memory():
     """Fault 5: parent and child would each have spent the whole budget."""
-    ledger = PrivacyLedger(budget_epsilon=1.0, budget_delta=1e-5)
+    ledger = PrivacyLedger(budget_epsilon=3.0, budget_delta=1e-5)
     token = ledger.reserve(FULL, 1)
     config = ledger.to_config()
     for work in (
@@ -395,16 +342,17 @@ def test_a_fork_while_other_threads_reserve_leaves_the_child_free(tmp_path):
             while not end.is_set():
                 ledger.confirm(ledger.reserve(FULL, 1))
                 done[0] += 1
+                time.sleep(0.002)  # SQLite lets whoever asks first in, and this thread asks at once.
 
         thread = threading.Thread(target=spend, args=(0,))
         thread.start()
         said = [
-            _in_child(lambda: (ledger.reserve(FULL, 1), PrivacyLedger(ledger.path).reserve(FULL, 1))) for _ in range(20)
+            _in_child(lambda: (ledger.reserve(FULL, 1), PrivacyLedger(ledger.path).reserve(FULL, 1))) for _ in range(8)
         ]
         end.set()
         thread.join()
         assert all(one.startswith("(") for one in said), said
-        assert ledger.num_releases == done[0] + 40
+        assert ledger.num_releases == done[0] + 16
 
 
 # --- random interleavings ---
@@ -420,13 +368,13 @@ def template(tmp_path_factory):
     return path.read_bytes()
 
 
-def _explore(template, seeds, ledger=ledger_model.Interleaved):
+def _explore(template, seeds, ledger=ledger_model.Interleaved, actions=8):
     # In memory where there is such a folder: nobody pulls the plug here.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         for seed in seeds:
             path = pathlib.Path(folder) / "ledger"
             try:
-                ledger_model.Run(path, seed, ledger, template).go(actions=8)
+                ledger_model.Run(path, seed, ledger, template).go(actions)
             except AssertionError as error:
                 raise AssertionError(f"interleaving {seed}: {error}") from error
             finally:
@@ -435,17 +383,23 @@ def _explore(template, seeds, ledger=ledger_model.Interleaved):
 
 
 def test_random_interleavings(template):
-    _explore(template, range(60))
+    _explore(template, range(40))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand_random_interleavings(template):
-    _explore(template, range(1000, 11_000))
+@pytest.mark.parametrize("part", range(4))
+def test_ten_thousand_random_interleavings(template, part):
+    _explore(template, range(1000 + 2500 * part, 3500 + 2500 * part), actions=5)
 
 
 @pytest.mark.parametrize(
-    "broken", [ledger_model.WithoutVersionCheck, ledger_model.ForgetsOnFork, ledger_model.GivesBackTwice]
+    "broken",
+    [
+        ledger_model.WithoutVersionCheck,
+        ledger_model.GivesBackTwice,
+        pytest.param(ledger_model.ForgetsOnFork, marks=pytest.mark.slow),  # That takes many tries.
+    ],
 )
 def test_the_interleavings_catch_a_broken_ledger(template, broken):
     with pytest.raises(AssertionError, match="interleaving"):

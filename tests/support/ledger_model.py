@@ -97,9 +97,11 @@ class Run:
         for _ in range(actions):
             self.act(depth=0)
             self.check()
-        for one in self.open:
+        fresh = self.ledger(self.path)
+        for one in self.open:  # What an object knows from its own changes is what the tables hold.
+            assert one._state() == fresh._state()
             one.close()
-        self.open = [self.ledger(self.path)]
+        self.open = [fresh]
         self.check()
         self.open[0].close()
 

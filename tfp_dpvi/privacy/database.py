@@ -1,6 +1,7 @@
 """Tables and transactions of the ledger, by SQLAlchemy: SQLite in a file or in memory, or a server by URL."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import sqlite3
@@ -107,7 +108,9 @@ class Database:
         with self._naming_errors():
             if self.path is not None:
                 self._identity = _open_file(self.path, create=not read_only)
-                self._engine = sa.create_engine("sqlite://", creator=self._connect, poolclass=pool.NullPool)
+                self._engine = sa.create_engine(
+                    "sqlite://", creator=functools.partial(_connect, self.path), poolclass=pool.NullPool
+                )
             elif self.url is not None:
                 self._engine = sa.create_engine(self.url, pool_pre_ping=True)
             else:
@@ -118,14 +121,6 @@ class Database:
         with _FORKING:
             _DATABASES.add(self)
         weakref.finalize(self, _release, self._engine, self._pid, memory)
-
-    def _connect(self) -> sqlite3.Connection:
-        assert self.path is not None
-        mode = "rw" if os.access(self.path, os.W_OK) else "ro"
-        url = f"file:{quote(os.fsencode(self.path))}?mode={mode}"
-        connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
-        connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
-        return connection
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -256,6 +251,14 @@ def _release(engine: sa.Engine, pid: int, memory: sqlite3.Connection | None) -> 
     engine.dispose(close=pid == os.getpid())  # A child leaves its parent's connections alone.
     if memory is not None:
         memory.close()
+
+
+def _connect(path: pathlib.Path) -> sqlite3.Connection:
+    mode = "rw" if os.access(path, os.W_OK) else "ro"
+    url = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
+    connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
+    return connection
 
 
 def _begin(connection: sa.Connection) -> None:

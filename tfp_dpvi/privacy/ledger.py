@@ -62,6 +62,7 @@ _CONFIRM = (
     .values(steps_run=sa.bindparam("run"))
 )
 _LEDGER = sa.select(LEDGER)
+_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
 _UNCONFIRMED_STEPS = sa.select(sa.func.coalesce(sa.func.sum(RESERVATIONS.c.steps), 0)).where(
     RESERVATIONS.c.steps_run.is_(None)
 )
@@ -112,10 +113,20 @@ class _State:
     budget: Budget | None
     charged: dict[_Kind, int]
     since: dict[_Kind, str]
-    rows: tuple[Mapping[str, Any], ...]
     own: dict[_Kind, int]  # The rows of `charges` that this object adds to.
     exposures: tuple[str, ...]
     unconfirmed: int
+
+    def after(self, kind: _Kind, charge: int, steps: int, unconfirmed: int, now: str) -> "_State":
+        """Returns the next version, in which so many steps of a kind are added, and to those unconfirmed."""
+        return dataclasses.replace(
+            self,
+            version=self.version + 1,
+            charged={**self.charged, kind: self.charged.get(kind, 0) + steps},
+            unconfirmed=self.unconfirmed + unconfirmed,
+            since={kind: now, **self.since},
+            own={**self.own, kind: charge},
+        )
 
     @property
     def relation(self) -> NeighboringRelation | None:
@@ -175,7 +186,7 @@ class PrivacyLedger:
         self._refusal: str | None = None
         self._stands_for: Mapping[str, Any] = {}
         self._known: _State | None = None
-        self._written = -1  # The last version that this object made.
+        self._making = self._written = -1  # The version that this object makes, and the last one that it made.
         self._affordable: dict[Budget, list[dict[_Kind, int]]] = {}
         self._pricing: dict[int, threading.Lock] = {}  # By process: a child must not wait for a thread of its parent.
         try:
@@ -250,14 +261,11 @@ class PrivacyLedger:
             return known
         if known is None and self.path is not None:
             self._database.check(connection)
-        charges = connection.execute(
-            sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
-        ).mappings()
+        charges = connection.execute(_CHARGES).mappings()
         charged: dict[_Kind, int] = {}
         since: dict[_Kind, str] = {}
         own: dict[_Kind, int] = {}
-        rows = tuple(dict(one) for one in charges)
-        for one in rows:
+        for one in charges:
             kind = _Kind(_plan_of(one["json"]), one["run"], one["seeded"])
             charged[kind] = charged.get(kind, 0) + one["steps"]
             since.setdefault(kind, one["since"])
@@ -272,7 +280,6 @@ class PrivacyLedger:
             None if budget is None else (budget["epsilon"], budget["delta"]),
             charged,
             since,
-            rows,
             own,
             tuple(connection.execute(sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)).scalars()),
             int(connection.execute(_UNCONFIRMED_STEPS).scalar_one()),
@@ -411,19 +418,32 @@ class PrivacyLedger:
             raise ValueError(f"run={run!a} must be printable text; pass a name of the fit.")
         kind = _Kind(single, name, bool(seeded))
         self._check_writable()  # Before anything is priced.
+        budgets = tuple(budgets)
+        # Whoever reserves alone need not read again: if what was read last is outdated, nothing is written.
+        state = self._known or self._state()
         while True:
-            state = self._state()
-            if state.charged.get(kind, 0) + steps > _MOST_STEPS:
-                raise ValueError(
-                    f"steps={steps}: a ledger counts up to 2**62 releases of a kind; pass the steps that will run."
-                )
-            self._check_priced(state, kind)
-            for budget in (state.budget, *budgets):
-                if budget is not None:
-                    self._check_affordable(state, kind, steps, plan.num_releases, budget)
+            try:
+                self._check_allowed(state, kind, steps, plan.num_releases, budgets)
+            except (BudgetExhaustedError, UnsupportedPairError):
+                newest = self._state()
+                if newest.version == state.version:
+                    raise
+                state = newest
+                continue
             identity = self._charge(state, kind, steps)
             if identity is not None:
                 return identity
+            state = self._state()
+
+    def _check_allowed(self, state: _State, kind: _Kind, steps: int, planned: int, budgets: tuple[Budget, ...]) -> None:
+        if state.charged.get(kind, 0) + steps > _MOST_STEPS:
+            raise ValueError(
+                f"steps={steps}: a ledger counts up to 2**62 releases of a kind; pass the steps that will run."
+            )
+        self._check_priced(state, kind)
+        for budget in (state.budget, *budgets):
+            if budget is not None:
+                self._check_affordable(state, kind, steps, planned, budget)
 
     def _check_priced(self, state: _State, kind: _Kind) -> None:
         relation = kind.plan.neighboring_relation
@@ -453,15 +473,16 @@ class PrivacyLedger:
             if found():  # Another thread's price holds for these too.
                 return
             most = {**wanted, kind: state.charged.get(kind, 0) + max(steps, planned)}
-            # Others reserve meanwhile: with room for them a price holds for longer.
-            roomy = {k: n + n // 4 for k, n in most.items()} if known else most
+            # With room for what grows, also by others, a price holds for longer; what does not is composed already.
+            last = known[-1] if known else most
+            roomy = {k: n + n // 4 if n > last.get(k, 0) else last.get(k, 0) for k, n in most.items()}
             for total in (roomy, most, wanted):
                 if _price(tuple(total.items()), budget[1], None) <= budget[0]:
                     known[:] = [*known[-1:], total]
                     return
         raise BudgetExhaustedError(
             f"steps={steps}: the budget of epsilon {budget[0]:.6g} at delta {budget[1]:g} does not allow them; "
-            f"{self.epsilon(budget[1]):.6g} is spent. Nothing was charged."
+            f"{_price(tuple(state.charged.items()), budget[1], None):.6g} is spent. Nothing was charged."
         )
 
     def _charge(self, state: _State, kind: _Kind, steps: int) -> int | None:
@@ -477,7 +498,13 @@ class PrivacyLedger:
                 charge = _row(connection, CHARGES, defaults={"steps": 0, "since": now}, **key)
             connection.execute(_ADD, {"charge": charge, "more": steps})
             row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
-            return _new_id(connection.execute(_RESERVE, row))
+            reservation = _new_id(connection.execute(_RESERVE, row))
+        self._remember(state.after(kind, charge, steps, steps, now))
+        return reservation
+
+    def _remember(self, state: _State) -> None:
+        if self._known is None or self._known.version < state.version:
+            self._known = state
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
         """Closes a reservation.
@@ -506,6 +533,10 @@ class PrivacyLedger:
             connection.execute(_CONFIRM, {"reservation": number, "run": run})
             if run < row["steps"]:
                 connection.execute(_ADD, {"charge": row["charge"], "more": run - row["steps"]})
+            before, made = self._known, self._making
+        kind = next((one for one, charge in before.own.items() if charge == row["charge"]), None) if before else None
+        if before is not None and kind is not None and made == before.version + 1:
+            self._remember(before.after(kind, row["charge"], run - row["steps"], -row["steps"], before.since[kind]))
 
     def set_budget(self, epsilon: float, delta: float) -> None:
         """Sets or changes the ledger-wide budget; the change is recorded like everything else."""
@@ -545,14 +576,15 @@ class PrivacyLedger:
             if state is None:
                 self._read(connection)  # It refuses an older copy.
                 connection.execute(_NEXT_VERSION)
-                made = connection.execute(_VERSION).scalar_one()
+                self._making = connection.execute(_VERSION).scalar_one()
             elif connection.execute(_NEXT_AFTER, {"known": state.version, "same": state.ledger_id}).rowcount == 0:
                 yield None
                 return
             else:
-                made = state.version + 1
+                self._making = state.version + 1
+            making = self._making
             yield connection
-        self._written = max(self._written, made)
+        self._written = max(self._written, making)
 
     def close(self) -> None:
         """Ends the use of a file or server. A ledger in memory has nothing to close."""
@@ -578,7 +610,9 @@ class PrivacyLedger:
 
     def to_config(self) -> dict[str, Any]:
         """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
-        state = self._state()
+        with self._database.read() as connection:
+            state = self._read(connection)
+            rows = connection.execute(_CHARGES).mappings().all()
         if self.path is None:
             _IN_MEMORY[state.ledger_id] = self
         return {
@@ -591,7 +625,7 @@ class PrivacyLedger:
             "exposures": list(state.exposures),
             "charges": [
                 {**{name: row[name] for name in ("run", "seeded", "writer", "steps", "since")}, "plan": row["json"]}
-                for row in state.rows
+                for row in rows
             ],
         }
 

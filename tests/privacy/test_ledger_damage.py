@@ -1,0 +1,343 @@
+"""Files that are damaged, replaced or no ledgers at all, and paths that cannot be used: refused, and left alone."""
+
+import os
+import pathlib
+import random
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from tfp_dpvi.privacy import LedgerError, PoissonSampling, PrivacyLedger, PrivacyPlan, database
+
+PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000)
+OTHER = PrivacyPlan(PoissonSampling(0.05), 2.0, 200)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A ledger's file, closed: 30 steps under one plan and 7 under another."""
+    path = tmp_path / "books.ledger"
+    with PrivacyLedger(path, dataset_id="survey", budget_epsilon=3.0, budget_delta=1e-5) as ledger:
+        for _ in range(3):
+            ledger.confirm(ledger.reserve(PLAN, 10))
+        ledger.reserve(OTHER, 7)
+    return path
+
+
+def _is_refused(path, match=None):
+    """Whether reading and writing alike are refused in two lines at most, and the file is left as it is."""
+    data = path.read_bytes()
+    for read_only in (True, False):
+        with pytest.raises(LedgerError, match=match) as caught:
+            PrivacyLedger(path, read_only=read_only)
+        assert len(str(caught.value).splitlines()) <= 2
+    return path.read_bytes() == data
+
+
+# --- at opening ---
+
+
+def test_an_empty_file_is_refused(path):
+    path.write_bytes(b"")
+    assert _is_refused(path, "no such table")
+
+
+@pytest.mark.parametrize("text", [b"x", b'{"kind": "header"}\n' * 100, b"\x00" * 8192, b"SQLite format 3\x00"])
+def test_what_is_no_database_is_refused(path, text):
+    path.write_bytes(text)
+    assert _is_refused(path)
+
+
+def test_the_database_of_another_program_is_refused(path):
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.close()
+    assert _is_refused(path, "no such table: ledger")
+
+
+def test_a_truncated_file_is_refused(path):
+    data = path.read_bytes()
+    rng = random.Random(0)
+    for size in (1, 15, 16, 100, 512, 4096, 8192, len(data) - 4096, len(data) - 1, *rng.sample(range(len(data)), 20)):
+        path.write_bytes(data[:size])
+        assert _is_refused(path), size
+    path.write_bytes(data)
+    with PrivacyLedger(path) as ledger:
+        assert ledger.num_releases == 37
+
+
+def test_bytes_that_were_overwritten_are_refused_or_change_nothing(path):
+    data = path.read_bytes()
+    with PrivacyLedger(path) as ledger:
+        spent, entries = ledger.epsilon(1e-5), [(e.plan, e.steps, e.seeded) for e in ledger.entries]
+    rng = random.Random(1)
+    used = [at for at in range(len(data)) if data[at]]  # A file is zeros for the most part.
+    refused = 0
+    for at in rng.sample(used, 150):
+        path.write_bytes(data[:at] + bytes([data[at] ^ rng.randrange(1, 256)]) + data[at + 1 :])
+        damaged = path.read_bytes()
+        try:
+            with PrivacyLedger(path, read_only=True) as ledger:
+                assert ledger.epsilon(1e-5) == spent, at
+                assert [(e.plan, e.steps, e.seeded) for e in ledger.entries] == entries, at
+        except LedgerError:
+            refused += 1
+        assert path.read_bytes() == damaged
+    assert refused > 50
+
+
+CHANGES = [
+    "UPDATE charges SET steps = 3 WHERE id = 1",
+    "UPDATE charges SET steps = steps - 1 WHERE id = 2",
+    "UPDATE reservations SET steps_run = 0 WHERE id = 2",
+    "UPDATE reservations SET charge = 2 WHERE id = 1",
+    "DELETE FROM reservations WHERE id = 3",
+    "DELETE FROM charges WHERE id = 1",
+    "DELETE FROM plans WHERE id = 2",
+    "DROP TABLE reservations",
+    "DROP TABLE charges",
+    "DROP TABLE budgets",
+    "UPDATE plans SET plan = '{}' WHERE id = 1",
+    "UPDATE plans SET plan = 'garbage' WHERE id = 1",
+    "DELETE FROM ledger",
+]
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+def test_what_was_changed_by_hand_is_refused(path, statement):
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    assert _is_refused(path)
+
+
+def test_a_newer_format_is_refused(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE ledger SET format = ?", (database.FORMAT + 1,))
+        connection.execute("DROP TABLE exposures")  # It need not have the tables of this one.
+    connection.close()
+    assert _is_refused(path, f"format version {database.FORMAT + 1}.*or a newer one")
+
+
+# --- while it is open (fault 3: none of these was noticed) ---
+
+
+def _delete(path, other):
+    path.unlink()
+
+
+def _truncate(path, other):
+    os.truncate(path, 0)
+
+
+def _cut(path, other):
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def _garble(path, other):
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 5000)
+
+
+def _replace_by_an_older_copy(path, other):
+    os.replace(other, path)
+
+
+def _write_an_older_copy_over_it(path, other):
+    path.write_bytes(other.read_bytes())  # The same file, by its identity.
+
+
+def _move_another_ledger_over_it(path, other):
+    _another_ledger(other)
+    os.replace(other, path)
+
+
+def _write_another_ledger_over_it(path, other):
+    _another_ledger(other)
+    path.write_bytes(other.read_bytes())
+
+
+def _start_anew(path, other):
+    path.unlink()
+    PrivacyLedger(path).close()
+
+
+def _another_ledger(path):
+    path.unlink()
+    with PrivacyLedger(path, dataset_id="survey") as ledger:
+        for _ in range(50):  # Its version is beyond the first one's.
+            ledger.reserve(PLAN, 1)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _delete,
+        _truncate,
+        _cut,
+        _garble,
+        _replace_by_an_older_copy,
+        _write_an_older_copy_over_it,
+        _move_another_ledger_over_it,
+        _write_another_ledger_over_it,
+        _start_anew,
+    ],
+)
+def test_harm_to_an_open_file_is_noticed(path, tmp_path, harm):
+    older = tmp_path / "older"
+    shutil.copy(path, older)
+    with PrivacyLedger(path) as ledger:
+        reservation = ledger.reserve(PLAN, 5)
+        harm(path, older)
+        data = path.read_bytes() if path.exists() else None
+        for call in (
+            lambda: ledger.reserve(PLAN, 1),
+            lambda: ledger.confirm(reservation, steps_run=0),
+            lambda: ledger.set_budget(100.0, 1e-5),
+            lambda: ledger.record_exposure("exact losses were shown"),
+            lambda: ledger.num_releases,
+        ):
+            with pytest.raises(LedgerError) as caught:
+                call()
+            assert len(str(caught.value).splitlines()) <= 2
+        assert (path.read_bytes() if path.exists() else None) == data
+
+
+def test_a_file_that_goes_away_within_a_reservation_grants_nothing(path, monkeypatch):
+    with PrivacyLedger(path) as ledger:
+        real = ledger._charge
+
+        def gone(*arguments):
+            os.replace(path, path.with_name("elsewhere"))
+            return real(*arguments)
+
+        monkeypatch.setattr(ledger, "_charge", gone)
+        with pytest.raises(LedgerError, match="deleted or replaced"):
+            ledger.reserve(PLAN, 1)
+        os.replace(path.with_name("elsewhere"), path)
+        real_dispatch = ledger._database._engine.dialect.do_commit
+
+        def gone_at_commit(connection):
+            if connection.total_changes:
+                os.replace(path, path.with_name("elsewhere"))
+            real_dispatch(connection)
+
+        monkeypatch.setattr(ledger, "_charge", real)
+        monkeypatch.setattr(ledger._database._engine.dialect, "do_commit", gone_at_commit)
+        with pytest.raises(LedgerError):
+            ledger.reserve(PLAN, 1)
+
+
+def test_a_newest_copy_put_back_is_gone_on_with(path, tmp_path):
+    with PrivacyLedger(path) as ledger:
+        shutil.copy(path, tmp_path / "copy")
+        path.unlink()
+        with pytest.raises(LedgerError, match="deleted or replaced"):
+            ledger.reserve(PLAN, 1)
+    os.replace(tmp_path / "copy", path)
+    with PrivacyLedger(path) as ledger:
+        ledger.reserve(PLAN, 1)
+        assert ledger.num_releases == 38
+
+
+# --- paths (fault 8) ---
+
+
+def _paths(folder):
+    os.mkfifo(folder / "fifo")
+    (folder / "loop").symlink_to("loop")
+    (folder / "nowhere").symlink_to(folder / "no" / "where")
+    yield from ("/dev/full", "/dev/null", "/dev/zero", "", "a\0b", "x" * 5000, str(folder / ("x" * 300)), folder)
+    yield from (folder / "fifo", folder / "loop", folder / "nowhere", folder / "no" / "books", str(folder / "\ud800"))
+    yield from ("/proc/nothing", "/proc/self/mem")
+
+
+def test_paths_that_are_no_regular_files_are_refused_at_once(tmp_path):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "socket"))
+    for where in (*_paths(tmp_path), tmp_path / "socket"):
+        for read_only in (False, True):
+            with pytest.raises(LedgerError) as caught:
+                PrivacyLedger(where, read_only=read_only)
+            assert len(str(caught.value).splitlines()) <= 2
+            assert str(caught.value).encode()  # It can be printed.
+    server.close()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["fifo", "loop", "nowhere", "socket"]
+
+
+def test_any_path_of_a_file_is_good(tmp_path):
+    for name in ("with space", "per%cent?#&=", "ümläut 統計", os.fsdecode(b"\xff\xfe"), "a'b\"c", "file:x", "x" * 240):
+        with PrivacyLedger(tmp_path / name) as ledger:
+            ledger.reserve(PLAN, 3)
+        with PrivacyLedger(os.fsencode(tmp_path / name)) as ledger:
+            assert ledger.num_releases == 3
+        assert (tmp_path / name).exists()
+
+
+def test_a_link_is_followed_once(path, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with PrivacyLedger(link) as ledger, PrivacyLedger(path) as same:
+        ledger.reserve(PLAN, 3)
+        assert same.num_releases == 40
+
+
+URLS = ["http://[", "nothing://x/y", "postgresql+psycopg://u:geheim@host:port/x", "sqlite:///x", "sqlite://"]
+
+
+@pytest.mark.parametrize("url", [*URLS, "postgresql://u:geheim@127.0.0.1:1/x"])
+def test_urls_that_lead_nowhere_are_refused_without_their_password(url):
+    with pytest.raises(LedgerError) as caught:
+        PrivacyLedger(url)
+    assert "geheim" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+# In a process of its own, which may be nobody: root writes wherever it likes.
+UNWRITABLE = """
+import os, sys
+from tfp_dpvi.privacy import LedgerError, PoissonSampling, PrivacyLedger, PrivacyPlan
+plan = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000)
+folder = sys.argv[1]
+if os.getuid() == 0:
+    os.setuid(65534)
+def refused(call):
+    try:
+        call()
+    except LedgerError as error:
+        assert len(str(error).splitlines()) <= 2
+        return
+    raise AssertionError(call)
+for name in ("closed/books", "closed/deeper/books", "folder/books", "file"):
+    for read_only in (False, True):
+        if name != "file" or not read_only:
+            refused(lambda: PrivacyLedger(os.path.join(folder, name), read_only=read_only))
+look = PrivacyLedger(os.path.join(folder, "file"), read_only=True)
+assert look.num_releases == 37
+refused(lambda: look.reserve(plan, 1))
+"""
+
+
+def test_unwritable_paths_raise_ledger_errors(path, tmp_path):
+    for name in ("closed", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").write_bytes(path.read_bytes())
+    (tmp_path / "file").chmod(0o444)
+    (tmp_path / "folder").chmod(0o555)
+    (tmp_path / "closed").chmod(0o000)
+    for folder in (tmp_path, *tmp_path.parents):  # Whoever is nobody must come this far.
+        if os.getuid() == 0 and folder.is_relative_to(tmp_path.parents[2]) and folder != folder.parent:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", UNWRITABLE, tmp_path], env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    (tmp_path / "closed").chmod(0o700)
+    (tmp_path / "folder").chmod(0o700)
+    assert done.returncode == 0, done.stderr
