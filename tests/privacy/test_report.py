@@ -108,7 +108,7 @@ def test_seeded_is_not_private():
     assert "seeded: not private" in str(report)
     assert not report.private
     ledger = PrivacyLedger()
-    ledger.reserve(PLAN, 10, seed=1, first_step=0)
+    ledger.reserve(PLAN, 10, seeded=True)
     assert _report(ledger).seeded
 
 

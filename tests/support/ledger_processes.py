@@ -15,7 +15,11 @@ def start(arguments, script):
     """Starts Python on a script."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -27,6 +31,8 @@ where, seed = sys.argv[1:]
 rng = random.Random(int(seed))
 granted, refused = {}, 0
 ledger = PrivacyLedger(where)
+print("ready", flush=True)
+sys.stdin.readline()  # All begin together.
 while refused < 4:
     z, steps = rng.choice([20.0, 30.0, 40.0]), rng.randint(1, 4)
     try:
@@ -46,6 +52,11 @@ def check_spenders(where, processes):
     with PrivacyLedger(where, budget_epsilon=1.5, budget_delta=1e-5):
         pass
     workers = [start([where, seed], SPENDER) for seed in range(processes)]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.write("\n")
+        worker.stdin.flush()
     granted, busy = {}, 0
     for worker in workers:
         said, _ = worker.communicate(timeout=280)

@@ -172,7 +172,7 @@ class PrivateRun:
 
     def books(self) -> str:
         """What they hold, for somebody whose step failed."""
-        num = self._state.ledger.num_releases
+        num = self._state.ledger.num_releases - self.steps_ahead  # `close` gives them back.
         return f"This worker's ledger has {num} releases in it; the steps that failed are paid for, whether they ran or not."
 
     def _plan_again(self) -> None:

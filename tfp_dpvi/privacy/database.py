@@ -257,7 +257,11 @@ def _connect(path: pathlib.Path) -> sqlite3.Connection:
     mode = "rw" if os.access(path, os.W_OK) else "ro"
     url = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
-    connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
+    try:
+        connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -196,9 +196,7 @@ class PrivacyLedger:
             raise
 
     def _open(self, dataset_id: str | None, budget: Budget | None) -> None:
-        if self._database.read_only:
-            self._state()
-        else:
+        if not self._database.read_only and not self._begun():
             with self._database.write() as connection:
                 self._database.create_tables(connection)
                 if not any(connection.execute(sa.select(one).limit(1)).first() for one in (LEDGER, RESERVATIONS)):
@@ -220,6 +218,13 @@ class PrivacyLedger:
                 "leave it out, or call set_budget to change it on the record."
             )
         self.set_budget(*budget)
+
+    def _begun(self) -> bool:
+        """Whether a file has its first row. Then it is opened without waiting for those who write."""
+        if self._database.path is None:
+            return False
+        with self._database.read() as connection:
+            return connection.execute(_VERSION).first() is not None
 
     # ------------------------------------------------------------------ what is in the tables
 
