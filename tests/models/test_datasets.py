@@ -84,7 +84,7 @@ def one_step(model, x, y, weight, number):
     """A full-batch step on these records with the keys of step `number` and the prior's weight of N = 200."""
     from tfp_dpvi import _random
 
-    _, draw_key, _ = _random.split(_random.fold_in(tf.constant(_random.new_key(1)), number), 3)
+    _, draw_key, _, _ = _random.keys_of_step(tf.constant(_random.new_key(1)), number)
     gradients = model.step_gradients(draw_key, 200)
     records = {"x": tf.constant(x), "y": tf.constant(y), "sample_weight": tf.constant(weight / len(x), tf.float32)}
     mask = tf.ones([len(x)], tf.bool)

@@ -151,7 +151,6 @@ OUTSIDE = np.arange(4, 84, 4)
         ("gather", {"jit_compile": True}),
         ("segments", {"jit_compile": True}),
         ("segments", {"jit_compile": False}),
-        ("gather", {"seed": 1}),
     ],
 )
 def test_groups_that_are_none_reach_nobody(kind, settings):

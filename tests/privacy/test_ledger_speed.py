@@ -34,7 +34,6 @@ def _fits(ledger, number):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the accountant remembers 16 compositions, fewer than a price of 60 kinds takes")
 def test_sixty_different_fits_are_priced_in_seconds():
     """Fault 7: 11 s for the price, and 86 s to calibrate the next fit."""
     ledger = PrivacyLedger()

@@ -25,7 +25,7 @@ def start(arguments, script):
 
 # Reserves until the budget is gone; says what it was granted, by noise.
 SPENDER = """
-import json, random, sys
+import json, random, sys, time
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 where, seed = sys.argv[1:]
 rng = random.Random(int(seed))
@@ -43,6 +43,7 @@ while refused < 4:
     run = rng.choice([steps, steps, rng.randint(0, steps)])
     granted[z] = granted.get(z, 0) + run
     ledger.confirm(token, steps_run=run)
+    time.sleep(rng.random() * 0.02)  # SQLite lets whoever asks first in: so that it is not always the same.
 print(json.dumps(granted))
 """
 

@@ -286,7 +286,7 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_pld.PrivacyLossDistribution":
     if len(kinds) > 1:
         # Halves at powers of two: one more kind at the end, as in a search for its noise, leaves the others composed.
