@@ -271,7 +271,7 @@ def _python(code):
 FIRST_FIT = """
 from tfp_dpvi import DPVI, optimizers
 import warnings, numpy as np, tensorflow_probability as tfp
-warnings.simplefilter("always")
+warnings.filterwarnings("always", module="tfp_dpvi")
 tfd = tfp.distributions
 model = DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
 model.compile(optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, jit_compile=True)
