@@ -144,7 +144,7 @@ class PrivateRun:
                     self._plan, most, run=self._name, seeded=self._state.seed is not None, budgets=self._budgets
                 )
             except BudgetExhaustedError:  # Another model was quicker.
-                if most == 1:
+                if most == 1 or workers.several(self._model.distribute_strategy):  # All workers run as many steps.
                     raise
                 most //= 2
         steps = min(steps, most)
