@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from support.subject import REAL, step_gradients
+from support.internals import StepGradients, step_gradients
+from support.subject import REAL
 from tfp_dpvi import optimizers
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, PerExample, clipped_sum, select_finite
-from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
 
 
@@ -223,7 +223,7 @@ STEPS = {
 class Shuffled(PoissonSampler):
     """Batches of a fixed size from a random order, said to be Poisson."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         size = round(self.num_available * self.probability)
         order = tf.argsort(tf.random.stateless_uniform([self.num_available], key, dtype=tf.float64))[:size]
         pad = -size % self.physical_batch_size
@@ -242,7 +242,7 @@ class Truncated(PoissonSampler):
         del physical_batch_size
         super().__init__(num_available, probability, round(1.2 * num_available * probability))
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         gaps = poisson_gaps(key, [self.physical_batch_size], self.probability, self.num_available)
         indices = tf.cumsum(gaps) - 1
         return visit(initial, tf.minimum(indices, self.num_available - 1), indices < self.num_available)
@@ -251,17 +251,17 @@ class Truncated(PoissonSampler):
 class LastLost(PoissonSampler):
     """The last record never takes part."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         def shorter(carry, indices, mask):
             return visit(carry, indices, mask & (indices < self.num_available - 1))
 
-        return super().walk(key, shorter, initial)
+        return super().for_each_batch(key, shorter, initial)
 
 
 class GapsRepeated(PoissonSampler):
     """Every physical batch has the gaps of the first."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         gaps = poisson_gaps(key, [self.physical_batch_size], self.probability, self.num_available)
 
         def body(last, carry):
@@ -276,8 +276,8 @@ class GapsRepeated(PoissonSampler):
 class RateTooHigh(PoissonSampler):
     """Samples at a rate 3 % above the one it states."""
 
-    def walk(self, key, visit, initial):
-        return PoissonSampler(self.num_available, 1.03 * self.probability, self.physical_batch_size).walk(
+    def for_each_batch(self, key, visit, initial):
+        return PoissonSampler(self.num_available, 1.03 * self.probability, self.physical_batch_size).for_each_batch(
             key, visit, initial
         )
 
