@@ -35,6 +35,7 @@ from tfp_dpvi.gradients import (
     refuse_mixing,
 )
 from tfp_dpvi.models import base, exporting
+from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.group_terms import GroupTerms, Terms
 from tfp_dpvi.models.predictive import mean_of
 from tfp_dpvi.optimizers import TermwiseOptimizer
@@ -425,7 +426,7 @@ class DPVAE(base.DPModel):
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         for note in checked.notes:
-            base.LOG.info("%s", note)
+            LOG.info("%s", note)
         self._parts_of_model.tried.append((identity, checked))
 
     def _check_reach(self) -> None:
