@@ -16,7 +16,7 @@ from support import statistics as tests_of
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics
+from tfp_dpvi.gradients import Clip, ClippedSum, PerExample
 from tfp_dpvi.metrics import PrivateClippedFraction, PrivateELBO, PrivateMetric
 from tfp_dpvi.models import planning
 from tfp_dpvi.optimizers import privatize
@@ -160,7 +160,7 @@ def check_replay(metric, centred=metrics_lib.centred_sum):
     odd = [0.0, -1e30, 1e30, np.inf, -np.inf, np.nan, 3.0]
 
     def total(losses, kept, clipped):
-        seen = RecordStatistics(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
+        seen = PerExample(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
         return float(tf.function(lambda: centred(metric, seen))())
 
     for value in odd:
@@ -278,7 +278,7 @@ def check_noise(release):
     """
     metric, clip, z, expected, num = PrivateELBO(-3.0, 5.0, noise_ratio=2.5), 0.5, 1.5, 40.0, 300_000
     sensitivity = metrics_lib.joint_sensitivity([metric], Sensitivity())
-    clipped = ClippedSum([tf.zeros([num], tf.float64)], clip)
+    clipped = ClippedSum([tf.zeros([num], tf.float64)], Clip(clip))
     joint = release([metric], clipped, [tf.zeros([num], tf.float64)], sensitivity)
     private = privatize(joint, noise_multiplier=z, key=tests_of.fresh_key(), expected_batch_size=expected)
     assert len(private.tensors) == 1
@@ -295,19 +295,17 @@ def test_the_noise_is_as_stated():
 
 def _without_noise(metrics, clipped, sums, sensitivity):
     joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(joint.tensors, joint.l2_norm_clip, sensitivity, [*joint.noise_scales[:-1], 0.0], 1)
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], 0.0], 1)
 
 
 def _half_noise(metrics, clipped, sums, sensitivity):
     joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(
-        joint.tensors, joint.l2_norm_clip, sensitivity, [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2], 1
-    )
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2], 1)
 
 
 def _gradient_paid_less(metrics, clipped, sums, sensitivity):
     joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(joint.tensors, joint.l2_norm_clip, sensitivity, [0.9, joint.noise_scales[-1]], 1)
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [0.9, joint.noise_scales[-1]], 1)
 
 
 @pytest.mark.parametrize("broken", [_without_noise, _half_noise, _gradient_paid_less])

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfp_dpvi._tf import Metric, register_keras_serializable, tf
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics
-from tfp_dpvi.gradients.side_effects import refuse_writes
+from tfp_dpvi.gradients import ClippedSum, PerExample, refuse_writes
 from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
 
 _RESERVED = ("epsilon", "steps", "loss")
@@ -89,7 +88,7 @@ class PrivateMetric(Metric):
         """The metric's noise multiplier over the gradient's."""
         return self._declared[2]
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    def record_values(self, statistics: PerExample) -> Any:
         """One value for each record of a physical batch, before clipping: float tensor of shape [n]. Override this.
 
         Value i must depend on record i alone, and nothing may be written anywhere (no `assign`, no printing).
@@ -158,7 +157,7 @@ class PrivateELBO(PrivateMetric):
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
         super().__init__(low, high, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    def record_values(self, statistics: PerExample) -> Any:
         """Minus the losses."""
         return -statistics.losses
 
@@ -179,7 +178,7 @@ class PrivateClippedFraction(PrivateMetric):
     def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
         super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    def record_values(self, statistics: PerExample) -> Any:
         """1 where clipped, else 0."""
         return tf.cast(statistics.clipped, statistics.losses.dtype)
 
@@ -191,7 +190,7 @@ class PrivateClippedFraction(PrivateMetric):
 # ------------------------------------------------------------------ the joint release
 
 
-def centred_sum(metric: PrivateMetric, statistics: RecordStatistics) -> Any:
+def centred_sum(metric: PrivateMetric, statistics: PerExample) -> Any:
     """Scalar, float64: the sum of clipped values over the records that are kept, each minus the middle of the range.
 
     Args:
@@ -253,12 +252,11 @@ def joint_release(
     """
     if not metrics:
         return clipped
-    clip = clipped.l2_norm_clip
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
-    scales += [metric.noise_ratio * (metric.high - metric.low) / 2 / clip for metric in metrics]
+    scales += [metric.noise_ratio * (metric.high - metric.low) / 2 / clipped.clip.l2_norm_clip for metric in metrics]
     dtype = clipped.tensors[0].dtype
     sums = [tf.cast(one, dtype) for one in sums]
-    return ClippedSum([*clipped.tensors, *sums], clip, sensitivity, scales, num_metrics=len(metrics))
+    return ClippedSum([*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_metrics=len(metrics))
 
 
 def check_metrics(metrics: Any) -> tuple[PrivateMetric, ...]:

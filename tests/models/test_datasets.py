@@ -88,7 +88,7 @@ def one_step(model, x, y, weight, number):
     gradients = model.step_gradients(draw_key, 200)
     records = {"x": tf.constant(x), "y": tf.constant(y), "sample_weight": tf.constant(weight / len(x), tf.float32)}
     mask = tf.ones([len(x)], tf.bool)
-    clipped, _ = dpvi.gradients.clipped_sum(gradients.record_gradient, records, mask, l2_norm_clip=float("inf"))
+    clipped, _ = dpvi.gradients.clipped_sum(gradients.record_gradient, records, mask, dpvi.gradients.Clip(float("inf")))
     private = model.optimizer.privatize(
         clipped,
         key=draw_key,

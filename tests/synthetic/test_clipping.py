@@ -70,7 +70,7 @@ def by_hand(table, params, codes, clip):
 
 def sums(table, params, codes, mask, clip, jit_compile=False):
     def run(codes, mask):
-        clipped, _ = table_clipped_sum(_Segments.of(table), params, codes, mask, l2_norm_clip=clip)
+        clipped, _ = table_clipped_sum(_Segments.of(table), params, codes, mask, gradients.Clip(clip))
         return list(clipped.tensors)
 
     run = tf.function(run, jit_compile=True, autograph=False) if jit_compile else run
@@ -111,7 +111,7 @@ def test_they_are_the_generic_engines():
     generic = dpvi.DPVI.step_gradients(model, key, 30)
     clipped, seen = ours.clip_batch({"x": tf.constant(codes)}, mask, key)
     other, other_seen = gradients.clipped_sum(
-        generic.record_gradient, {"x": tf.constant(codes)}, mask, l2_norm_clip=0.7
+        generic.record_gradient, {"x": tf.constant(codes)}, mask, gradients.Clip(0.7)
     )
     for a, b in zip(clipped.tensors, other.tensors, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
@@ -121,7 +121,7 @@ def test_they_are_the_generic_engines():
     assert seen.clipped.numpy()[4:].any()
     for a, b in zip(ours.pull_back(clipped.tensors), generic.pull_back(other.tensors), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
-    assert (clipped.sensitivity, clipped.l2_norm_clip) == (other.sensitivity, other.l2_norm_clip)
+    assert (clipped.sensitivity, clipped.clip) == (other.sensitivity, other.clip)
     weighted = ours.clip_batch({"x": tf.constant(codes), "sample_weight": tf.fill([30], 0.5)}, mask, key)[0]
     assert np.abs(weighted.tensors[0] - clipped.tensors[0]).max() > 1e-3  # The generic engine's, at half the loss.
 
@@ -221,7 +221,7 @@ def test_narrow_normals_far_out_stay_within_the_clip(jit_compile):
     table = Table({"a": Continuous(0, 1, bins=16, shape="normal", missing=True), "c": Categorical(list("abcde"))})
     segments, generator = _Segments.of(table), np.random.default_rng(1)
     step = tf.function(
-        lambda params, codes, mask: table_clipped_sum(segments, params, codes, mask, l2_norm_clip=1.0)[0].tensors,
+        lambda params, codes, mask: table_clipped_sum(segments, params, codes, mask, gradients.Clip(1.0))[0].tensors,
         jit_compile=jit_compile,
     )
 

@@ -13,9 +13,10 @@ from tfp_dpvi._tf import refuse_keras_3, register_keras_serializable, tf, tfp
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import (
+    Clip,
     ClippedSum,
     Pass,
-    RecordStatistics,
+    PerExample,
     groups,
     layers_of,
     refuse_mixing,
@@ -230,7 +231,7 @@ class DPVAE(base.DPModel):
             exact = tape.gradient(total, variables, unconnected_gradients="zero")
         return StepGradients(None, variables, exact, clip_batch=self._clip_batch, data_independent_loss=total)
 
-    def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, RecordStatistics]:
+    def _clip_batch(self, records: Any, mask: Any, key: Any) -> tuple[ClippedSum, PerExample]:
         gradients = self._trial.gradients()
         optimizer = self.optimizer
         x = records["x"]
@@ -247,8 +248,7 @@ class DPVAE(base.DPModel):
         clipped, statistics = one.clipped_sum(
             terms.losses,
             mask,
-            l2_norm_clip=optimizer.l2_norm_clip,
-            clipping=optimizer.clipping,
+            Clip(optimizer.l2_norm_clip, optimizer.clipping),
             weights=records.get("sample_weight"),
         )
         if by_group:
@@ -296,7 +296,9 @@ class DPVAE(base.DPModel):
             )
         return tf.cast(value, terms.samples.dtype) * self.regularizer_weight
 
-    def _with_groups(self, one: Pass, value: Any, clipped: ClippedSum, assignment: Any, mask: Any) -> ClippedSum:
+    def _with_groups(
+        self, one: Pass[tuple[_Terms, Any]], value: Any, clipped: ClippedSum, assignment: Any, mask: Any
+    ) -> ClippedSum:
         """The sum of both terms, for one division by the expected batch size."""
         optimizer, variables = self.optimizer, self.trainable_variables
         assert self._expected is not None
@@ -308,7 +310,7 @@ class DPVAE(base.DPModel):
             assignment,
             mask,
             num_groups=optimizer.num_partitions,
-            l2_norm_clip=optimizer.batch_l2_norm_clip,
+            clip=Clip(optimizer.batch_l2_norm_clip),
             expected_batch_size=self._expected,
             static=self._static,
         )
@@ -319,7 +321,7 @@ class DPVAE(base.DPModel):
         tensors = [
             part - tf.constant(-factor, part.dtype) * more for part, more in zip(clipped.tensors, sums, strict=True)
         ]
-        return ClippedSum(tensors, clipped.l2_norm_clip, sensitivity, scales)
+        return ClippedSum(tensors, clipped.clip, sensitivity, scales)
 
     def _reaches(self) -> tuple[bool, ...]:
         """Which variables the batch-wise term depends on: the encoder's."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
-from tfp_dpvi.gradients.shapes import strictly
+from tfp_dpvi.gradients import Clip, ClippedSum, PerExample, RecordGradient, clipped_sum, strictly
 from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import GivenBatchSampler, Sampler
@@ -27,7 +26,7 @@ class StepGradients:
       released: tensors with the shapes and dtypes of that gradient's parts, which are what is summed and released.
       data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
       pull_back: from the noisy sum to one tensor for each variable; None where the gradient is by the variables.
-      clip_batch: in place of `record_gradient`, `(records, mask, key) -> (ClippedSum, RecordStatistics)` for models that
+      clip_batch: in place of `record_gradient`, `(records, mask, key) -> (ClippedSum, PerExample)` for models that
         work on a batch at once; the key is for draws that belong to single records.
       data_independent_loss: the value that `data_independent` is the gradient of, a scalar, or None.
     """
@@ -36,7 +35,7 @@ class StepGradients:
     released: Sequence[Any]
     data_independent: Sequence[Any] | None
     pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    clip_batch: Callable[[Any, Any, Any], tuple[ClippedSum, RecordStatistics]] | None = None
+    clip_batch: Callable[[Any, Any, Any], tuple[ClippedSum, PerExample]] | None = None
     data_independent_loss: Any = None
 
 
@@ -81,7 +80,7 @@ def make_loop(
       optimizer: a `DPOptimizer`, already built.
       settings: see `LoopSettings`.
     """
-    clip, clipping = optimizer.l2_norm_clip, optimizer.clipping
+    clip = Clip(optimizer.l2_norm_clip, optimizer.clipping)
     static = settings.jit_compile or settings.run_eagerly
     expected_sensitivity = settings.gradient_sensitivity or settings.sensitivity
     replicas = 1 if settings.strategy is None else settings.strategy.num_replicas_in_sync
@@ -90,7 +89,7 @@ def make_loop(
         sampling_key, draw_key, visits_key, noise_key = _random.keys_of_step(key, step)
         gradients = step_gradients(draw_key, settings.num_records)
 
-        def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, RecordStatistics]:
+        def clip_visited(batch: Any, mask: Any, visit_key: Any) -> tuple[ClippedSum, PerExample]:
             if gradients.clip_batch is not None:
                 return gradients.clip_batch(batch, mask, visit_key)
             assert gradients.record_gradient is not None
@@ -99,15 +98,13 @@ def make_loop(
                 compiled = tf.function(sums_of, jit_compile=True, autograph=False)
                 tensors, statistics = compiled(batch, mask)
                 return ClippedSum(tensors, clip), statistics
-            return clipped_sum(gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping)
+            return clipped_sum(gradients.record_gradient, batch, mask, clip)
 
-        def sums_of(batch: Any, mask: Any) -> tuple[Any, RecordStatistics]:
+        def sums_of(batch: Any, mask: Any) -> tuple[Any, PerExample]:
             assert gradients.record_gradient is not None
             with strictly():
-                clipped, statistics = clipped_sum(
-                    gradients.record_gradient, batch, mask, l2_norm_clip=clip, clipping=clipping
-                )
-            return list(clipped.tensors), statistics
+                clipped, statistics = clipped_sum(gradients.record_gradient, batch, mask, clip)
+            return list(clipped.tensors), statistics._replace(gradients=None)  # What leaves compiled code is computed.
 
         def visit(carry: Any, indices: Any, mask: Any) -> Any:
             sums, monitored, loss, number = carry

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
 from tfp_dpvi._tf import register_keras_serializable, tf
-from tfp_dpvi.gradients import clipped_sum
+from tfp_dpvi.gradients import Clip, clipped_sum
 from tfp_dpvi.models import planning, saving
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.loop import StepGradients
@@ -71,14 +71,14 @@ class TableModel(DPVI):
         if not self._has_formula:
             return step
         params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
-        clip = self.optimizer.l2_norm_clip
+        clip = Clip(self.optimizer.l2_norm_clip)
 
         def clip_batch(records: Any, mask: Any, visit_key: Any) -> Any:
             del visit_key
             if "sample_weight" in records:
                 assert step.record_gradient is not None
-                return clipped_sum(step.record_gradient, records, mask, l2_norm_clip=clip)
-            return table_clipped_sum(self._segments, params, records["x"], mask, l2_norm_clip=clip)
+                return clipped_sum(step.record_gradient, records, mask, clip)
+            return table_clipped_sum(self._segments, params, records["x"], mask, clip)
 
         return dataclasses.replace(step, record_gradient=None, clip_batch=clip_batch)
 
