@@ -21,7 +21,7 @@ from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from tfp_dpvi._keras import Callback, tf
+from tfp_dpvi._tf import Callback, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 1
 _FILE = "fit.npz"

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfp_dpvi._keras import Metric, register_keras_serializable, tf
+from tfp_dpvi._tf import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics
 from tfp_dpvi.gradients.side_effects import refuse_writes
 from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity

@@ -11,7 +11,7 @@ from harness import Runner
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.sampling import PoissonSampler
 
 EXPECTED = 200.0

@@ -13,7 +13,7 @@ import where_time_goes
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.sampling import PoissonSampler
 
 

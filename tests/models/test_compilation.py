@@ -8,7 +8,7 @@ from support.steps import Indicator
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, DPKerasSGDOptimizer
 
 tfd = tfp.distributions

@@ -19,7 +19,7 @@ COMMON = """
 import json, os, sys
 import numpy as np
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 tfd = tfp.distributions
 X = np.random.default_rng(0).normal(size=[200, 3]).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")

@@ -8,7 +8,7 @@ from support.steps import Indicator, check_fresh_noise, check_noise, fit_indicat
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
 from tfp_dpvi.privacy import Sensitivity

@@ -11,7 +11,7 @@ from support.steps import Indicator, fit_indicator
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, keras
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, privatize
 from tfp_dpvi.sampling import PoissonSampler

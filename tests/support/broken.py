@@ -6,7 +6,7 @@ import numpy as np
 
 from support.subject import REAL, step_gradients
 from tfp_dpvi import optimizers
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_record, clipped_sum, select_finite
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.sampling import PoissonSampler, poisson_gaps

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.stats
 
 from support import statistics
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from support.subject import REAL
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 WIDTH = 5  # Coordinates of a record in the tests of raw vectors.
 

@@ -7,7 +7,7 @@ import numpy as np
 import tfp_dpvi as dpvi
 from support import statistics
 from support.subject import REAL
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
 from tfp_dpvi.privacy import Sensitivity

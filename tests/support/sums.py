@@ -6,7 +6,7 @@ import numpy as np
 
 from support.cases import CASES
 from support.subject import REAL
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 CLIPS = (0.05, 1.0, 1e4, math.inf)  # Clips all, some and none of the cases' records.
 PUBLIC_NUM = 100

@@ -21,7 +21,7 @@ _PREPARED = """
 import os, sys
 import numpy as np
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.models.run import PrivateRun
 
 tfd = tfp.distributions

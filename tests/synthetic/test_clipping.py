@@ -10,7 +10,7 @@ import pytest
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import gradients
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.synthetic import (
     Binary,

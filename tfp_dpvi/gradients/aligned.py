@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clipping import select_finite
 from tfp_dpvi.gradients.vectorized import RecordGradient
 

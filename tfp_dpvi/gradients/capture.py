@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tfp_dpvi._keras import keras, refuse_keras_3, tf
+from tfp_dpvi._tf import keras, refuse_keras_3, tf
 from tfp_dpvi.gradients import layer_rules
 from tfp_dpvi.gradients.contributions import Contribution, Direct, combined
 from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError

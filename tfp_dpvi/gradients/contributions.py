@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clipping import rounding_of_pairs
 
 _DIRECT_COST = 16.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.capture import Capture
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
 from tfp_dpvi.gradients.contributions import Contribution, total

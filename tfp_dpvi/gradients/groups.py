@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.gradients.clipping import clip_factors, clip_record, select_finite
 from tfp_dpvi.gradients.contributions import Contribution, Groups, total
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.gradients.contributions import Contribution, Direct, Lookup, Outer
 
 Found = list[tuple[Any, Contribution]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorflow.python.ops.parallel_for import pfor
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 _SEGMENTS = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 _LOCK = threading.RLock()

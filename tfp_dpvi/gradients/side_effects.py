@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorflow.python.framework import op_def_registry
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 # Operations with a state that a loss may use: reading variables, calling functions, drawing numbers, raising errors.
 _HARMLESS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 
 class RecordStatistics(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, refuse_low_precision
 from tfp_dpvi.gradients.contributions import tiny
 from tfp_dpvi.gradients.mapping import map_records

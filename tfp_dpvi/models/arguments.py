@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.models import planning, workers
 from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
 from tfp_dpvi.models.records import Records, by_column, make_records

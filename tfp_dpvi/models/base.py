@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._keras import Model, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Model, keras, refuse_keras_3, tf
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
 from tfp_dpvi.models import settings as settings_lib

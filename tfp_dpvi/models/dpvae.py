@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import refuse_keras_3, register_keras_serializable, tf, tfp
+from tfp_dpvi._tf import refuse_keras_3, register_keras_serializable, tf, tfp
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import (

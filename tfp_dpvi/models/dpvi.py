@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import register_keras_serializable, tf, tfp
+from tfp_dpvi._tf import register_keras_serializable, tf, tfp
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import through_draws
 from tfp_dpvi.models import base, exporting

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random, export
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws
 

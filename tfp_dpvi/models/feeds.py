@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.models.settings import check_count
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme

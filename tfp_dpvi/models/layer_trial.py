@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError
 
 _LOG = logging.getLogger("tfp_dpvi")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, RecordGradient, RecordStatistics, clipped_sum
 from tfp_dpvi.gradients.shapes import strictly
 from tfp_dpvi.metrics import PrivateMetric, centred_sum, joint_release

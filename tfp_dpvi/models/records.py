@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 
 @dataclasses.dataclass(frozen=True)

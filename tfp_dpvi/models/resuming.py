@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.models import workers
 from tfp_dpvi.models.state import variables_of

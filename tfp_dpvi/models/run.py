@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.shapes import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.metrics import joint_sensitivity
 from tfp_dpvi.models import planning, workers

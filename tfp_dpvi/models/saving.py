@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _registry
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan

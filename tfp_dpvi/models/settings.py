@@ -7,7 +7,7 @@ from typing import Any
 
 import dp_accounting
 
-from tfp_dpvi._keras import Metric, keras, refuse_keras_3
+from tfp_dpvi._tf import Metric, keras, refuse_keras_3
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, GivenBatchSampler, HostDraws, PoissonSampler, Sampler
 

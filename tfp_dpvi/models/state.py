@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tfp_dpvi._keras import Metric, keras, tf
+from tfp_dpvi._tf import Metric, keras, tf
 from tfp_dpvi.models.settings import PrivacySettings
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 

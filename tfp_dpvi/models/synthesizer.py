@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import register_keras_serializable, tf
+from tfp_dpvi._tf import register_keras_serializable, tf
 from tfp_dpvi.gradients import clipped_sum
 from tfp_dpvi.models import planning, saving
 from tfp_dpvi.models.dpvi import DPVI

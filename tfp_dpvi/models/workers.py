@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.models.records import Records
 from tfp_dpvi.models.state import variables_of
 from tfp_dpvi.privacy import PrivacyPlan

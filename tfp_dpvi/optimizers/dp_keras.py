@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from tfp_dpvi._keras import Optimizer, keras, register_keras_serializable
+from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable
 from tfp_dpvi.gradients import CLIPPINGS, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, exactly
 
 

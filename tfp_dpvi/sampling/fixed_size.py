@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FixedSizeSampling
 from tfp_dpvi.sampling.base import Sampler, Visit
 

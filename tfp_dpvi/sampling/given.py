@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import SamplingScheme
 from tfp_dpvi.sampling.base import Visit
 from tfp_dpvi.sampling.full_batch import FullBatchSampler

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.sampling.base import Sampler
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_factors
 from tfp_dpvi.gradients.clipping import product_epsilon
 from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
