@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import _keras, keras
+from tfp_dpvi import _tf, keras
 from tfp_dpvi.optimizers import as_dp_optimizer
 
 tfd = tfp.distributions
@@ -43,10 +43,10 @@ def test_the_environment_variable_is_left_alone():
 )
 def test_versions_that_cannot_work_get_a_sentence(tensorflow, numpy, named):
     with pytest.raises(ImportError, match=f"does not run on {named}") as caught:
-        _keras._check_versions(tensorflow, numpy)
+        _tf._check_versions(tensorflow, numpy)
     assert len(str(caught.value).splitlines()) == 2
-    _keras._check_versions("2.15.1", "1.26.4")
-    _keras._check_versions("2.21.0", "2.3.5")
+    _tf._check_versions("2.15.1", "1.26.4")
+    _tf._check_versions("2.21.0", "2.3.5")
 
 
 @pytest.mark.skipif(not IS_CURRENT, reason="TensorFlow 2.15 has Keras 2 itself")
