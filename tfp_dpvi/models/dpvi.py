@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi._tf import register_keras_serializable, tf, tfp
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import through_draws
@@ -73,7 +73,7 @@ class DPVI(base.DPModel):
         name: str | None = None,
     ) -> None:
         given = {"prior": prior, "likelihood": likelihood, "surrogate_posterior": surrogate_posterior}
-        if not isinstance(prior, tfd.Distribution) and _registry.is_factory(prior):
+        if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
@@ -120,7 +120,7 @@ class DPVI(base.DPModel):
         Raises:
           ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
         """
-        parts = {name: _registry.encode(part, name) for name, part in self._model.given.items()}
+        parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         settings = {name: getattr(self, name) for name in ("gradients", "num_draws", "num_predictive_draws")}
         return {**super().get_config(), **settings, "parts": parts}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi._tf import register_keras_serializable, tf
 from tfp_dpvi.gradients import clipped_sum
 from tfp_dpvi.models import planning, saving
@@ -51,7 +51,7 @@ class TableModel(DPVI):
         parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
         return {
             **saving.base_config(self),
-            "parts": {name: _registry.encode(part, name) for name, part in parts.items()},
+            "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
 
     @property
