@@ -240,7 +240,7 @@ def _plan(
         "l2_norm_clip": math.sqrt(width),
         "num_records": num_records,
     }
-    if epsilon is not None:
+    if epsilon is not None and delta is not None:
         plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **release)
     else:
         plan = PrivacyPlan(noise_multiplier=check.non_negative("noise_multiplier", noise_multiplier), **release)
@@ -248,7 +248,7 @@ def _plan(
     return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
 
 
-def moment_sums(records: npt.ArrayLike, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Returns the sums over records of (u, u^2 - 1), where u is the record clipped to its bounds and mapped to [-1, 1].
 
     Args:
