@@ -1,8 +1,9 @@
-"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and keeps the books."""
+"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and accounts for the privacy spent."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +13,22 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Model, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Metric, Model, Optimizer, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi.callbacks import PrivateBackupAndRestore
+from tfp_dpvi.data import Data, Records
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
-from tfp_dpvi.models import settings as settings_lib
-from tfp_dpvi.models.loop import StepGradients
-from tfp_dpvi.models.records import Records
+from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
+from tfp_dpvi.models import arguments, exporting, saving
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.training import Mechanism, checkpoint
+from tfp_dpvi.training.budget import PrivacyTarget, allowed_releases, calibrate
+from tfp_dpvi.training.checkpoint import Checkpoint
+from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.distribution import Workers
+from tfp_dpvi.training.fit import PrivateFit
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
@@ -89,78 +97,92 @@ class DPModel(Model):
         """
         return None
 
-    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
-        """One step's per-record gradient function and exact gradient; for models with draws of their own.
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns how records' gradients are computed and clipped, with its sensitivity; for models with draws of their own.
 
         Args:
-          key: int64 tensor of shape [2] for Monte Carlo draws.
-          num_records: the public N.
+          spec: the public numbers of a step.
         """
-        variables = self.trainable_variables
+        variables, clip = self.trainable_variables, self.clip
 
-        def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+        def record_gradient(record: dict[str, tf.Tensor], keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
             del keep
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                self._clear_losses()
-                loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
-                loss = tf.convert_to_tensor(loss)
-                if loss.shape.rank != 0:
-                    raise ValueError(
-                        f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
-                        "take entry [0] of a batch of one."
-                    )
-                # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
-                loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
-                if "sample_weight" in record:
-                    loss *= record["sample_weight"]
-            self._clear_losses()
+                loss = self._whole_record_loss(record)
             return loss, tape.gradient(loss, variables, unconnected_gradients="zero")
 
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            exact_loss = self.data_independent_loss(num_records)
-        exact = None
-        if exact_loss is not None:
-            exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
-        return StepGradients(record_gradient, variables, exact, data_independent_loss=exact_loss)
+        def draw(key: tf.Tensor) -> StepGradient:
+            del key
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = self.data_independent_loss(spec.num_records)
+            exact = None if loss is None else tape.gradient(loss, variables, unconnected_gradients="zero")
+            return mapped(record_gradient, variables, clip, data_independent=exact, data_independent_loss=loss)
+
+        return ClippedGradient(draw, clip)
+
+    def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns `record_loss` with everything that the record's layers add to it, times its weight."""
+        self._clear_losses()
+        loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
+        loss = tf.convert_to_tensor(loss)
+        if loss.shape.rank != 0:
+            raise ValueError(
+                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
+                "take entry [0] of a batch of one."
+            )
+        # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
+        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
+        self._clear_losses()
+        return loss * record["sample_weight"] if "sample_weight" in record else loss
 
     @property
-    def _caveats(self) -> tuple[str, ...]:
-        """For subclasses: sentences for the report."""
+    def clip(self) -> Clip:
+        """The clip that the optimizer carries."""
+        return Clip(self.optimizer.l2_norm_clip, self.optimizer.clipping)
+
+    @property
+    def batch_needs(self) -> BatchNeeds:
+        """What the clipped gradient asks of a physical batch; for subclasses whose gradient works on a batch at once."""
+        return BatchNeeds(sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables))
+
+    def prepare(self, records: Records) -> None:
+        """Makes the variables, if layers have not been called yet.
+
+        Args:
+          records: of the right shapes and dtypes.
+        """
+        if not self.trainable_variables:
+            # Zeros and not a record: layers may initialise themselves from what they see first.
+            self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
+        if not self.trainable_variables:
+            raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
+        self.built = True
+
+    def check_records(self, records: Records) -> None:
+        """Raises if these records do not fit the model, before anything is spent; for subclasses.
+
+        Args:
+          records: all of them, or one of their shapes where they are streamed or a dataset's.
+        """
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the report; for subclasses."""
         return ()
 
     @property
-    def step_identity(self) -> tuple[Any, ...]:
-        """For subclasses: whatever settings `step_gradients` reads; the step is traced anew when they change."""
-        return ()
+    def record_dtype(self) -> np.dtype:
+        """The float type that records are cast to."""
+        return np.dtype(keras.backend.floatx())
 
-    @property
-    def gains_from_xla(self) -> bool:
-        """For subclasses: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say."""
-        return True
-
-    @property
-    def _batch_needs(self) -> planning.BatchNeeds | None:
-        """For subclasses whose `step_gradients` has a `clip_batch`: what they ask of the sampler."""
-        return None
-
-    def _noise(
-        self, sampling: SamplingScheme, expected_batch_size: float
-    ) -> tuple[Sensitivity, tuple[float, ...] | None]:
-        """For subclasses: the sensitivity of what a step releases, and the noise scales of its parts (`ClippedSum`)."""
-        del sampling, expected_batch_size
-        return Sensitivity(), None
-
-    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
-        """For subclasses: the signatures of `export`, given `tf.TensorSpec`s of the records x and, if there is one, y."""
+    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
+        """Returns the signatures of `export`, given the specs of records x and, if there is one, y; for subclasses."""
         return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
 
-    def _check_unchanged(self) -> None:
-        """For subclasses: raises if what this fit was priced for has been changed while it runs."""
-
     def _refuse_while_fitting(self, call: str) -> None:
-        if self._dp.train_function is not None:
+        if self._dp.running is not None:
             raise RuntimeError(
                 f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
                 f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
@@ -168,7 +190,7 @@ class DPModel(Model):
 
     def _check_precision(self, variables: Sequence[Any] = ()) -> None:
         """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
-        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in self._flatten_layers()]
+        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
         held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
         for name, dtype, shown in held:
             if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
@@ -177,41 +199,13 @@ class DPModel(Model):
                     "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
                 )
 
-    def _check_trainable(self) -> None:
-        """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
-        self._check_precision(self.trainable_variables)
-        now = tuple(id(variable) for variable in self.trainable_variables)
-        if self._dp.trained not in (None, now):
-            raise ValueError(
-                "The model's trainable variables are not those of its last fit: `trainable` was changed, or layers were. Call "
-                "compile again, as Keras asks for after such a change; nothing was spent."
-            )
-        self._dp.trained = now
-
-    def _check_optimizer(self, optimizer: Any) -> None:
-        """For subclasses: raises if this optimizer does not fit the model."""
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raises if this optimizer does not fit the model; for subclasses."""
         if isinstance(optimizer, TermwiseOptimizer):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} has a clip for groups of records, and this model has no batch-wise "
                 "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
             )
-
-    def _check_data(self, records: Records, in_memory: bool = False) -> None:
-        """For subclasses: raises if these records do not fit the model, before anything is spent.
-
-        Args:
-          records: all of them, or some where they are streamed or a dataset's.
-          in_memory: they are all.
-        """
-
-    def _prepare(self, records: Records) -> None:
-        """Makes the variables, if layers have not been called yet."""
-        if not self.trainable_variables:
-            # Zeros and not a record: layers may initialise themselves from what they see first.
-            self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
-        if not self.trainable_variables:
-            raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
-        self.built = True
 
     # ------------------------------------------------------------------ compile
 
@@ -274,33 +268,13 @@ class DPModel(Model):
             raise ValueError(
                 "optimizer is missing: give for instance dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
             )
-        dp_optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
-        self._check_optimizer(dp_optimizer)
-        settings_lib.check_target(epsilon, delta, dp_optimizer.noise_multiplier)
-        settings_lib.check_count("planned_epochs", planned_epochs)
-        settings_lib.check_count("physical_batch_size", physical_batch_size)
-        settings_lib.check_count("steps_per_execution", steps_per_execution)
-        settings_lib.check_adjacency(neighboring_relation, accountant)
-        if planned_epochs is not None and epsilon is None:
-            raise ValueError(
-                f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
-            )
-        if ledger is not None and not _same_books(ledger, self._dp.ledger):
-            if not isinstance(ledger, PrivacyLedger):
-                raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-            if self._dp.ledger.num_releases and not ledger.continues(self._dp.ledger):
-                raise ValueError(
-                    f"ledger: this model has {self._dp.ledger.num_releases} releases in another ledger, which must not be "
-                    "forgotten. Give the ledger to the first compile, or build a new model."
-                )
-        metric_objects = settings_lib.check_metrics(validation_metrics)
-        super().compile(optimizer=dp_optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
-        state = self._dp
-        state.ledger = state.ledger if ledger is None else ledger
-        state.settings = settings_lib.PrivacySettings(
-            epsilon=None if epsilon is None else float(epsilon),
-            delta=None if delta is None else float(delta),
-            noise_multiplier=dp_optimizer.noise_multiplier,
+        optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+        self.check_optimizer(optimizer)
+        arguments.check_counts(steps_per_execution=steps_per_execution)
+        target = PrivacyTarget(
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
             neighboring_relation=neighboring_relation,
@@ -308,20 +282,42 @@ class DPModel(Model):
             jit_compile=jit_compile,
             unsafe_training_metrics=bool(unsafe_training_metrics),
         )
-        state.auto_steps_per_execution = steps_per_execution is None
-        state.validation_metrics = metric_objects
-        state.private_metrics = private_metrics
-        state.loops = {}
-        state.trained = None
-        state.plan = None
+        ledger = self._ledger_after(ledger)
+        metric_objects = arguments.validation_metrics(validation_metrics)
+        super().compile(optimizer=optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
+        state = self._dp
+        state.ledger, state.target, state.plan = ledger, target, None
+        state.compiled = CompiledSteps(optimizer, self.distribute_strategy, jit_compile, self.run_eagerly)
+        state.steps_per_execution_is_set = steps_per_execution is not None
+        state.validation_metrics, state.private_metrics = metric_objects, private_metrics
+
+    def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
+        """Returns the ledger to use from now on.
+
+        Raises:
+          ValueError: the model has releases in another one.
+        """
+        held = self._dp.ledger
+        if ledger is None or ledger is held:
+            return held
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+        same = ledger.path is not None and ledger.path == held.path
+        if held.num_releases and not same and not ledger.continues(held):
+            raise ValueError(
+                f"ledger: this model has {held.num_releases} releases in another ledger, which must not be "
+                "forgotten. Give the ledger to the first compile, or build a new model."
+            )
+        return ledger
 
     @property
-    def metrics(self) -> list[Any]:
+    def metrics(self) -> list[Metric]:
         """Epsilon spent, the privatised metrics and the validation metrics."""
         if not hasattr(self, "_dp"):
             return []
         state = self._dp
-        return [state.epsilon_metric, state.loss_metric, *state.private_metrics, *state.validation_metrics]
+        shown = [one for one in state.private_metrics if isinstance(one, Metric)]
+        return [state.epsilon_metric, state.loss_metric, *shown, *state.validation_metrics]
 
     # ------------------------------------------------------------------ fit
 
@@ -391,78 +387,37 @@ class DPModel(Model):
           BudgetExhaustedError: nothing is left of the budget; nothing was run.
           ValueError, TypeError: bad arguments; nothing was spent.
         """
-        state = self._dp
-        if state.settings is None or self.optimizer is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
-            )
-        self._refuse_while_fitting("fit")
-        arguments.refuse(refused)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        outer = tf.distribute.get_strategy()
-        if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, self.variables)):
-            raise ValueError(
-                "fit is called in the scope of a tf.distribute strategy that the model was not built in: build and compile the "
-                "model inside strategy.scope() too, so that its variables are on all replicas."
-            )
-        if x is None:
-            raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
-        settings_lib.check_count("epochs", epochs)
-        settings_lib.check_count("batch_size", batch_size, default_hint=" It is the expected batch size.")
-        settings_lib.check_count("num_records", num_records)
-        settings_lib.check_count("steps_per_epoch", steps_per_epoch)
-        if not 0 <= initial_epoch < epochs:
-            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+        self._check_fit(refused, epochs, initial_epoch)
         validation = arguments.check_validation(
-            validation_data, validation_is_public, unsafe_validation, self._record_dtype
+            validation_data, validation_is_public, unsafe_validation, self.record_dtype
         )
-        backup = resuming.find(callbacks)
         refuse_keras_3("callbacks", callbacks)
-        if backup is not None:
-            resuming.check(self, isinstance(x, tf.data.Dataset))
-        common: dict[str, Any] = {"sampling": sampling, "num_records": num_records, "steps_per_epoch": steps_per_epoch}
-        if isinstance(x, tf.data.Dataset):
-            if y is not None or sample_weight is not None or batch_size is not None:
-                raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-            given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
-        else:
-            if sampling_probability is not None:
-                raise ValueError(
-                    f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
-                )
-            given = arguments.of_arrays(
-                self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
-            )
-        self._check_trainable()
-        if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
-            raise ValueError(
-                f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
-                "batch out: fit it outside the strategy's scope."
-            )
-        begun = beginning.begin(self, given, epochs=epochs, initial_epoch=initial_epoch, backup=backup)
-        run, initial_epoch = begun.run, begun.initial_epoch
-        self._remember(begun.plan, given, num_records)
-        if run is None:
-            return resuming.empty_history(self, epochs)
-        if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
-            callbacks = resuming.put_last(callbacks, backup)
-        if state.settings.unsafe_training_metrics:
-            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
-        if validation is not None and unsafe_validation and not validation_is_public:
-            state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
-            state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
-        user_steps = self._steps_per_execution.numpy()
-        if state.auto_steps_per_execution:
-            self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
-        state.train_function = run
-        try:
-            with workers.naming_lost_workers(self.distribute_strategy, run.books):
+        backup = checkpoint.find(callbacks)
+        data = self.make_data(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            num_records=num_records,
+            sampling=sampling,
+            sampling_probability=sampling_probability,
+            steps_per_epoch=steps_per_epoch,
+            validate=validate,
+            stream=stream,
+        )
+        with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
+            if run is None:
+                return self._history_of_nothing(epochs)
+            if backup is not None:
+                callbacks = checkpoint.put_last(callbacks, backup)
+            unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
+            with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
+                replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps on it; records are sampled inside the step.
                     tf.data.Dataset.range(replicas).batch(replicas).repeat(),
                     epochs=epochs,
-                    steps_per_epoch=given.steps_per_epoch,
+                    steps_per_epoch=data.steps_per_epoch,
                     initial_epoch=initial_epoch,
                     verbose=verbose,
                     callbacks=callbacks,
@@ -470,30 +425,221 @@ class DPModel(Model):
                     validation_freq=validation_freq,
                     validation_batch_size=validation_batch_size or 1024,
                 )
+
+    def _check_fit(self, refused: dict[str, Any], epochs: int, initial_epoch: int) -> None:
+        if self._dp.target is None or self.optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
+            )
+        self._refuse_while_fitting("fit")
+        arguments.refuse(refused)
+        arguments.check_scope(self)
+        arguments.check_counts(epochs=epochs)
+        if not 0 <= initial_epoch < epochs:
+            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+
+    def make_data(self, x: Any, y: Any = None, sample_weight: Any = None, **settings: Any) -> Data:
+        """Returns records with their sampler, checked, for `mechanism` and a training loop of one's own.
+
+        Args:
+          x: as in `fit`.
+          y: as in `fit`.
+          sample_weight: as in `fit`.
+          **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`, `steps_per_epoch`, `validate` and
+            `stream` of `fit`.
+        """
+        physical = None if self._dp.target is None else self._dp.target.physical_batch_size
+        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
+
+    def mechanism(self, data: Data) -> Mechanism:
+        """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
+
+        Its sensitivity and price are known before anything is traced. The noise multiplier is that of the optimizer, or
+        None: see `Mechanism.calibrated`.
+
+        Args:
+          data: from `make_data`.
+        """
+        target = self._dp.target
+        assert target is not None
+        spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
+        return Mechanism(
+            sampler=data.sampler,
+            gradient=self.clipped_gradient(spec),
+            expected_batch_size=data.batch_size,
+            num_records=data.num_records,
+            noise_multiplier=target.noise_multiplier,
+            metrics=self._dp.private_metrics,
+            neighboring_relation=target.neighboring_relation,
+            accountant=target.accountant,
+            unsafe_loss=target.unsafe_training_metrics,
+        )
+
+    @contextlib.contextmanager
+    def _running(
+        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
+    ) -> Iterator[tuple[PrivateFit | None, int]]:
+        """Plans the fit, compiles its step and lends it to Keras; gives back what was reserved and did not run."""
+        state = self._dp
+        run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
+        state.inputs = exporting.specs_of(data.records)
+        state.num_records, state.num_records_declared = data.num_records, declared
+        if run is None:
+            yield None, initial_epoch
+            return
+        if state.target is not None and state.target.unsafe_training_metrics:
+            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
+        counter = steps_per_execution(self)
+        before = counter.numpy()
+        if not state.steps_per_execution_is_set:
+            counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
+        state.running = run
+        try:
+            yield run, initial_epoch
         finally:
             run.close()
-            state.train_function = self.train_function = None  # It holds the fit's key and records.
-            self._steps_per_execution.assign(user_steps)
-            if state.unsafe_validation:
-                state.unsafe_validation, self.test_function = False, None
+            state.accumulated = run.accumulated
+            state.running = self.train_function = None  # It holds the fit's key and records.
+            counter.assign(before)
 
-    def _remember(self, plan: PrivacyPlan, given: arguments.Given, declared: int | None) -> None:
+    def _begin(
+        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
+    ) -> tuple[PrivateFit | None, int]:
+        """Returns the fit, ready but for its first step, and its first epoch; None where a resumed fit has nothing left to do."""
+        state, workers = self._dp, Workers(self.distribute_strategy)
+        target, ledger, compiled = state.target, state.ledger, state.compiled
+        assert target is not None
+        assert compiled is not None
+        self._check_precision(self.trainable_variables)
+        draft = self.mechanism(data)
+        held = resumed = None
+        if backup is not None:
+            resumed = self._checkpoint(data)
+            held = backup.read()
+            if held is not None:
+                initial_epoch = resumed.check_epochs(held, epochs)
+        planned = (epochs - initial_epoch) * data.steps_per_epoch
+        compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
+        workers.check_same(
+            type(self).__name__,
+            target,
+            state.seed,
+            planned,
+            initial_epoch,
+            draft.sensitivity,
+            repr(draft.gradient.clip),
+        )
+
+        def plan() -> tuple[float, float]:
+            if held is not None and resumed is not None:
+                noise = resumed.restore(held, draft.plan(planned))
+            else:
+                calibrated = calibrate(
+                    draft,
+                    ledger,
+                    target,
+                    steps=planned,
+                    steps_per_epoch=data.steps_per_epoch,
+                    epochs_run=state.progress.epochs,
+                )
+                noise = calibrated.noise_multiplier or 0.0
+            mechanism = dataclasses.replace(draft, noise_multiplier=noise)
+            return noise, allowed_releases(mechanism.plan(planned), ledger, target)
+
+        noise, allowed = workers.from_chief(plan, 2)
+        mechanism = dataclasses.replace(draft, noise_multiplier=noise)
+        state.plan = mechanism.plan(planned)
+        if not allowed:
+            self._end_without_a_step(held, planned, backup, initial_epoch)
+            return None, initial_epoch
+        state.progress.fits += 1
+        run = PrivateFit(
+            self,
+            mechanism,
+            data,
+            compiled,
+            ledger=ledger,
+            target=target,
+            allowed=int(allowed),
+            planned=planned,
+            progress=state.progress,
+            seed=state.seed,
+            run=f"{state.identity}/{state.progress.fits}",
+            epsilon=state.epsilon_metric,
+        )
+        refusal: Exception | None = None
+        try:
+            run.prepare()
+        except Exception as error:
+            refusal = error
+        workers.agree(refusal)
+        if backup is not None and resumed is not None:
+            backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
+        return run, initial_epoch
+
+    def _checkpoint(self, data: Data) -> Checkpoint:
         state = self._dp
-        state.plan, state.inputs = plan, exporting.specs_of(given.records)
-        state.num_records, state.num_records_declared = given.num_records, declared is not None
+        assert state.target is not None
+        if not data.resumable or Workers(self.distribute_strategy).several:
+            raise ValueError(
+                "PrivateBackupAndRestore serves one process and arrays, memory maps or sources: a dataset's batches read again are "
+                "no new sample.\nNothing was spent."
+            )
+        variables = saving.variables_of(self)
+        return Checkpoint(
+            self.optimizer, variables, state.ledger, state.target, state.progress, seeded=state.seed is not None
+        )
 
-    @property
-    def _record_dtype(self) -> Any:
-        return np.dtype(keras.backend.floatx())
+    def _end_without_a_step(self, held: Any, planned: int, backup: Any, initial_epoch: int) -> None:
+        if held is None:
+            budgets = ", ".join(f"epsilon {e:g} at delta {d:g}" for e, d in self._budgets())
+            raise BudgetExhaustedError(
+                f"budget: {budgets} allows no further release of this plan.\nRaise it with ledger.set_budget, or use more noise."
+            )
+        if planned:
+            LOG.warning(
+                "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s.",
+                initial_epoch,
+                held.directory,
+            )
+        elif backup.delete_checkpoint:
+            backup.forget()
+
+    def _budgets(self) -> list[tuple[float, float]]:
+        budget = self._dp.ledger.budget
+        return [*(self._dp.target.budgets if self._dp.target else ()), *([budget] if budget else [])]
+
+    def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
+        """Returns what `fit` returns where nothing is left to do."""
+        history = keras.callbacks.History()
+        history.set_model(self)
+        history.on_train_begin()
+        history.params = {"epochs": epochs, "verbose": 0}
+        self.history = history
+        return history
+
+    @contextlib.contextmanager
+    def _unsafe(self, unsafe_validation: bool) -> Iterator[None]:
+        """Names what validation shows of private records, and records in the ledger that it is shown."""
+        state = self._dp
+        if not unsafe_validation:
+            yield
+            return
+        state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
+        state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
+        try:
+            yield
+        finally:
+            state.unsafe_validation, self.test_function = False, None
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, Any]]:
-        """The function that `Model.fit` calls for each execution; made by `fit`."""
-        if self._dp.train_function is None:
+        """Returns the function that `Model.fit` calls for each execution; made by `fit`."""
+        if self._dp.running is None:
             raise RuntimeError(
                 "make_train_function and train_on_batch work outside fit in Keras, but a private step needs the plan and "
                 "the sampler that fit makes. Call fit."
             )
-        return self._dp.train_function
+        return self._dp.running
 
     def train_step(self, data: Any) -> Any:
         """Refused: a batch that was not sampled here cannot be accounted for."""
@@ -523,7 +669,7 @@ class DPModel(Model):
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:
         """Outside training: Keras would count a call of an earlier traced function as many batches, and drop the rest."""
-        counter = self._steps_per_execution
+        counter = steps_per_execution(self)
         before = None if counter is None else counter.numpy()
         if counter is not None:
             counter.assign(1)
@@ -611,6 +757,17 @@ class DPModel(Model):
         return self._dp.ledger
 
     @property
+    def num_releases(self) -> int:
+        """Releases charged for these data, without those that a running fit has reserved ahead."""
+        running = self._dp.running
+        return self._dp.ledger.num_releases - (0 if running is None else running.steps_ahead)
+
+    @property
+    def accumulated(self) -> dict[str, Any]:
+        """The last fit's accumulators over released values, by the name of the joint release."""
+        return self._dp.accumulated
+
+    @property
     def privacy_plan(self) -> PrivacyPlan | None:
         """The plan of the last `fit`, or None before the first."""
         return self._dp.plan
@@ -618,7 +775,7 @@ class DPModel(Model):
     @property
     def privacy_budget(self) -> float | None:
         """The lifetime epsilon that `compile` was given, or None."""
-        return None if self._dp.settings is None else self._dp.settings.epsilon
+        return None if self._dp.target is None else self._dp.target.epsilon
 
     def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
         """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
@@ -659,7 +816,7 @@ class DPModel(Model):
           ValueError: no delta here nor in `compile`.
         """
         state = self._dp
-        target = state.settings
+        target = state.target
         if delta is None:
             delta = None if target is None else target.delta
         if delta is None:
@@ -672,9 +829,5 @@ class DPModel(Model):
             num_records=state.num_records,
             num_records_declared=state.num_records_declared,
             seeded=state.seed is not None,
-            caveats=self._caveats,
+            caveats=self.caveats,
         )
-
-
-def _same_books(one: Any, other: PrivacyLedger) -> bool:
-    return one is other or (isinstance(one, PrivacyLedger) and one.path is not None and one.path == other.path)

@@ -13,10 +13,10 @@ from tfp_dpvi.export import ExportedFunction, flat_names
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws
 
 if TYPE_CHECKING:
+    from tfp_dpvi.data import Records
     from tfp_dpvi.models.base import DPModel
     from tfp_dpvi.models.dpvae import DPVAE
     from tfp_dpvi.models.dpvi import DPVI
-    from tfp_dpvi.models.records import Records
 
 
 def export_model(model: DPModel, path: str | os.PathLike[str], *, delta: float | None, overwrite: bool) -> None:
@@ -27,9 +27,9 @@ def export_model(model: DPModel, path: str | os.PathLike[str], *, delta: float |
             f"{type(model).__name__}.export before fit: nothing was learned, and there is nothing to report. Call fit first.\n"
             "(Weights that were loaded into a new model come without its ledger: use model.save and load_model.)"
         )
-    if delta is None and (state.settings is None or state.settings.delta is None):
+    if delta is None and (state.target is None or state.target.delta is None):
         raise ValueError("delta is not known, and the export holds the privacy report: say export(path, delta=1e-5).")
-    functions, report = model._export_functions(state.inputs), model.privacy_report(delta)
+    functions, report = model.export_functions(state.inputs), model.privacy_report(delta)
     export.write(path, functions, report, title=f"Model `{model.name}`", overwrite=overwrite)
 
 

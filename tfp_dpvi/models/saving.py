@@ -17,10 +17,11 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import keras, tf
-from tfp_dpvi.models.records import Records
+from tfp_dpvi._tf import keras, layers_within, steps_per_execution, tf
+from tfp_dpvi.data import Records
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+from tfp_dpvi.training.fit import Progress
 
 _VERSION = 1
 _SETTINGS = ("epsilon", "delta", "planned_epochs", "accountant", "physical_batch_size", "jit_compile")
@@ -44,9 +45,9 @@ def base_config(model: Any) -> dict[str, Any]:
     books = {
         "version": _VERSION,
         "ledger": state.ledger.to_config(),
-        "fits": state.fits,
-        "steps_run": state.steps_run,
-        "epochs_run": state.epochs_run,
+        "fits": state.progress.fits,
+        "steps_run": state.progress.steps,
+        "epochs_run": state.progress.epochs,
         "num_records": state.num_records,
         "num_records_declared": state.num_records_declared,
         "plan": None if state.plan is None else state.plan.to_json(),
@@ -70,12 +71,12 @@ def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any
     state = model._dp
     state.ledger = PrivacyLedger.from_config(books["ledger"])
     # `state.identity` stays new: two processes may load one file, and their fits are not the same.
-    for name in ("fits", "steps_run", "epochs_run", "num_records", "num_records_declared"):
-        setattr(state, name, books[name])
+    state.progress = Progress(books["fits"], books["steps_run"], books["epochs_run"])
+    state.num_records, state.num_records_declared = books["num_records"], books["num_records_declared"]
     state.plan = None if books["plan"] is None else PrivacyPlan.from_json(books["plan"])
     if books["inputs"] is not None:
         state.inputs = serialization.decode(books["inputs"])
-        model._prepare(_no_records(state.inputs))
+        model.prepare(_no_records(state.inputs))
     return model
 
 
@@ -93,16 +94,16 @@ def _no_records(inputs: dict[str, Any]) -> Records:
 def compile_config(model: Any) -> dict[str, Any] | None:
     """The arguments of `compile`, JSON-ready; None before it."""
     state = model._dp
-    if state.settings is None:
+    if state.target is None:
         return None
     return {
-        **{name: getattr(state.settings, name) for name in _SETTINGS},
-        "neighboring_relation": state.settings.neighboring_relation.name,
-        "unsafe_training_metrics": state.settings.unsafe_training_metrics,
+        **{name: getattr(state.target, name) for name in _SETTINGS},
+        "neighboring_relation": state.target.neighboring_relation.name,
+        "unsafe_training_metrics": state.target.unsafe_training_metrics,
         "optimizer": keras.utils.serialize_keras_object(model.optimizer),
         "metrics": [keras.utils.serialize_keras_object(one) for one in state.private_metrics],
         "validation_metrics": [keras.utils.serialize_keras_object(one) for one in state.validation_metrics],
-        "steps_per_execution": None if state.auto_steps_per_execution else int(model._steps_per_execution.numpy()),
+        "steps_per_execution": int(steps_per_execution(model).numpy()) if state.steps_per_execution_is_set else None,
         "run_eagerly": bool(model.run_eagerly),
     }
 
@@ -228,7 +229,18 @@ def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
 def _made(model: Any) -> list[Any]:
     """The variables that exist; a part that was not built has none yet, and is filled when it has (checkpoints)."""
     found: list[Any] = []
-    for layer in model._flatten_layers():  # The model first.
+    for layer in layers_within(model):  # The model first.
         with contextlib.suppress(ValueError):
             found += layer.variables
     return list({id(variable): variable for variable in found}.values())
+
+
+def variables_of(model: Any) -> list[tf.Variable]:
+    """Returns all variables that a step reads and writes."""
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
+    for metric in model.metrics:  # They may hold exact losses of records that were evaluated.
+        for variable in metric.variables:
+            held.pop(variable.ref(), None)
+    return [*held.values(), *model.optimizer.variables]
