@@ -1,7 +1,6 @@
 """The structure of the package: what `.ci/structure.py` measures, and the path of one record through a real `fit`."""
 
 import ast
-import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -181,61 +180,63 @@ def test_the_drawing_shows_what_is_imported_at_first_hand(tmp_path):
 
 # -------------------------------------------------------------------------------- the path of a record
 
-
-def _is_of_a_record(value, depth=0):
-    """Whether a value is or holds records, or a tensor that was computed from them."""
-    from tfp_dpvi._tf import tf
-
-    if isinstance(value, (list, tuple)):
-        return depth < 4 and any(_is_of_a_record(part, depth + 1) for part in value)
-    if isinstance(value, dict):
-        return depth < 4 and any(_is_of_a_record(part, depth + 1) for part in value.values())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return depth < 4 and any(_is_of_a_record(part, depth + 1) for part in vars(value).values())
-    if isinstance(value, (np.ndarray, tf.Tensor)) and value.shape[-1:] == (WIDTH,):
-        return True
-    return isinstance(value, tf.Tensor) and hasattr(value, "op") and _is_computed_from_records(value.op)
+HANDS_ON = {"Identity", "Placeholder", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
 
 
-@functools.cache
-def _is_computed_from_records(op):
-    """Whether an operation of a graph reads a tensor with the records' last dimension, directly or not."""
-    seen, rest = set(), [op]
-    while rest:
-        one = rest.pop()
-        if any(part.shape.rank and part.shape[-1] == WIDTH for part in (*one.inputs, *one.outputs)):
-            return True
-        seen.add(one)
-        rest.extend(part.op for part in one.inputs if part.op not in seen)
-    return False
+def _graphs(values, depth=0):
+    """Yields the graphs of the tensors among some values."""
+    for value in values:
+        if isinstance(value, (list, tuple)) and depth < 4:
+            yield from _graphs(value, depth + 1)
+        elif isinstance(value, dict) and depth < 4:
+            yield from _graphs(value.values(), depth + 1)
+        elif hasattr(value, "op") and hasattr(value, "graph"):
+            yield value.graph
 
 
-def _files_on_the_path(fit):
-    """Files of the package with a function that gets a record, or what is computed from one, until the update."""
-    files, arrived = [], []
+def _traced(fit):
+    """Runs `fit`; returns the graphs that functions of the package were traced into."""
+    graphs = {}
 
     def look(frame, event, _):
-        code = frame.f_code
-        if event != "call" or arrived or not code.co_filename.startswith(str(PACKAGE)):
-            return
-        name = pathlib.Path(code.co_filename).relative_to(PACKAGE).as_posix()
-        values = [value for key, value in frame.f_locals.items() if key != "self"]
-        sys.setprofile(None)
-        try:
-            if any(map(_is_of_a_record, values)) and name not in files:
-                files.append(name)
-        finally:
+        if event == "return" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            sys.setprofile(None)
+            graphs.update((id(graph), graph) for graph in _graphs(frame.f_locals.values()))
             sys.setprofile(look)
-        if code.co_name == "apply_gradients":
-            arrived.append(name)
 
     sys.setprofile(look)
     try:
         fit()
     finally:
         sys.setprofile(None)
-    assert arrived, "no update was traced"
-    return files
+    return list(graphs.values())
+
+
+def _files_on_the_path(graph):
+    """Files of the package that made an operation between a record and the graph's updates, or its outputs without one.
+
+    Loops and calls count where they compute. So do not `_tf.py`, which stands for TensorFlow, and the files that hand a
+    tensor on as it is.
+    """
+    operations = graph.get_operations()
+    after = set()
+    for operation in operations:
+        is_record = any(part.shape.rank and part.shape[-1] == WIDTH for part in operation.outputs)
+        if is_record or any(part.op in after for part in operation.inputs):
+            after.add(operation)
+    updates = [one for one in operations if one.type.startswith(("Assign", "ResourceApply"))]
+    before, rest = set(), updates or [part.op for part in graph.outputs]
+    while rest:
+        operation = rest.pop()
+        if operation not in before:
+            before.add(operation)
+            rest.extend(part.op for part in operation.inputs)
+    files = set()
+    for operation in after & before:
+        own = [frame.filename for frame in operation.traceback if frame.filename.startswith(str(PACKAGE))]
+        if own and operation.type not in HANDS_ON:
+            files.add(pathlib.Path(own[-1]).relative_to(PACKAGE).as_posix())
+    return files - {"_tf.py"}
 
 
 def test_one_record_reaches_the_update_through_few_files():
@@ -247,10 +248,9 @@ def test_one_record_reaches_the_update_through_few_files():
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
     model.compile(optimizer, jit_compile=False)
     x, y = np.ones([20, WIDTH], np.float32), np.ones(20, np.float32)
-    files = _files_on_the_path(lambda: model.fit(x, y, batch_size=5, epochs=1, verbose=0))
-    assert any(name.startswith("gradients/") for name in files)
-    assert any(name.startswith("optimizers/") for name in files)
-    assert set(files) <= set(structure.RECORD_PATH), f"the record goes {' -> '.join(files)}"
+    graphs = _traced(lambda: model.fit(x, y, batch_size=5, epochs=1, verbose=0))
+    files = set().union(*map(_files_on_the_path, graphs))
+    assert files == set(structure.RECORD_PATH)
     assert len(files) <= structure.LIMITS["files on a record's path"]
 
 
