@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _registry, surrogates
+from tfp_dpvi import serialization, surrogates
 from tfp_dpvi._tf import (
     Optimizer,
     loss_functions,
@@ -99,7 +99,7 @@ class DPVAE(Autoencoder):
         name: str | None = None,
     ) -> None:
         given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
-        encoder, decoder, prior = (part() if _registry.is_factory(part) else part for part in (encoder, decoder, prior))
+        encoder, decoder, prior = (part() if serialization.is_factory(part) else part for part in (encoder, decoder, prior))
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
                 f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
@@ -143,7 +143,7 @@ class DPVAE(Autoencoder):
           ValueError: a part is neither a registered function nor a Keras model without Lambda layers (as TFP's distribution
             layers are); see `dpvi.register`.
         """
-        parts = {name: _registry.encode(part, name) for name, part in self._parts_of_model.given.items()}
+        parts = {name: serialization.encode(part, name) for name, part in self._parts_of_model.given.items()}
         names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
@@ -74,7 +74,7 @@ class DPVI(base.DPModel):
         name: str | None = None,
     ) -> None:
         given = {"prior": prior, "likelihood": likelihood, "surrogate_posterior": surrogate_posterior}
-        if not isinstance(prior, tfd.Distribution) and _registry.is_factory(prior):
+        if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
@@ -121,7 +121,7 @@ class DPVI(base.DPModel):
         Raises:
           ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
         """
-        parts = {name: _registry.encode(part, name) for name, part in self._model.given.items()}
+        parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         settings = {name: getattr(self, name) for name in ("gradients", "num_draws", "num_predictive_draws")}
         return {**super().get_config(), **settings, "parts": parts}
 
