@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._keras import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
-from tfp_dpvi.privacy import _validation as check
 
 _CHUNK = 2**16  # Records in memory at a time, so that arrays on disk stay there.
 _Layer: Any = Layer

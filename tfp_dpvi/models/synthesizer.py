@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi import _validate as check
 from tfp_dpvi._keras import register_keras_serializable, tf
 from tfp_dpvi.gradients import clipped_sum
 from tfp_dpvi.models import planning, saving
@@ -17,7 +18,6 @@ from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
-from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.synthetic import Layout, Table, make_likelihood, make_prior, starting_point, table_clipped_sum
 from tfp_dpvi.synthetic.mixture import _Segments
 

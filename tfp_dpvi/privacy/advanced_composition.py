@@ -15,7 +15,7 @@ import math
 
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, Releases, gaussian_delta, poisson_replace_refusal
 
 #: The share of delta that composition itself uses up, as in the authors' experiments.

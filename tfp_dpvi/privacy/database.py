@@ -19,7 +19,7 @@ from sqlalchemy import event, pool
 from tfp_dpvi.privacy.errors import LedgerError
 
 #: Of the tables below; a file of a later one is refused.
-FORMAT = 2
+FORMAT = 3
 
 METADATA = sa.MetaData()
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -60,13 +60,14 @@ RESERVATIONS = sa.Table(
     sa.Column("process", sa.Text, nullable=False),
     sa.Column("time", sa.Text, nullable=False),
 )
-#: Budgets in the order in which they were set; the last one holds.
+#: Budgets in the order in which they were set; the last one holds. With an order it is a Renyi filter.
 BUDGETS = sa.Table(
     "budgets",
     METADATA,
     sa.Column("id", _KEY, primary_key=True),
     sa.Column("epsilon", sa.Float(53), nullable=False),
     sa.Column("delta", sa.Float(53), nullable=False),
+    sa.Column("renyi_order", sa.Float(53)),
     sa.Column("time", sa.Text, nullable=False),
 )
 #: What was shown of the data beside the releases.
@@ -77,6 +78,8 @@ EXPOSURES = sa.Table(
     sa.Column("text", sa.Text, unique=True),
     sa.Column("time", sa.Text, nullable=False),
 )
+#: Charges with their plans.
+ALL_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
 # For `unconfirmed_steps`, which would read all reservations else.
 _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
 sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
@@ -122,6 +125,11 @@ class Database:
             _DATABASES.add(self)
         weakref.finalize(self, _release, self._engine, self._pid, memory)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with this process."""
+        return self.path is None and self.url is None
+
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """Opens a transaction that sees one state of the tables."""
@@ -140,7 +148,7 @@ class Database:
         """Raises `LedgerError` where `write` is refused."""
         if self.read_only:
             raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
-        if self._pid != os.getpid() and self.path is None and self.url is None:
+        if self._pid != os.getpid() and self.in_memory:
             raise LedgerError(
                 "this ledger is in memory and was made before this process was forked, so that parent and child would each spend "
                 "its budget.\nGive it a path: PrivacyLedger(path)."
@@ -210,7 +218,7 @@ class Database:
 
     def close(self) -> None:
         """Closes the connections; later calls raise `LedgerError`."""
-        if self.path is not None or self.url is not None:
+        if not self.in_memory:
             self.closed = True
             self._engine.dispose(close=self._pid == os.getpid())
 

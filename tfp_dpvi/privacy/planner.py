@@ -6,13 +6,13 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import round_up
-from tfp_dpvi.privacy.sampling_schemes import (
+from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
     FullBatch,

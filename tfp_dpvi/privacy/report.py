@@ -3,14 +3,14 @@
 import dataclasses
 import math
 import textwrap
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import get_accountant
-from tfp_dpvi.privacy.ledger import PrivacyLedger
+from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP
 
 REPORT_SCHEMA_VERSION = 1
@@ -33,15 +33,18 @@ _NOT_COVERED = (
     "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
     "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
     "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
-    "the fit was planned for, not that of the steps that ran",
+    "the fit was planned for, not that of the steps that ran{adaptive}",
     "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at what an earlier one "
     "released: releases are added up as if all settings had been fixed beforehand. With one of five candidates chosen "
-    "by the first release, delta was 2.04e-5 where 1e-5 was stated",
+    "by the first release, delta was 2.04e-5 where 1e-5 was stated{adaptive}",
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
     "is slightly irregular",
     "the pseudo-random generator: the proof assumes true randomness",
 )
+
+_FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
+_NOT_A_FILTER = "not where settings were chosen after looking at earlier results"
 
 _UNITS = {
     "add_or_remove_one": (
@@ -70,6 +73,39 @@ def round_up(value: float, digits: int = 3) -> float:
     return rounded if rounded >= value * (1.0 - 1e-12) else math.nextafter(value, math.inf)
 
 
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+JsonObject: TypeAlias = "dict[str, JsonValue]"
+
+
+class ReleaseFacts(TypedDict, total=False):
+    """Releases of equal plans.
+
+    `dp_event` is as the accountant's counterpart in dp_accounting reads it, in Python. `purpose` is there where it is not
+    training, and `metrics` where privatised metrics were released with the steps.
+    """
+
+    sampling: dict[str, str | int | float]
+    sampling_description: str
+    noise_multiplier: float
+    l2_norm_clip: float | None
+    sensitivity: dict[str, float]
+    num_releases: int
+    dp_event: str
+    purpose: str
+    metrics: list[str]
+
+
+class LedgerBudgetFacts(TypedDict, total=False):
+    """A ledger's own budget. An adaptive one has an order and a limit, and spends Renyi divergence; others epsilon."""
+
+    epsilon: float
+    delta: float
+    adaptive: bool
+    spent: float
+    order: float
+    limit: float
+
+
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
     """What was spent on one data set, what it covers and what it does not.
@@ -81,10 +117,7 @@ class PrivacyReport:
       delta: the delta that goes with it.
       neighboring_relation: "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
-      releases: one dictionary per run of equal plans: sampling, sampling_description,
-        noise_multiplier, l2_norm_clip, sensitivity, num_releases, dp_event (as the accountant's counterpart in
-        dp_accounting reads it, in Python); and purpose, where it is not training, and metrics, where privatised metrics
-        were released with the steps.
+      releases: one dictionary per run of equal plans.
       num_releases: how many noisy sums were released (or reserved).
       unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
       budget_epsilon: the lifetime budget, None if none was set.
@@ -94,7 +127,7 @@ class PrivacyReport:
       caveats: further sentences.
       dataset_id: the name of the data set in the ledger.
       epsilon_without_metrics: what the same noise would have cost without privatised metrics; None if there were none.
-      ledger_budget: epsilon, delta and what is spent at that delta, where the ledger has a budget of its own; else None.
+      ledger_budget: what the ledger's own budget is and what is spent of it; None where it has none.
       grid_spacing: of the numerical composition; None where there is none.
     """
 
@@ -102,7 +135,7 @@ class PrivacyReport:
     delta: float
     neighboring_relation: str
     accountant: str
-    releases: tuple[dict[str, Any], ...]
+    releases: tuple[ReleaseFacts, ...]
     num_releases: int
     unconfirmed_steps: int = 0
     budget_epsilon: float | None = None
@@ -112,7 +145,7 @@ class PrivacyReport:
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
     epsilon_without_metrics: float | None = None
-    ledger_budget: dict[str, float] | None = None
+    ledger_budget: LedgerBudgetFacts | None = None
     grid_spacing: float | None = None
 
     @classmethod
@@ -127,7 +160,7 @@ class PrivacyReport:
         num_records_declared: bool | None = None,
         seeded: bool = False,
         caveats: tuple[str, ...] = (),
-        neighboring_relation: Any = "add_or_remove_one",
+        neighboring_relation: NeighboringRelation | str = "add_or_remove_one",
     ) -> "PrivacyReport":
         """Returns the report of everything in a ledger.
 
@@ -142,36 +175,23 @@ class PrivacyReport:
           caveats: further sentences, for example "unsafe training metrics were shown".
           neighboring_relation: what to say while the ledger is empty.
         """
-        relation = ledger.neighboring_relation or check.relation(neighboring_relation)
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")
-        plans = [entry.plan for entry in ledger.entries]
+        relation = ledger.neighboring_relation or check.relation(neighboring_relation)
+        entries = ledger.entries
         if accountant is None:
-            names = {plan.accountant for plan in plans}
+            names = {entry.plan.accountant for entry in entries}
             accountant = names.pop() if len(names) == 1 else "pld"
         price = get_accountant(accountant)
         if num_records is None:
-            num_records = max((plan.num_records for plan in plans if plan.num_records is not None), default=None)
+            num_records = max((entry.plan.num_records or 0 for entry in entries), default=0) or None
         halve = price.over_replacement and relation is NeighboringRelation.REPLACE_ONE
         return cls(
             epsilon=ledger.epsilon(delta, accountant),
             delta=check.delta(delta),
             neighboring_relation=relation.name.lower(),
             accountant=accountant,
-            releases=tuple(
-                {
-                    "sampling": e.plan.sampling.to_json(),
-                    "sampling_description": e.plan.sampling.describe(),
-                    "noise_multiplier": e.plan.noise_multiplier,
-                    "l2_norm_clip": e.plan.l2_norm_clip,
-                    "sensitivity": e.plan.sensitivity.to_json(),
-                    "num_releases": e.steps,
-                    "dp_event": _event_text(e.dp_event, halve),
-                    **({} if e.plan.purpose is None else {"purpose": e.plan.purpose}),
-                    **({"metrics": list(e.plan.metrics)} if e.plan.metrics else {}),
-                }
-                for e in ledger.entries
-            ),
+            releases=tuple(_release_facts(entry, halve) for entry in entries),
             num_releases=ledger.num_releases,
             unconfirmed_steps=ledger.unconfirmed_steps,
             budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon, "budget_epsilon"),
@@ -228,20 +248,18 @@ class PrivacyReport:
             )
         return tuple(found)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-ready dictionary; an infinite epsilon is written as the string "inf"."""
+    def to_json(self) -> JsonObject:
+        """Returns a JSON-ready dictionary; an infinite number is written as the string "inf"."""
         data = dataclasses.asdict(self)
-        data["releases"] = [dict(r) for r in self.releases]
-        data["caveats"] = list(self.caveats)
-        left = self.budget_left
-        data["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
-        if self.ledger_budget is not None and math.isinf(self.ledger_budget["spent"]):
-            data["ledger_budget"] = {**self.ledger_budget, "spent": "inf"}
+        data["releases"], data["caveats"] = list(data["releases"]), list(self.caveats)
+        data["epsilon"] = _finite(self.epsilon)
+        if self.ledger_budget is not None:
+            data["ledger_budget"]["spent"] = _finite(self.ledger_budget["spent"])
         return {
             "schema_version": REPORT_SCHEMA_VERSION,
             **data,
             "unit": "record",
-            "budget_left": left,
+            "budget_left": self.budget_left,
             "private": self.private,
             "warnings": list(self.warnings),
             "covered": list(self._covered()),
@@ -257,7 +275,10 @@ class PrivacyReport:
         declared = {True: " and was declared by hand", False: ", although it was counted from the data", None: ""}[
             self.num_records_declared
         ]
-        return tuple(s.format(num_records=known, declared=declared) for s in _NOT_COVERED)
+        budget = self.ledger_budget
+        kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
+        adaptive = _FILTER_COVERS if kept else ""
+        return tuple(s.format(num_records=known, declared=declared, adaptive=adaptive) for s in _NOT_COVERED)
 
     def __str__(self) -> str:
         lines = ["Privacy report", "=============="]
@@ -265,20 +286,22 @@ class PrivacyReport:
             lines += _wrapped(f"WARNING: {warning}", "", "  ")
         if self.warnings:
             lines.append("")
-        lines += _wrapped(self._headline(), "", "")
+        lines += [*_wrapped(self._headline(), "", ""), ""]
+        facts = [*self._facts(), *self._release_texts()]
+        width = max(len(name) for name, _ in facts) + 2
+        for name, text in facts:
+            lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
         lines.append("")
-        lines += self._facts()
-        lines += ["", "Covered by this guarantee:"]
-        for item in self._covered():
-            lines += _wrapped(item + ".", "  * ", "    ")
-        lines.append("Not covered:")
-        for item in self._not_covered():
-            lines += _wrapped(item + ".", "  * ", "    ")
-        others = [caveat for caveat in self.caveats if caveat not in self.unsafe]
-        if others:
-            lines.append("To be read with it:")
-            for item in others:
-                lines += _wrapped(item.rstrip(".") + ".", "  * ", "    ")
+        others = [caveat.rstrip(".") for caveat in self.caveats if caveat not in self.unsafe]
+        for title, items in (
+            ("Covered by this guarantee:", self._covered()),
+            ("Not covered:", self._not_covered()),
+            ("To be read with it:", others),
+        ):
+            if items:
+                lines.append(title)
+            for item in items:
+                lines += _wrapped(item + ".", "  * ", "    ")
         return "\n".join(lines)
 
     def _headline(self) -> str:
@@ -307,20 +330,17 @@ class PrivacyReport:
             "terms."
         )
 
-    def _facts(self) -> list[str]:
+    def _facts(self) -> list[tuple[str, str]]:
         facts = [
             ("Data set", self.dataset_id or "not named"),
             ("Unit of privacy", _UNITS[self.neighboring_relation]),
             ("Adjacency", self.neighboring_relation.replace("_", " ")),
             ("Epsilon spent", f"{_shown(self.epsilon)} at delta {self.delta:g}"),
         ]
-        if self.budget_epsilon is not None:
-            left = self.budget_left or 0.0
-            facts.append(("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(left)} left"))
+        if self.budget_left is not None:
+            facts.append(("Budget", f"{self.budget_epsilon:g} in total, {_shown_down(self.budget_left)} left"))
         if self.ledger_budget is not None:
-            epsilon, at, spent = (self.ledger_budget[name] for name in ("epsilon", "delta", "spent"))
-            text = f"{epsilon:g} at delta {at:g} for all fits and models, {_shown_down(max(0.0, epsilon - spent))} left"
-            facts.append(("Ledger's budget", text))
+            facts.append(("Ledger's budget", _budget_text(self.ledger_budget)))
         grid = " in closed form" if self.grid_spacing is None else f", composed on a grid of {self.grid_spacing:g}"
         facts.append(("Accounting", _ACCOUNTANTS.get(self.accountant, self.accountant).format(grid=grid)))
         released = f"{self.num_releases:,} noisy sums"
@@ -329,12 +349,15 @@ class PrivacyReport:
                 f" (of which {self.unconfirmed_steps:,} were reserved and not confirmed; "
                 "they are counted as if released)"
             )
-        facts.append(("Releases so far", released))
+        return [*facts, ("Releases so far", released)]
+
+    def _release_texts(self) -> list[tuple[str, str]]:
+        facts = []
         for i, run in enumerate(self.releases, 1):
             part = "" if len(self.releases) == 1 else f", part {i}"
             clip = run["l2_norm_clip"]
             clip_text = "a fixed bound" if clip is None else f"length {clip:g}"
-            what = f"{run['num_releases']:,} steps" if "purpose" not in run else run["purpose"]
+            what = run.get("purpose", f"{run['num_releases']:,} steps")
             text = (
                 f"{what}; {run['sampling_description']}; each record's contribution clipped to {clip_text}; Gaussian noise of "
                 f"{_digits_down(run['noise_multiplier'], 6)} times that bound"
@@ -348,26 +371,57 @@ class PrivacyReport:
             facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
         if self.epsilon_without_metrics is not None:
             names = dict.fromkeys(name for run in self.releases for name in run.get("metrics", ()))
-            facts.append(
-                (
-                    "Metrics",
-                    f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would "
-                    f"be {_shown(self.epsilon_without_metrics)}, so that they cost "
-                    f"{_shown(max(0.0, self.epsilon - self.epsilon_without_metrics))}",
-                )
+            text = (
+                f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would "
+                f"be {_shown(self.epsilon_without_metrics)}, so that they cost "
+                f"{_shown(max(0.0, self.epsilon - self.epsilon_without_metrics))}"
             )
-        width = max(len(name) for name, _ in facts) + 2
-        lines = []
-        for name, text in facts:
-            lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
-        return lines
+            facts.append(("Metrics", text))
+        return facts
 
 
-def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> dict[str, float] | None:
+def _release_facts(entry: LedgerEntry, halve: bool) -> ReleaseFacts:
+    plan = entry.plan
+    facts = ReleaseFacts(
+        sampling=plan.sampling.to_json(),
+        sampling_description=plan.sampling.describe(),
+        noise_multiplier=plan.noise_multiplier,
+        l2_norm_clip=plan.l2_norm_clip,
+        sensitivity=plan.sensitivity.to_json(),
+        num_releases=entry.steps,
+        dp_event=_event_text(entry.dp_event, halve),
+    )
+    if plan.purpose is not None:
+        facts["purpose"] = plan.purpose
+    if plan.metrics:
+        facts["metrics"] = list(plan.metrics)
+    return facts
+
+
+def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> LedgerBudgetFacts | None:
     if ledger.budget is None:
         return None
     epsilon, delta = ledger.budget
-    return {"epsilon": epsilon, "delta": delta, "spent": ledger.epsilon(delta, accountant)}
+    held = ledger.renyi_filter
+    facts = LedgerBudgetFacts(epsilon=epsilon, delta=delta, adaptive=held is not None)
+    if held is None:
+        facts["spent"] = ledger.epsilon(delta, accountant)
+    else:
+        relation = ledger.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
+        facts["order"], facts["limit"] = held.order, held.limit
+        facts["spent"] = held.spent(ledger.dp_event, relation)
+    return facts
+
+
+def _budget_text(budget: LedgerBudgetFacts) -> str:
+    total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
+    if not budget["adaptive"]:
+        left = _shown_down(max(0.0, budget["epsilon"] - budget["spent"]))
+        return f"{total}, {left} left; {_NOT_A_FILTER}"
+    return (
+        f"{total}, adaptive: it covers settings that were chosen after looking at earlier results, by a Renyi filter: at order "
+        f"{budget['order']:g} divergences add up to {_digits_up(budget['spent'])} of at most {_digits_down(budget['limit'], 6)}"
+    )
 
 
 def _event_text(event: DpEvent, halve: bool) -> str:
@@ -389,6 +443,10 @@ def _event_text(event: DpEvent, halve: bool) -> str:
     return f"{name}()"
 
 
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
+
+
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
 
@@ -402,9 +460,7 @@ def _shown(value: float) -> str:
 
 
 def _shown_down(value: float) -> str:
-    if value == 0.0:
-        return "nothing"
-    return _digits_down(value)
+    return "nothing" if value == 0.0 else _digits_down(value)
 
 
 def _digits_up(value: float) -> str:

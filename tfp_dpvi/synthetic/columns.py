@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 
 MISSING = -1
 _SHAPES = ("histogram", "normal")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 
 _KINDS = ("fully_synthetic", "partially_synthetic")
 
