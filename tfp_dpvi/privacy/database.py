@@ -9,8 +9,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -107,7 +106,7 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self.closed = False
-        memory = None
+        memory: sqlite3.Connection | None = None
         with self._naming_errors():
             if self.path is not None:
                 self._identity = _open_file(self.path, create=not read_only)
@@ -133,15 +132,14 @@ class Database:
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """Opens a transaction that sees one state of the tables."""
-        options = {} if self.url is None else {"isolation_level": "REPEATABLE READ"}
-        with self._transaction(**options) as connection:
+        with self._transaction({} if self.url is None else {"isolation_level": "REPEATABLE READ"}) as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """Opens a transaction that no other writer comes in between; an exception undoes it."""
         self.check_writable()
-        with self._transaction(writes=True) as connection:
+        with self._transaction({"writes": True}) as connection:
             yield connection
 
     def check_writable(self) -> None:
@@ -155,7 +153,7 @@ class Database:
             )
 
     @contextlib.contextmanager
-    def _transaction(self, **options: Any) -> Iterator[sa.Connection]:
+    def _transaction(self, options: Mapping[str, str | bool]) -> Iterator[sa.Connection]:
         with self._lock, self._naming_errors():
             if self.closed:
                 raise LedgerError("this ledger is closed; open its path again.")
@@ -178,13 +176,10 @@ class Database:
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.NoSuchModuleError as error:
+        except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise LedgerError(
-                f"{self.shown!r} names a database that SQLAlchemy does not know; pass 'postgresql+psycopg://host/name' or a path."
-            ) from error
-        except ImportError as error:
-            raise LedgerError(
-                f"{self.shown!r} needs a driver that is not installed ({error}): pip install 'tfp-dpvi[postgresql]'."
+                f"{self.shown!r} needs a driver that is not installed ({error}): pass a path or 'postgresql+psycopg://host/name', "
+                "for which\npip install 'tfp-dpvi[postgresql]'."
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
@@ -204,14 +199,14 @@ class Database:
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
-        found = None
+        found = "ok"
         if self.path is not None:
             found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
             if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
                 found = "some of its rows are gone"
-        if found in (None, "ok") and connection.execute(_NOT_THE_SUM).first() is not None:
+        if found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
             found = "its charges are not the sums of its reservations"
-        if found not in (None, "ok"):
+        if found != "ok":
             raise LedgerError(
                 f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
             )

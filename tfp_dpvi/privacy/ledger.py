@@ -5,7 +5,6 @@ import dataclasses
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
 
 import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
@@ -18,33 +17,11 @@ from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, Unsupport
 from tfp_dpvi.privacy.ledger_copies import CONTINUED, CopiedLedger
 from tfp_dpvi.privacy.ledger_state import Charged, Kind, KnownTotals, LedgerEntry, LedgerState, composed
 from tfp_dpvi.privacy.ledger_store import find_or_add, utc_now
-from tfp_dpvi.privacy.plan import PlanJson, PrivacyPlan
+from tfp_dpvi.privacy.plan import PrivacyPlan
 
 __all__ = ["LedgerEntry", "PrivacyLedger"]
 
 _MOST_STEPS = 2**62  # Databases count to 2^63.
-
-
-class EntryJson(TypedDict):
-    """A `LedgerEntry` as JSON."""
-
-    plan: PlanJson
-    steps: int
-    run: str | None
-    seeded: bool
-    since: str
-
-
-class LedgerJson(TypedDict):
-    """A ledger as JSON."""
-
-    dataset_id: str | None
-    budget: list[float] | None
-    budget_adaptive: bool
-    num_releases: int
-    unconfirmed_steps: int
-    exposures: list[str]
-    entries: list[EntryJson]
 
 
 class PrivacyLedger(CopiedLedger):
@@ -171,21 +148,6 @@ class PrivacyLedger(CopiedLedger):
     def caveats(self) -> tuple[str, ...]:
         """What the total may not hold, as sentences for the report."""
         return (CONTINUED,) if self._state().continued else ()
-
-    def to_json(self) -> LedgerJson:
-        """Returns what is charged as a JSON-ready dictionary."""
-        return LedgerJson(
-            dataset_id=self.dataset_id,
-            budget=None if self.budget is None else list(self.budget),
-            budget_adaptive=self.renyi_filter is not None,
-            num_releases=self.num_releases,
-            unconfirmed_steps=self.unconfirmed_steps,
-            exposures=list(self.exposures),
-            entries=[
-                EntryJson(plan=e.plan.to_json(), steps=e.steps, run=e.run, seeded=e.seeded, since=e.since)
-                for e in self.entries
-            ],
-        )
 
     # ------------------------------------------------------------------ what it costs
 

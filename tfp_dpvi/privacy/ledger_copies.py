@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
-from typing import NoReturn, TypedDict, TypeVar
+from typing import NoReturn, TypeVar
 
 import sqlalchemy as sa
 
@@ -11,50 +11,24 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.budgets import RenyiFilter
 from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, CHARGES, EXPOSURES, LEDGER, PLANS
 from tfp_dpvi.privacy.errors import LedgerError
-from tfp_dpvi.privacy.ledger_store import LedgerStore, Value, find_or_add, utc_now
+from tfp_dpvi.privacy.ledger_state import LedgerState
+from tfp_dpvi.privacy.ledger_store import LedgerStore, find_or_add, utc_now
+from tfp_dpvi.privacy.sensitivity import Json
 
 _LOG = logging.getLogger("tfp_dpvi")
 CONTINUED = "continued from a file: what was spent after it was saved is not counted"
+_SAVED = ("run", "seeded", "writer", "steps", "since")
 #: Saved ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
 _IN_MEMORY: dict[str, "CopiedLedger"] = {}
 _Ledger = TypeVar("_Ledger", bound="CopiedLedger")
 
 
-class SavedCharge(TypedDict):
-    """A row of `charges`, with its plan as JSON text."""
-
-    run: str
-    seeded: bool
-    writer: str
-    steps: int
-    since: str
-    plan: str
-
-
-class LedgerMark(TypedDict):
-    """The place where a ledger stood."""
-
-    ledger_id: str
-    version: int
-    dataset_id: str | None
-
-
-class SavedLedger(LedgerMark):
-    """What a saved model holds of its ledger. `budget` is epsilon, delta and, of a Renyi filter, its order."""
-
-    path: str | None
-    url: str | None
-    budget: list[float] | None
-    exposures: list[str]
-    charges: list[SavedCharge]
-
-
 class CopiedLedger(LedgerStore):
     """A ledger that saved models refer to."""
 
-    _stands_for: SavedLedger | None = None
+    _stands_for: Json | None = None
 
-    def to_config(self) -> SavedLedger:
+    def to_config(self) -> Json:
         """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
         with self._database.read() as connection:
             state = self._read(connection)
@@ -63,29 +37,17 @@ class CopiedLedger(LedgerStore):
             _IN_MEMORY[state.ledger_id] = self
         budget = state.budget
         order = [budget.order] if isinstance(budget, RenyiFilter) else []
-        return SavedLedger(
-            path=self.path if self._database.path is not None else None,
-            url=self.path if self._database.url is not None else None,
-            ledger_id=state.ledger_id,
-            version=state.version,
-            dataset_id=state.dataset_id,
-            budget=None if budget is None else [budget.epsilon, budget.delta, *order],
-            exposures=list(state.exposures),
-            charges=[
-                SavedCharge(
-                    run=row["run"],
-                    seeded=row["seeded"],
-                    writer=row["writer"],
-                    steps=row["steps"],
-                    since=row["since"],
-                    plan=row["json"],
-                )
-                for row in rows
-            ],
-        )
+        return {
+            **self._mark_of(state),
+            "path": self.path if self._database.path is not None else None,
+            "url": self.path if self._database.url is not None else None,
+            "budget": None if budget is None else [budget.epsilon, budget.delta, *order],
+            "exposures": list(state.exposures),
+            "charges": [{**{name: row[name] for name in _SAVED}, "plan": row["json"]} for row in rows],
+        }
 
     @classmethod
-    def from_config(cls: type[_Ledger], config: SavedLedger) -> _Ledger:
+    def from_config(cls: type[_Ledger], config: Json) -> _Ledger:
         """Returns the ledger of a saved model, with everything that was spent when it was saved, and since as far as known.
 
         A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
@@ -117,7 +79,7 @@ class CopiedLedger(LedgerStore):
         )
         return ledger
 
-    def _merge(self, config: SavedLedger, *, stands_in: bool = False) -> None:
+    def _merge(self, config: Json, *, stands_in: bool = False) -> None:
         """Adds what another copy of a ledger in memory held. Each process has rows of its own, and the larger one counts."""
         others = 0
         with self._change() as connection:
@@ -125,13 +87,8 @@ class CopiedLedger(LedgerStore):
                 if one["writer"] == self._writer:
                     continue  # This object knows better: it may have given steps back since.
                 plan = find_or_add(connection, PLANS, plan=one["plan"])
-                key: dict[str, Value] = {
-                    "plan": plan,
-                    "run": one["run"],
-                    "seeded": one["seeded"],
-                    "writer": one["writer"],
-                }
-                charge = find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, **key)
+                key = {name: one[name] for name in ("run", "seeded", "writer")}
+                charge = find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
                 larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
                 others += connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"])).rowcount
             for text in config["exposures"]:
@@ -153,7 +110,7 @@ class CopiedLedger(LedgerStore):
         if others:
             _LOG.warning("This model's ledger is %s. Keep it on disk: PrivacyLedger(path).", CONTINUED)
 
-    def _check_continues(self, saved: LedgerMark) -> None:
+    def _check_continues(self, saved: Json) -> None:
         state, shown = self._state(), self._database.shown
         if state.ledger_id != saved["ledger_id"]:
             raise LedgerError(
@@ -166,15 +123,17 @@ class CopiedLedger(LedgerStore):
                 "Use the newest; nothing may be forgotten."
             )
 
-    def mark(self) -> LedgerMark:
+    def mark(self) -> Json:
         """Returns the place where a ledger stands, JSON-ready, for `continues_from`."""
-        state = self._state()
-        return LedgerMark(ledger_id=state.ledger_id, version=state.version, dataset_id=state.dataset_id)
+        return self._mark_of(self._state())
 
-    def continues_from(self, mark: LedgerMark) -> bool:
+    def _mark_of(self, state: LedgerState) -> Json:
+        return {"ledger_id": state.ledger_id, "version": state.version, "dataset_id": state.dataset_id}
+
+    def continues_from(self, mark: Json) -> bool:
         """Returns whether this ledger holds what it, under whatever path, held when `mark` was taken."""
         state = self._state()
-        return state.ledger_id == mark["ledger_id"] and state.version >= mark["version"]
+        return bool(state.ledger_id == mark["ledger_id"] and state.version >= mark["version"])
 
     def continues(self, other: "CopiedLedger") -> bool:
         """Returns whether this ledger, elsewhere, is the one that a loaded model's stands in for."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
@@ -11,28 +11,12 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling import SamplingScheme, scheme_from_json
-from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
 #: How often the grid of the search's first part is doubled.
 _ROUGH = 4
-
-
-class PlanJson(TypedDict, total=False):
-    """A plan as JSON. The last three are left out of plans that do not have them."""
-
-    schema_version: int
-    sampling: dict[str, str | int | float]
-    noise_multiplier: float
-    num_releases: int
-    neighboring_relation: str
-    sensitivity: dict[str, float]
-    accountant: str
-    l2_norm_clip: float | None
-    num_records: int | None
-    purpose: str
-    metrics: list[str]
-    gradient_sensitivity: dict[str, float]
+_SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +89,6 @@ class PrivacyPlan:
         accountants.get_accountant(self.accountant).releases(single, self.neighboring_relation)
 
     @property
-    def release_event(self) -> DpEvent:
-        """The event of a single release."""
-        return self.event_of(1)
-
-    @property
     def dp_event(self) -> DpEvent:
         """The event of all releases (convention: see `tfp_dpvi.privacy.accountants`)."""
         return self.event_of(self.num_releases)
@@ -177,7 +156,11 @@ class PrivacyPlan:
         target, delta = check.epsilon(epsilon), check.delta(delta)
         releases = check.count("num_releases", num_releases, 1)
         plan = cls(sampling, 1.0, releases, neighboring_relation, sensitivity, accountant, l2_norm_clip, num_records)
-        return plan.replace(noise_multiplier=_calibrated_noise(plan, target, delta, prior_events))
+        return plan.calibrated(target, delta, prior_events)
+
+    def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
+        """Returns this plan with the smallest noise multiplier that keeps within a budget; see `calibrate`."""
+        return self.replace(noise_multiplier=_calibrated_noise(self, epsilon, delta, prior_events))
 
     def with_most_releases(
         self, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), limit: int = 10_000_000
@@ -198,24 +181,17 @@ class PrivacyPlan:
 
         return self.replace(num_releases=calibration.largest_count(total, target, limit))
 
-    def to_json(self) -> PlanJson:
+    def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
-        data = PlanJson(
-            schema_version=PLAN_SCHEMA_VERSION,
-            sampling=self.sampling.to_json(),
-            noise_multiplier=self.noise_multiplier,
-            num_releases=self.num_releases,
-            neighboring_relation=self.neighboring_relation.name.lower(),
-            sensitivity=self.sensitivity.to_json(),
-            accountant=self.accountant,
-            l2_norm_clip=self.l2_norm_clip,
-            num_records=self.num_records,
-        )
-        if self.purpose is not None:
-            data["purpose"] = self.purpose
-        if self.gradient_sensitivity is not None:
-            data["metrics"], data["gradient_sensitivity"] = list(self.metrics), self.gradient_sensitivity.to_json()
-        return data
+        data = {
+            "schema_version": PLAN_SCHEMA_VERSION,
+            **dataclasses.asdict(self),
+            "sampling": self.sampling.to_json(),
+            "neighboring_relation": self.neighboring_relation.name.lower(),
+            "metrics": list(self.metrics),
+        }
+        # Left out of training plans, which every version reads.
+        return {name: value for name, value in data.items() if value or name not in _SOMETIMES}
 
     @property
     def without_metrics(self) -> "PrivacyPlan":
@@ -225,32 +201,23 @@ class PrivacyPlan:
         return self.replace(sensitivity=self.gradient_sensitivity, metrics=(), gradient_sensitivity=None)
 
     @classmethod
-    def from_json(cls, data: PlanJson) -> "PrivacyPlan":
+    def from_json(cls, data: Json) -> "PrivacyPlan":
         """Rebuilds a plan from `to_json`.
 
         Raises:
           ValueError: for a schema version that this code does not know.
         """
-        version = data.get("schema_version")
+        fields = dict(data)
+        version = fields.pop("schema_version", None)
         if version != PLAN_SCHEMA_VERSION:
             raise ValueError(
                 f"schema_version={version!r} of a privacy plan is not {PLAN_SCHEMA_VERSION}; "
                 "read it with the version of tfp_dpvi that wrote it."
             )
-        gradient = data.get("gradient_sensitivity")
-        return cls(
-            sampling=scheme_from_json(data["sampling"]),
-            noise_multiplier=data["noise_multiplier"],
-            num_releases=data["num_releases"],
-            neighboring_relation=check.relation(data["neighboring_relation"]),
-            sensitivity=Sensitivity.from_json(data["sensitivity"]),
-            accountant=data["accountant"],
-            l2_norm_clip=data["l2_norm_clip"],
-            num_records=data["num_records"],
-            purpose=data.get("purpose"),
-            metrics=tuple(data.get("metrics", ())),
-            gradient_sensitivity=None if gradient is None else Sensitivity.from_json(gradient),
-        )
+        fields["sampling"] = scheme_from_json(fields["sampling"])
+        for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
+            fields[name] = Sensitivity.from_json(fields[name])
+        return cls(**fields)
 
 
 def _calibrated_noise(plan: PrivacyPlan, target: float, delta: float, prior_events: Sequence[DpEvent]) -> float:

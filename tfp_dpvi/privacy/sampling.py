@@ -12,7 +12,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.errors import UnsupportedPairError
-from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.sensitivity import Json, Sensitivity
 
 _REGISTRY: dict[str, type["SamplingScheme"]] = {}
 _REPLACE = NeighboringRelation.REPLACE_ONE
@@ -23,6 +23,8 @@ class SamplingScheme(abc.ABC):
     """How the records behind releases are drawn. To add one, subclass with a `name`: frozen, with JSON-ready fields."""
 
     name: ClassVar[str] = ""
+    #: For the report, with the fields in braces.
+    sentence: ClassVar[str] = ""
     #: Whether releases of several fits cost the same as as many releases of one fit.
     fits_merge: ClassVar[bool] = True
     #: The adjacencies under which `dp_event` says what a release costs.
@@ -36,9 +38,9 @@ class SamplingScheme(abc.ABC):
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns the event of `num_releases` (at least 1) consecutive releases of `mechanism`, each on its own sample."""
 
-    @abc.abstractmethod
     def describe(self) -> str:
         """Returns one sentence for a person who is not a programmer."""
+        return self.sentence.format(**dataclasses.asdict(self))
 
     def check_relation(self, relation: NeighboringRelation) -> None:
         """Refuses an adjacency under which the scheme has no price.
@@ -61,12 +63,12 @@ class SamplingScheme(abc.ABC):
         """
         return sensitivity.replace / 2.0 if relation is _REPLACE else sensitivity.add_or_remove
 
-    def to_json(self) -> dict[str, str | int | float]:
+    def to_json(self) -> Json:
         """Returns a JSON-ready dictionary with the scheme's name and its fields."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
-def scheme_from_json(data: dict[str, str | int | float]) -> SamplingScheme:
+def scheme_from_json(data: Json) -> SamplingScheme:
     """Rebuilds a scheme from `to_json`.
 
     Raises:
@@ -93,6 +95,9 @@ class PoissonSampling(SamplingScheme):
 
     probability: float
     name: ClassVar[str] = "poisson"
+    sentence: ClassVar[str] = (
+        "Poisson sampling: every record takes part in every step independently, with probability {probability:.6g}"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probability", check.probability("probability", self.probability))
@@ -110,27 +115,17 @@ class PoissonSampling(SamplingScheme):
         del relation
         return sensitivity.add_or_remove
 
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            "Poisson sampling: every record takes part in every step independently, "
-            f"with probability {self.probability:.6g}"
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(SamplingScheme):
     """Every record takes part in every release; nothing is amplified."""
 
     name: ClassVar[str] = "full_batch"
+    sentence: ClassVar[str] = "full batches: every record takes part in every step"
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns the mechanism itself, self-composed."""
         return _repeated(mechanism, num_releases)
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return "full batches: every record takes part in every step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +140,9 @@ class FixedSizeSampling(SamplingScheme):
     num_records: int
     batch_size: int
     name: ClassVar[str] = "fixed_size"
+    sentence: ClassVar[str] = (
+        "fixed-size sampling: every step draws {batch_size:,} of the {num_records:,} records at random, without replacement"
+    )
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
@@ -159,13 +157,6 @@ class FixedSizeSampling(SamplingScheme):
         """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`, self-composed."""
         event = dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, mechanism)
         return _repeated(event, num_releases)
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            f"fixed-size sampling: every step draws {self.batch_size:,} of the {self.num_records:,} "
-            "records at random, without replacement"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +176,10 @@ class EachRecordOncePerEpoch(SamplingScheme):
 
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
+    sentence: ClassVar[str] = (
+        "the user's own batches, declared to hold each record at most once per epoch of {steps_per_epoch:,} steps, in a batch "
+        "that does not depend on the records' values; priced without amplification by sampling"
+    )
     fits_merge: ClassVar[bool] = False
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
@@ -195,11 +190,3 @@ class EachRecordOncePerEpoch(SamplingScheme):
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns one mechanism per epoch begun: any record may be in one of its releases."""
         return _repeated(mechanism, -(-num_releases // self.steps_per_epoch))
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            "the user's own batches, declared to hold each record at most once per epoch of "
-            f"{self.steps_per_epoch:,} steps, in a batch that does not depend on the records' values; priced without "
-            "amplification by sampling"
-        )

@@ -2,9 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from tfp_dpvi import _validate as check
+
+#: A JSON object, as `json.loads` returns it.
+Json: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +42,12 @@ class Sensitivity:
 
     def to_json(self) -> dict[str, float]:
         """Returns a JSON-ready dictionary."""
-        return {"add_or_remove": self.add_or_remove, "replace": self.replace}
+        return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, float]) -> "Sensitivity":
+    def from_json(cls, data: dict[str, float]) -> "Sensitivity":
         """Rebuilds the value from `to_json`."""
-        return cls(add_or_remove=data["add_or_remove"], replace=data["replace"])
+        return cls(**data)
 
 
 #: What a plain clip of each record's contribution has: A = 1, D = 2.
