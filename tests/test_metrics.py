@@ -11,14 +11,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from dp_accounting import NeighboringRelation
+from support import internals
 from support import statistics as tests_of
+from support.toy import Toy
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics
 from tfp_dpvi.metrics import PrivateClippedFraction, PrivateELBO, PrivateMetric
-from tfp_dpvi.models import planning
 from tfp_dpvi.optimizers import privatize
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, Sensitivity
 
@@ -367,7 +368,7 @@ def test_broken_prices_are_caught(broken):
 
 
 def test_a_fit_pays_for_its_metrics_and_the_report_says_how_much():
-    with_metrics, without = logistic(), logistic()
+    with_metrics, without = Toy(2), Toy(2)
     for model, metrics in ((with_metrics, [PrivateELBO(-5.0, 0.0, noise_ratio=2.0)]), (without, None)):
         model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, metrics=metrics)
         model.fit(X, Y, batch_size=60, epochs=3, verbose=0)
@@ -395,7 +396,7 @@ def test_termwise_sensitivities_are_joined_in_their_own_geometry():
 
 
 def test_callbacks_work_on_the_private_values(tmp_path):
-    model = logistic()
+    model = Toy(2)
     seen = []
     callbacks = [
         keras.callbacks.EarlyStopping(monitor="private_elbo", mode="max", patience=1, min_delta=1e9),
@@ -479,7 +480,7 @@ def test_bad_arguments_are_named(make, words):
     "metrics", [["accuracy"], "accuracy", [keras.metrics.MeanSquaredError()], [PrivateELBO(0, 1), PrivateELBO(0, 2)]]
 )
 def test_exact_metrics_and_double_names_are_refused(metrics):
-    model = logistic()
+    model = Toy(2)
     with pytest.raises(ValueError, match="metrics"):
         model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, metrics=metrics)
 
@@ -489,8 +490,8 @@ def test_metrics_are_part_of_what_the_ledgers_budget_prices():
     steps = []
     for metrics in (None, [PrivateELBO(-5.0, 0.0, noise_ratio=1.0)]):
         ledger = dpvi.PrivacyLedger(budget_epsilon=2.0, budget_delta=1e-5)
-        model = logistic()
+        model = Toy(2)
         fitted(model, metrics, noise=4.0, epochs=100, batch_size=60, ledger=ledger)
         steps.append(ledger.num_releases)
     assert steps[1] == pytest.approx(steps[0] / 2, abs=1)
-    assert planning.most_releases(model._dp, model.privacy_plan) == 0
+    assert internals.most_releases(model, model.privacy_plan) == 0

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfp_dpvi as dpvi
@@ -76,7 +77,7 @@ def published(directory: pathlib.Path, which: str, **settings) -> dict:
     x, y = NEIGHBOURS[which]
     directory.mkdir()
     model = dpvi.DPVI(prior, likelihood, seed=5, name="ward")
-    model._dp.identity = "ward"  # A random name of the run, otherwise.
+    internals.name_the_run(model, "ward")
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1)
     metrics = [dpvi.metrics.PrivateELBO(-5.0, 0.0), dpvi.metrics.PrivateClippedFraction()]

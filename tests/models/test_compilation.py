@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support import internals
 from support.cases import CASES, SURROGATES
 from support.logs import no_fallback
 from support.steps import Indicator
@@ -127,7 +128,7 @@ def test_nothing_is_traced_twice(jit_compile):
     model.fit(x, batch_size=8, epochs=6, verbose=0)  # Of 1 to 6 physical batches a step.
     model.fit(x + 1, batch_size=8, epochs=2, verbose=0)
     assert model.traces == first
-    (loop,) = model._dp.loops.values()
+    (loop,) = internals.traced_steps(model)
     assert loop.experimental_get_tracing_count() == 1
     model.fit(x[:30], batch_size=8, epochs=1, verbose=0)
     assert model.traces > first, "other shapes are another step: this test can fail"
@@ -145,7 +146,7 @@ def test_noise_levels_share_a_trace():
         model.fit(x, batch_size=8, epochs=1, verbose=0)
         moved.append(model.v.numpy() - before)
     assert np.all(moved[0] != moved[1])
-    (loop,) = model._dp.loops.values()
+    (loop,) = internals.traced_steps(model)
     assert loop.experimental_get_tracing_count() == 1
 
 
@@ -156,7 +157,7 @@ def test_a_step_has_no_host_call():
     model.compile(DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=False)
     x = np.zeros((20, 2), "float32")
     model.fit(x, np.zeros(20, "int32"), batch_size=4, epochs=1, verbose=0)
-    (loop,) = model._dp.loops.values()
+    (loop,) = internals.traced_steps(model)
     (concrete,) = loop._list_all_concrete_functions()
     graph = concrete.graph.as_graph_def()
     operations = {node.op for node in graph.node} | {n.op for f in graph.library.function for n in f.node_def}

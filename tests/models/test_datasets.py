@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
+from support.toy import Toy, records, sgd
+from support.toy import weights as values
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, FullBatch, PoissonSampling, PrivacyPlan, UnsupportedPairError
 
 tfd = tfp.distributions
 
-X = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
-Y = (X[:, 0] > 0).astype("int32")
+X, Y = records()
 ONCE = {"sampling": "each_record_once_per_epoch", "num_records": 200, "steps_per_epoch": 4}
 
 
@@ -22,23 +24,23 @@ REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 ADD = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-def make_model(noise=3.0, seed=None, clip=1.0, relation=REPLACE):
-    model = dpvi.DPVI(
+def make_model(noise=3.0, clip=1.0, relation=REPLACE, model=None, **settings):
+    model = Toy() if model is None else model
+    how = sgd(noise, clip=clip, rate=0.5)
+    model.compile(how, delta=1e-5, neighboring_relation=relation, jit_compile=False, **settings)
+    return model
+
+
+def logistic():
+    return dpvi.DPVI(
         tfd.Sample(tfd.Normal(0.0, 1.0), 3),
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
-        seed=seed,
+        seed=1,
     )
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.5)
-    model.compile(optimizer=optimizer, delta=1e-5, neighboring_relation=relation, jit_compile=False)
-    return model
 
 
 def batches(size=50):
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
-
-
-def values(model):
-    return np.concatenate([np.ravel(v) for v in model.trainable_variables])
 
 
 def test_each_record_once_costs_one_release_an_epoch():
@@ -65,13 +67,13 @@ def test_declared_poisson_batches_cost_what_poisson_batches_cost():
     assert model.privacy_plan.num_releases == 8
 
 
-@pytest.mark.parametrize("size", [50, 67])
-def test_a_step_on_a_given_batch_is_the_step_on_those_records(size):
+@pytest.mark.parametrize(("make", "size"), [(lambda: Toy(seed=1), 50), (logistic, 67)])
+def test_a_step_on_a_given_batch_is_the_step_on_those_records(make, size):
     # Without noise and clip, one pass over given batches equals full-batch steps on each batch's records.
     steps = -(-200 // size)
-    given = make_model(noise=0.0, clip=float("inf"), seed=1)
+    given = make_model(0.0, float("inf"), model=make())
     given.fit(batches(size), verbose=0, **{**ONCE, "steps_per_epoch": steps})
-    by_hand = make_model(noise=0.0, clip=float("inf"), seed=1)
+    by_hand = make_model(0.0, float("inf"), model=make())
     for start in range(0, 200, size):
         weight = np.ones(len(X[start : start + size]))
         # The same public denominators: N / steps for the sum, N for the prior.
@@ -82,9 +84,7 @@ def test_a_step_on_a_given_batch_is_the_step_on_those_records(size):
 
 def one_step(model, x, y, weight, number):
     """A full-batch step on these records with the keys of step `number` and the prior's weight of N = 200."""
-    from tfp_dpvi import _random
-
-    _, draw_key, _, _ = _random.keys_of_step(tf.constant(_random.new_key(1)), number)
+    draw_key = internals.keys_of_step(1, number)[1]
     gradients = model.step_gradients(draw_key, 200)
     records = {"x": tf.constant(x), "y": tf.constant(y), "sample_weight": tf.constant(weight / len(x), tf.float32)}
     mask = tf.ones([len(x)], tf.bool)
@@ -102,11 +102,7 @@ def one_step(model, x, y, weight, number):
 def test_batches_far_above_the_physical_size_drop_no_record():
     results = []
     for physical in (None, 7):
-        model = make_model(noise=0.0, clip=float("inf"), seed=1)
-        optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
-            l2_norm_clip=float("inf"), noise_multiplier=0.0, learning_rate=0.5
-        )
-        model.compile(optimizer=optimizer, delta=1e-5, physical_batch_size=physical, neighboring_relation=REPLACE)
+        model = make_model(0.0, float("inf"), physical_batch_size=physical)
         model.fit(batches(200), verbose=0, **{**ONCE, "steps_per_epoch": 1})
         results.append(values(model))
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)

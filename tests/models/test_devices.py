@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
 from tensorflow.python.framework import kernels
 
 import tfp_dpvi as dpvi
@@ -68,7 +69,7 @@ def graphs(model):
     """Definitions of the loops that a fit of this model traced."""
     found = [
         concrete.graph.as_graph_def()
-        for loop in model._dp.loops.values()
+        for loop in internals.traced_steps(model)
         for concrete in loop._list_all_concrete_functions()
     ]
     assert found

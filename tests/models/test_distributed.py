@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,8 @@ COMMON = """
 import json, os, sys
 import numpy as np
 import tfp_dpvi as dpvi
+from support import internals
+from support.toy import Toy
 from tfp_dpvi._keras import tf, tfp
 tfd = tfp.distributions
 X = np.random.default_rng(0).normal(size=[200, 3]).astype("float32")
@@ -51,13 +54,16 @@ def weights(model):
 """
 
 
-def run(script: str, tmp_path: pathlib.Path, **environment: str) -> dict:
+ROOT = pathlib.Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def run(script: str, tmp_path: pathlib.Path) -> dict:
     path = tmp_path / "script.py"
     path.write_text(COMMON + textwrap.dedent(script))
-    root = pathlib.Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, str(path)],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=280,
@@ -68,13 +74,13 @@ def run(script: str, tmp_path: pathlib.Path, **environment: str) -> dict:
 
 def start_workers(script: str, tmp_path: pathlib.Path, *arguments: str) -> list[subprocess.Popen]:
     """Two processes that run `script` with their number and the arguments, as one cluster on loopback."""
-    path, root = tmp_path / "script.py", pathlib.Path(__file__).parents[2]
+    path = tmp_path / "script.py"
     path.write_text(COMMON + textwrap.dedent(script))
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     children = []
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        environment = {**os.environ, "PYTHONPATH": str(root), "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment = {**os.environ, **ENVIRONMENT, "TF_CONFIG": config}
         children.append(
             subprocess.Popen(
                 [sys.executable, "-u", str(path), str(index), *arguments],
@@ -97,165 +103,7 @@ def ends_of(children: list[subprocess.Popen]) -> list[dict]:
     return ends
 
 
-def test_a_strategy_of_one_replica_makes_the_same_steps(tmp_path):
-    """Bit for bit, and the step is traced once: Keras runs it in the strategy's scope, where it was tried."""
-    found = run(
-        """
-        found = {}
-        for kind in ("dpvi", "vae"):
-            ends = []
-            for strategy in (None, tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
-                with strategy.scope() if strategy else tf.init_scope():
-                    model = dpvi_model(5) if kind == "dpvi" else vae_model(5)
-                    model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
-                model.fit(X, *((Y,) if kind == "dpvi" else ()), batch_size=20, epochs=2, verbose=0)
-                (loop,) = model._dp.loops.values()
-                assert loop.experimental_get_tracing_count() == 1
-                assert model.privacy_ledger.num_releases == 20
-                ends.append(weights(model).tolist())
-            found[kind] = ends
-        print(json.dumps(found))
-        """,
-        tmp_path,
-    )
-    for first, *others in found.values():
-        assert all(other == first for other in others)
-
-
-def test_two_replicas_make_the_steps_of_one(tmp_path):
-    """In seeded mode, noise and all: the same batches, shared out, and one and the same noise."""
-    found = run(
-        """
-        strategy = two_cpus()
-        ends = {}
-        for name, make, data in (("vectorized", lambda s: dpvi_model(s, "vectorized"), (X, Y)), ("compiled", dpvi_model, (X, Y)),
-                                 ("vae", vae_model, (X,))):
-            ends[name] = []
-            for scope in (None, strategy):
-                if scope is None:
-                    model = make(3)
-                    model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
-                else:
-                    with scope.scope():
-                        model = make(3)
-                        model.compile(sgd(1.0), delta=1e-5, jit_compile=name == "compiled")
-                model.fit(*data, batch_size=31, epochs=2, verbose=0)
-                ends[name].append(weights(model).tolist())
-                assert model.privacy_ledger.num_releases == 14
-                if scope is not None:
-                    for variable in model.trainable_variables:
-                        one, two = (v.numpy() for v in scope.experimental_local_results(variable))
-                        assert (one == two).all()
-        print(json.dumps(ends))
-        """,
-        tmp_path,
-    )
-    for name, (one, two) in found.items():
-        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_callbacks_work_on_several_replicas(tmp_path):
-    """TensorBoard's figures are written, and a seeded fit that was interrupted ends as one that was not."""
-    found = run(
-        """
-        HERE = os.path.dirname(__file__)
-        strategy = two_cpus()
-
-        class StopInTheThirdEpoch(keras.callbacks.Callback):
-            left = 3
-            def on_train_batch_end(self, batch, logs=None):
-                self.left -= 1
-                if self.left == 0:
-                    raise KeyboardInterrupt
-
-        def fit(name, *more):
-            with dpvi.PrivacyLedger(f"{HERE}/{name}") as ledger:
-                with strategy.scope():
-                    model = dpvi_model(5)
-                    model.compile(sgd(1.0), delta=1e-5, ledger=ledger)
-                callbacks = [dpvi.callbacks.PrivateBackupAndRestore(f"{HERE}/{name}_backup")]
-                callbacks.append(dpvi.callbacks.PrivacyTensorBoard(f"{HERE}/{name}_logs"))
-                model.fit(X, Y, batch_size=40, epochs=4, verbose=0, callbacks=[*callbacks, *more])
-                return [weights(model).tolist(), ledger.num_releases, len(os.listdir(f"{HERE}/{name}_logs"))]
-
-        ends = [fit("straight")]
-        try:
-            fit("interrupted", StopInTheThirdEpoch())
-        except KeyboardInterrupt:
-            ends.append(fit("interrupted"))
-        print(json.dumps(ends))
-        """,
-        tmp_path,
-    )
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-6)
-    assert [releases for _, releases, _ in found] == [20, 25]
-    assert [files for *_, files in found] == [1, 2]
-
-
-def test_noise_is_added_once_a_step(tmp_path):
-    """Its standard deviation over 150,000 draws is z C / (q N) within 1 %: a false alarm in 10^7 runs (chi-square).
-
-    Noise of each replica's own, added up, would be sqrt(2) of it, and averaged 1 / sqrt(2).
-    """
-    found = run(
-        """
-        class Nothing(dpvi.DPModel):
-            def __init__(self):
-                super().__init__()
-                self.v = self.add_weight("v", [15_000], initializer="zeros")
-
-            def record_loss(self, x):
-                return 0.0 * x[0] * tf.reduce_sum(self.v)
-
-        with two_cpus().scope():
-            model = Nothing()
-            model.compile(sgd(2.0, clip=0.5, rate=1.0), delta=1e-5)
-        steps = []
-        model.fit(X, batch_size=50, epochs=10, steps_per_epoch=1, verbose=0, callbacks=[
-            keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: steps.append(model.v.numpy().copy()))])
-        noise = np.diff(np.stack([np.zeros(15_000), *steps]), axis=0).ravel() * 50 / (2.0 * 0.5)
-        print(json.dumps({"square": float((noise**2).sum()), "num": noise.size}))
-        """,
-        tmp_path,
-    )
-    low, high = scipy.stats.chi2(found["num"]).ppf([5e-8, 1 - 5e-8])
-    assert low < found["square"] < high
-    assert (high / found["num"]) ** 0.5 < 1.01
-
-
-def test_two_workers_on_loopback(tmp_path):
-    """MultiWorkerMirroredStrategy: both end with the same weights, those of one device, and one ledger is charged."""
-    script = """
-        index = int(sys.argv[1]) if len(sys.argv) > 1 else None
-        if index is None:
-            model = dpvi_model(3)
-            model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
-        else:
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
-            with strategy.scope():
-                model = dpvi_model(3)
-                model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
-        model.fit(X, Y, batch_size=31, epochs=1, verbose=0)
-        found = {"weights": weights(model).tolist(), "releases": model.privacy_ledger.num_releases}
-        if index is not None:  # Without a seed the workers agree on a key of the operating system's.
-            with strategy.scope():
-                model = dpvi_model(None)
-                model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
-            model.fit(X, Y, batch_size=31, epochs=1, verbose=0)
-            found["unseeded"] = weights(model).tolist()
-        print(json.dumps(found))
-    """
-    alone = run(script, tmp_path)
-    ends = ends_of(start_workers(script, tmp_path))
-    assert ends[0] == ends[1]
-    assert ends[0]["releases"] == alone["releases"]
-    np.testing.assert_allclose(ends[0]["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
-    assert np.abs(np.subtract(ends[0]["unseeded"], ends[0]["weights"])).max() > 1e-4
-
-
 def free_ports(num: int) -> list[int]:
-    import socket
-
     sockets = [socket.socket() for _ in range(num)]
     for each in sockets:
         each.bind(("localhost", 0))
@@ -265,129 +113,270 @@ def free_ports(num: int) -> list[int]:
     return ports
 
 
-@pytest.mark.slow
-def test_a_model_built_outside_the_scope_is_refused(tmp_path):
-    found = run(
-        """
-        strategy = two_cpus()
-        model = dpvi_model(None)
-        model.compile(sgd(1.0), delta=1e-5)
-        try:
-            with strategy.scope():
-                model.fit(X, Y, batch_size=31, verbose=0)
-        except ValueError as error:
-            print(json.dumps({"error": str(error), "spent": model.privacy_ledger.num_releases}))
-        """,
-        tmp_path,
-    )
+# ---------------------------------------------------------------------- replicas of one process: one script
+
+REPLICAS = """
+HERE = os.path.dirname(__file__)
+strategy = two_cpus()  # Before TensorFlow is used.
+
+def fitted(model, *data, scope=None, jit_compile=False, **fit):
+    with scope.scope() if scope else tf.init_scope():
+        made = model()
+        made.compile(sgd(1.0), delta=1e-5, jit_compile=jit_compile)
+    made.fit(*data, verbose=0, **{"batch_size": 31, "epochs": 2, **fit})
+    return made
+
+def one_replica():
+    found = {}
+    for kind, model, data in (("dpvi", dpvi_model, (X, Y)), ("vae", vae_model, (X,))):
+        found[kind] = []
+        for scope in (None, tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
+            made = fitted(lambda: model(5), *data, scope=scope, batch_size=20)
+            (step,) = internals.traced_steps(made)
+            assert step.experimental_get_tracing_count() == 1
+            assert made.privacy_ledger.num_releases == 20
+            found[kind].append(weights(made).tolist())
+    return found
+
+def two_replicas():
+    found = {}
+    for kind, model, data in (("vectorized", lambda: dpvi_model(3, "vectorized"), (X, Y)),
+                              ("compiled", lambda: dpvi_model(3), (X, Y)), ("vae", lambda: vae_model(3), (X,))):
+        found[kind] = []
+        for scope in (None, strategy):
+            made = fitted(model, *data, scope=scope, jit_compile=scope is not None and kind == "compiled")
+            found[kind].append(weights(made).tolist())
+            assert made.privacy_ledger.num_releases == 14
+            if scope is not None:
+                for variable in made.trainable_variables:
+                    one, two = (v.numpy() for v in scope.experimental_local_results(variable))
+                    assert (one == two).all()
+    return found
+
+class StopInTheThirdEpoch(keras.callbacks.Callback):
+    left = 3
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+def with_callbacks(name, *more):
+    with dpvi.PrivacyLedger(f"{HERE}/{name}") as ledger:
+        with strategy.scope():
+            model = Toy(seed=5)
+            model.compile(sgd(1.0), delta=1e-5, ledger=ledger, jit_compile=False)
+        callbacks = [dpvi.callbacks.PrivateBackupAndRestore(f"{HERE}/{name}_backup")]
+        callbacks.append(dpvi.callbacks.PrivacyTensorBoard(f"{HERE}/{name}_logs"))
+        model.fit(X, Y, batch_size=40, epochs=4, verbose=0, callbacks=[*callbacks, *more])
+        return [weights(model).tolist(), ledger.num_releases, len(os.listdir(f"{HERE}/{name}_logs"))]
+
+def interrupted():
+    ends = [with_callbacks("straight")]
+    try:
+        with_callbacks("interrupted", StopInTheThirdEpoch())
+    except KeyboardInterrupt:
+        ends.append(with_callbacks("interrupted"))
+    return ends
+
+class Nothing(dpvi.DPModel):
+    def __init__(self):
+        super().__init__()
+        self.v = self.add_weight("v", [15_000], initializer="zeros")
+
+    def record_loss(self, x):
+        return 0.0 * x[0] * tf.reduce_sum(self.v)
+
+def noise():
+    with strategy.scope():
+        model = Nothing()
+        model.compile(sgd(2.0, clip=0.5, rate=1.0), delta=1e-5)
+    steps = []
+    model.fit(X, batch_size=50, epochs=10, steps_per_epoch=1, verbose=0, callbacks=[
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: steps.append(model.v.numpy().copy()))])
+    noise = np.diff(np.stack([np.zeros(15_000), *steps]), axis=0).ravel() * 50 / (2.0 * 0.5)
+    return {"square": float((noise**2).sum()), "num": noise.size}
+
+def outside_the_scope():
+    model = Toy()
+    model.compile(sgd(1.0), delta=1e-5)
+    try:
+        with strategy.scope():
+            model.fit(X, Y, batch_size=31, verbose=0)
+    except ValueError as error:
+        return {"error": str(error), "spent": model.privacy_ledger.num_releases}
+
+class Regression(dpvi.DPModel):
+    def __init__(self):
+        super().__init__(seed=3)
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def record_loss(self, x, y):
+        return tf.square(self(x[None])[0, 0] - tf.cast(y, tf.float32))
+
+def momenta():
+    ends = []
+    for scope in (None, strategy):
+        with scope.scope() if scope else tf.init_scope():
+            model = Regression()
+            model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, noise_multiplier=1.0, learning_rate=0.1,
+                use_ema=True, ema_momentum=0.9), delta=1e-5, jit_compile=False, steps_per_execution=3)
+        model.fit(X, Y, batch_size=31, verbose=0)  # Outside the scope; its layer is built only now.
+        ends.append(weights(model).tolist())
+    return ends
+
+def alone():
+    model = fitted(lambda: dpvi_model(3), X, Y, epochs=1)
+    return {"weights": weights(model).tolist(), "releases": model.privacy_ledger.num_releases}
+
+print(json.dumps({part.__name__: part() for part in (
+    one_replica, two_replicas, interrupted, noise, outside_the_scope, momenta, alone)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
+    return run(REPLICAS, tmp_path_factory.mktemp("replicas"))
+
+
+def test_a_strategy_of_one_replica_makes_the_same_steps(replicas):
+    """Bit for bit, and the step is traced once: Keras runs it in the strategy's scope, where it was tried."""
+    for first, *others in replicas["one_replica"].values():
+        assert len(others) == 2
+        assert all(other == first for other in others)
+
+
+def test_two_replicas_make_the_steps_of_one(replicas):
+    """In seeded mode, noise and all: the same batches, shared out, and one and the same noise."""
+    for name, (one, two) in replicas["two_replicas"].items():
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_callbacks_work_on_several_replicas(replicas):
+    """TensorBoard's figures are written, and a seeded fit that was interrupted ends as one that was not."""
+    found = replicas["interrupted"]
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-6)
+    assert [releases for _, releases, _ in found] == [20, 25]
+    assert [files for *_, files in found] == [1, 2]
+
+
+def test_noise_is_added_once_a_step(replicas):
+    """Its standard deviation over 150,000 draws is z C / (q N) within 1 %: a false alarm in 10^7 runs (chi-square).
+
+    Noise of each replica's own, added up, would be sqrt(2) of it, and averaged 1 / sqrt(2).
+    """
+    found = replicas["noise"]
+    low, high = scipy.stats.chi2(found["num"]).ppf([5e-8, 1 - 5e-8])
+    assert low < found["square"] < high
+    assert (high / found["num"]) ** 0.5 < 1.01
+
+
+def test_a_model_built_outside_the_scope_is_refused(replicas):
+    found = replicas["outside_the_scope"]
     assert "strategy.scope()" in found["error"]
     assert found["spent"] == 0
 
 
-@pytest.mark.slow
-def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(tmp_path):
+def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(replicas):
     """Also those of layers that are built by `fit`."""
-    found = run(
-        """
-        class Regression(dpvi.DPModel):
-            def __init__(self):
-                super().__init__(seed=3)
-                self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
-
-            def call(self, x):
-                return self.dense(x)
-
-            def record_loss(self, x, y):
-                return tf.square(self(x[None])[0, 0] - tf.cast(y, tf.float32))
-
-        def fitted():
-            model = Regression()
-            model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, noise_multiplier=1.0, learning_rate=0.1,
-                use_ema=True, ema_momentum=0.9), delta=1e-5, jit_compile=False, steps_per_execution=3)
-            return model
-
-        strategy = two_cpus()  # Before TensorFlow is used.
-        one = fitted()
-        with strategy.scope():
-            two = fitted()
-        for model in (one, two):
-            model.fit(X, Y, batch_size=31, verbose=0)
-        print(json.dumps([weights(one).tolist(), weights(two).tolist()]))
-        """,
-        tmp_path,
-    )
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+    one, two = replicas["momenta"]
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
-def test_workers_with_batches_or_records_of_their_own_are_refused(tmp_path):
+# ---------------------------------------------------------------------- two workers on loopback: one script
+
+WORKERS = """
+index, path = int(sys.argv[1]), sys.argv[2]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+def made(model=Toy, noise=1.0, clip=0.5, **settings):
+    with strategy.scope():
+        model = model()
+        model.compile(sgd(noise, clip=clip), delta=1e-5, jit_compile=False, **settings)
+    return model
+
+def fitted(*arguments, epochs=1, **settings):
+    model = made(*arguments, **settings)
+    model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0)
+    return model
+
+def refused(model, x=X, y=Y, **how):
+    before = model.privacy_ledger.num_releases
+    try:
+        model.fit(x, y, verbose=0, **{"batch_size": 31, **how})
+    except Exception as error:
+        return [type(error).__name__, str(error), model.privacy_ledger.num_releases - before]
+
+seeded = fitted(lambda: dpvi_model(3))
+found = {"seeded": weights(seeded).tolist(), "releases": seeded.privacy_ledger.num_releases}
+# Without a seed the workers agree on a key of the operating system's.
+found["unseeded"] = [weights(fitted()).tolist() for _ in range(2)]
+
+# Batches or records of a worker's own: a record would be in a step twice, or move others between the workers' data.
+dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(200).batch(10)
+once = {"num_records": 200, "steps_per_epoch": 20, "sampling": "each_record_once_per_epoch", "batch_size": None}
+found["dataset"] = refused(made(physical_batch_size=10), dataset, None, **once)
+found["other records"] = refused(made(physical_batch_size=10), X + index)
+
+# A ledger of the first worker's own.
+ledger = dpvi.PrivacyLedger(path) if index == 0 else None
+first = fitted(noise=None, epsilon=0.8, ledger=ledger)
+found["first"] = first.privacy_plan.noise_multiplier
+ledger = first.privacy_ledger if index == 0 else None
+second = fitted(noise=None, epsilon=1.0, ledger=ledger)
+found["second"], found["weights"] = second.privacy_plan.noise_multiplier, weights(second).tolist()
+found["epsilon"] = second.privacy_ledger.epsilon(1e-5)
+found["exhausted"] = refused(made(noise=None, epsilon=1.0, ledger=ledger))
+
+found["other clip"] = refused(made(noise=None, epsilon=5.0, clip=0.5 + index))
+found["other target"] = refused(made(noise=None, epsilon=5.0 + index))
+found["other seed"] = refused(made(lambda: Toy(seed=3 if index else None), noise=None, epsilon=5.0))
+moved = made(noise=None, epsilon=5.0)
+for variable in moved.trainable_variables:
+    for part in strategy.experimental_local_results(variable):
+        part.assign_add(tf.fill(part.shape, 1.0 * index))
+found["other weights"] = refused(moved)
+
+budget = dpvi.PrivacyLedger(budget_epsilon=0.8, budget_delta=1e-5) if index == 0 else None
+third = fitted(noise=None, epsilon=1.0, ledger=budget, epochs=2)
+found["third"], found["third weights"] = third.privacy_ledger.num_releases, weights(third).tolist()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workers")
+    return ends_of(start_workers(WORKERS, folder, str(folder / "books.ledger")))
+
+
+def test_two_workers_on_loopback(workers, replicas):
+    """MultiWorkerMirroredStrategy: both end with the same weights, those of one device, and one ledger is charged."""
+    one, two = workers
+    for name in ("seeded", "releases", "unseeded"):
+        assert one[name] == two[name]
+    assert one["releases"] == replicas["alone"]["releases"]
+    np.testing.assert_allclose(one["seeded"], replicas["alone"]["weights"], rtol=1e-4, atol=1e-5)
+    assert np.abs(np.subtract(*one["unseeded"])).max() > 1e-4
+
+
+def test_workers_with_batches_or_records_of_their_own_are_refused(workers):
     """A record would be in a step twice, or its presence would move others between the workers' data."""
-    script = """
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        with strategy.scope():
-            model = dpvi_model(None)
-            model.compile(sgd(1.0), delta=1e-5, jit_compile=False, physical_batch_size=10)
-        found = []
-        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(200).batch(10)
-        declared = {"num_records": 200, "steps_per_epoch": 20, "sampling": "each_record_once_per_epoch"}
-        for data, more in ((dataset, declared), (X + int(sys.argv[1]), {"y": Y, "batch_size": 31})):
-            try:
-                model.fit(data, verbose=0, **more)
-            except ValueError as error:
-                found.append(str(error))
-        print(json.dumps({"errors": found, "spent": model.privacy_ledger.num_releases}))
-    """
-    for found in ends_of(start_workers(script, tmp_path)):
-        assert "several workers" in found["errors"][0]
-        assert "differ between workers" in found["errors"][1]
-        assert found["spent"] == 0
+    for found in workers:
+        assert found["dataset"][0] == found["other records"][0] == "ValueError"
+        assert "several workers" in found["dataset"][1]
+        assert "differ between workers" in found["other records"][1]
+        assert found["dataset"][2] == found["other records"][2] == 0
 
 
-def test_workers_with_books_of_their_own_add_one_noise(tmp_path):
+def test_workers_with_books_of_their_own_add_one_noise(workers):
     """The first worker's ledger has releases that the other does not know: both take its noise multiplier, and its end.
 
     With a multiplier each, the two weights' difference would be the noise itself, and the sum known exactly.
     """
-    script = """
-        index, path = int(sys.argv[1]), sys.argv[2]
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-
-        def made(epsilon=1.0, clip=0.5, ledger=None, seed=None):
-            with strategy.scope():
-                model = dpvi_model(seed)
-                optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, learning_rate=0.1)
-                model.compile(optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False, ledger=ledger)
-            return model
-
-        def refused(model):
-            before = model.privacy_ledger.num_releases
-            try:
-                model.fit(X, Y, batch_size=31, verbose=0)
-            except Exception as error:
-                return [type(error).__name__, str(error), model.privacy_ledger.num_releases - before]
-
-        first = made(0.8, ledger=dpvi.PrivacyLedger(path) if index == 0 else None)
-        first.fit(X, Y, batch_size=31, verbose=0)
-        found = {"first": first.privacy_plan.noise_multiplier}
-        second = made(ledger=first.privacy_ledger if index == 0 else None)
-        second.fit(X, Y, batch_size=31, verbose=0)
-        found["second"], found["weights"] = second.privacy_plan.noise_multiplier, weights(second).tolist()
-        found["epsilon"] = second.privacy_ledger.epsilon(1e-5)
-        found["exhausted"] = refused(made(ledger=first.privacy_ledger if index == 0 else None))
-        found["other clip"] = refused(made(5.0, clip=0.5 + index))
-        found["other target"] = refused(made(5.0 + index))
-        found["other seed"] = refused(made(5.0, seed=3 if index else None))
-        moved = made(5.0)
-        for variable in moved.trainable_variables:
-            for part in strategy.experimental_local_results(variable):
-                part.assign_add(tf.fill(part.shape, 1.0 * index))
-        found["other weights"] = refused(moved)
-        budget = dpvi.PrivacyLedger(budget_epsilon=0.8, budget_delta=1e-5) if index == 0 else None
-        third = made(ledger=budget)
-        third.fit(X, Y, batch_size=31, epochs=2, verbose=0)
-        found["third"], found["third weights"] = third.privacy_ledger.num_releases, weights(third).tolist()
-        print(json.dumps(found))
-    """
-    one, two = ends_of(start_workers(script, tmp_path, str(tmp_path / "books.ledger")))
+    one, two = workers
     for name in ("first", "second", "weights", "third", "third weights"):
         assert one[name] == two[name], name
     assert one["second"] > one["first"]  # The other's books alone would have asked for less than the first fit had.
@@ -412,7 +401,7 @@ def test_a_worker_that_dies(tmp_path, victim):
         index, folder, epochs = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         with strategy.scope():
-            model = dpvi_model(None)
+            model = Toy()
             model.compile(sgd(1.0), delta=1e-5, jit_compile=False, ledger=dpvi.PrivacyLedger(f"{folder}/{index}.ledger"))
         before = model.privacy_ledger.num_releases
         after_epoch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))

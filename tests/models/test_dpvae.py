@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
 from support.logs import no_fallback
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.sampling import FullBatchSampler
 
 tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
@@ -70,10 +70,7 @@ def fitted(model=None, x=X, how=None, **kwargs):
 def ready(model=None, x=X, how=None, **kwargs):
     """Checked and priced as in `fit`, without a step."""
     model = compiled(model, how, **kwargs)
-    records = dpvi.models.records.make_records(x, None, None, dtype=x.dtype, validate=False)
-    model._prepare(records)
-    model._check_data(records)
-    model._noise(dpvi.privacy.PoissonSampling(0.3), 20.0)
+    internals.check_and_price(model, x, dpvi.privacy.PoissonSampling(0.3), 20.0)
     return model
 
 
@@ -84,7 +81,7 @@ def clip_of(model, x, mask=None, key=(3, 4), **records):
     mask = tf.ones([len(x)], tf.bool) if mask is None else tf.constant(mask)
     if model not in TRACED:
         own = weakref.ref(model)
-        TRACED[model] = tf.function(lambda r, m, k: list(own()._clip_batch(r, m, k)[0].tensors))
+        TRACED[model] = tf.function(lambda r, m, k: internals.clip_batch(own(), r, m, k))
     tensors = TRACED[model]({"x": tf.constant(x), **records}, mask, tf.constant(key, tf.int64))
     return [part.numpy() for part in tensors]
 
@@ -100,7 +97,7 @@ def norm(parts):
 def test_the_loss_is_the_elbo_written_out(kl, num_draws):
     model = ready(make(num_draws=num_draws, kl=kl, beta=0.7))
     key = tf.constant([5, 6], tf.int64)
-    terms = model._terms(tf.constant(X), key, num_draws)
+    terms = internals.terms_of(model, tf.constant(X), key, num_draws)
     q = model.encode(X)
     z = q.sample(num_draws, seed=dpvi._random.tfp_seed(key)).numpy()
     loc, scale = q.mean().numpy(), q.stddev().numpy()
@@ -207,13 +204,13 @@ def test_an_empty_batch_is_zero():
 def test_a_second_draw_between_norm_and_sum_is_caught():
     """C5: the replay above would fail if norms came from other draws than gradients."""
     model = ready(how=optimizer(clip=0.05))
-    gradients = model._trial.known()
+    gradients = internals.layer_gradients(model)
     x = tf.constant(X[:1])
 
     @tf.function
     def broken(key):
-        first = gradients.run(lambda: model._terms(x, key, 1).losses)
-        second = gradients.run(lambda: model._terms(x, key + 1, 1).losses)
+        first = gradients.run(lambda: internals.terms_of(model, x, key).losses)
+        second = gradients.run(lambda: internals.terms_of(model, x, key + 1).losses)
         ones = tf.ones([1])
         square = tf.add_n([part.squared_norms() for part in first.contributions(first.result, ones)])
         factor = tf.minimum(1.0, 0.05 / tf.sqrt(square))
@@ -223,14 +220,14 @@ def test_a_second_draw_between_norm_and_sum_is_caught():
         return max(norm([part.numpy() for part in step(tf.constant([k, k], tf.int64))]) for k in range(30))
 
     assert farthest(broken) > 0.05 * 1.05
-    sound = tf.function(lambda key: model._clip_batch({"x": x}, tf.constant([True]), key)[0].tensors)
+    sound = tf.function(lambda key: internals.clip_batch(model, {"x": x}, tf.constant([True]), key))
     assert farthest(sound) <= 0.05 * (1 + 1e-5)
 
 
 def test_draws_differ_between_records_steps_and_physical_batches():
     model = ready()
     same = tf.constant(np.repeat(X[:1], 8, axis=0))
-    one, two = (model._terms(same, tf.constant(key, tf.int64), 1).samples.numpy() for key in ([1, 2], [1, 3]))
+    one, two = (internals.terms_of(model, same, tf.constant(key, tf.int64)).samples.numpy() for key in ([1, 2], [1, 3]))
     assert len({tuple(row) for row in np.concatenate([one, two])}) == 16
 
 
@@ -251,12 +248,9 @@ def test_physical_batches_change_nothing(jit_compile):
     moves = []
     before = [v.numpy() for v in variables]
     for physical in (60, 7):
-        settings = LoopSettings(
-            FullBatchSampler(60, physical), 60.0, 60, dpvi.privacy.Sensitivity(), jit_compile, False
-        )
-        run = make_loop(model.step_gradients, variables, sgd, settings)
-        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        run(tf.constant([7, 8], tf.int64), zero, one, tf.constant(0.0, tf.float64), {"x": tf.constant(X)})
+        sampler, how = FullBatchSampler(60, physical), {"expected_batch_size": 60.0, "num_records": 60}
+        run = internals.step_of(model.step_gradients, variables, sgd, sampler, jit_compile=jit_compile, **how)
+        run([7, 8], 0, 1, 0.0, {"x": tf.constant(X)})
         moves.append([v.numpy() - b for v, b in zip(variables, before, strict=True)])
         for v, b in zip(variables, before, strict=True):
             v.assign(b)
@@ -285,7 +279,7 @@ def test_learning_improves_the_bound_and_spends_what_the_plan_says():
     model = make(dense_encoder(width=16), dense_decoder(width=16), seed=11)
     how = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=10.0, learning_rate=0.02)
     model.compile(how, epsilon=20.0, delta=1e-5)
-    model._prepare(dpvi.models.records.make_records(x, None, None, dtype=np.float32, validate=False))
+    internals.prepare(model, x)
     before = model.elbo(x).mean()
     history = model.fit(
         x,
@@ -361,7 +355,7 @@ def test_weight_regularizers_are_exact_and_outside_the_clip():
     model = make(encoder)
     sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-9, noise_multiplier=0.0, learning_rate=0.01)
     model.compile(sgd, delta=1e-5)
-    model._prepare(dpvi.models.records.make_records(X, None, None, dtype=np.float32, validate=False))
+    internals.prepare(model, X)
     before = encoder.layers[0].kernel.numpy()
     model.fit(X, batch_size=60, epochs=1, verbose=0)
     np.testing.assert_allclose(encoder.layers[0].kernel.numpy(), before * (1 - 0.01 * 2 * 10.0), rtol=1e-4)
@@ -500,7 +494,7 @@ def test_layers_are_tried_before_every_trace_and_not_where_a_step_is_run_again(m
     model.fit(X, batch_size=20, epochs=2, verbose=0)
     model.fit(X + 0.1, batch_size=20, epochs=1, verbose=0)
     assert len(tried) == 1
-    assert len(model._dp.loops) == 1
+    assert len(internals.traced_steps(model)) == 1
     model.fit(X, batch_size=30, epochs=1, verbose=0)  # Another step is traced.
     assert len(tried) == 2
     spent = model.privacy_ledger.num_releases

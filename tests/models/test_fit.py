@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
+from support.toy import Toy, adam, records
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -14,16 +16,12 @@ from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, P
 
 tfd = tfp.distributions
 
-X = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
-Y = (X[:, 0] > 0).astype("int32")
-TARGET = {"epsilon": 1.0, "delta": 1e-5}
+X, Y = records()
+TARGET = {"epsilon": 1.0, "delta": 1e-5, "jit_compile": False}
+QUIET = {"delta": 1e-5, "jit_compile": False}
 
 
-def adam(**kwargs):
-    return dpvi.optimizers.DPKerasAdamOptimizer(**{"l2_norm_clip": 1.0, "learning_rate": 0.05, **kwargs})
-
-
-def make_model(**kwargs):
+def logistic(**kwargs):
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=3)})
 
     def likelihood(params, x):
@@ -33,7 +31,7 @@ def make_model(**kwargs):
 
 
 def fitted(fit=None, model=None, **compile_arguments):
-    model = model or make_model()
+    model = model or Toy()
     model.compile(optimizer=adam(), **{**TARGET, **compile_arguments})
     history = model.fit(X, Y, **{"batch_size": 50, "epochs": 2, "verbose": 0, **(fit or {})})
     return model, history
@@ -81,7 +79,7 @@ def test_compiling_again_does_not_reset_the_books():
     model.compile(optimizer=adam(), **TARGET)
     with pytest.raises(BudgetExhaustedError):
         model.fit(X, Y, batch_size=50, verbose=0)
-    model.compile(optimizer=adam(), epsilon=2.0, delta=1e-5)
+    model.compile(optimizer=adam(), **{**TARGET, "epsilon": 2.0})
     model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
     assert 1.98 <= model.privacy_report().epsilon <= 2.0
     assert model.privacy_ledger.num_releases == 16
@@ -99,7 +97,7 @@ def test_planned_epochs_keep_budget_for_later_fits():
 
 
 def test_a_fit_longer_than_planned_is_refused():
-    model = make_model()
+    model = Toy()
     model.compile(optimizer=adam(), planned_epochs=4, **TARGET)
     with pytest.raises(ValueError, match="planned_epochs=4"):
         model.fit(X, Y, batch_size=50, epochs=5, verbose=0)
@@ -122,8 +120,8 @@ def test_an_early_stop_leaves_the_rest():
 
 
 def test_with_a_noise_multiplier_fits_add():
-    model = make_model()
-    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    model = Toy()
+    model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X, Y, batch_size=50, epochs=1, verbose=0)
     once = model.privacy_report().epsilon
     model.fit(X, Y, batch_size=50, epochs=1, verbose=0)
@@ -138,7 +136,7 @@ def test_an_interrupted_step_has_been_paid_for():
         def on_train_batch_end(self, batch, logs=None):
             raise KeyboardInterrupt
 
-    model = make_model()
+    model = Toy()
     model.compile(optimizer=adam(), **TARGET)
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, Y, batch_size=50, epochs=2, verbose=0, callbacks=[Break()])
@@ -191,7 +189,7 @@ def test_replace_one_costs_more_with_full_batches():
 def test_fits_under_two_adjacencies_do_not_compose():
     model, _ = fitted({"batch_size": 200})
     model.compile(
-        optimizer=adam(), epsilon=3.0, delta=1e-5, neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        optimizer=adam(), epsilon=3.0, **QUIET, neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
     with pytest.raises(ValueError, match=r"(?i)adjacenc|neighbo"):
         model.fit(X, Y, batch_size=200, verbose=0)
@@ -211,7 +209,7 @@ def test_history_shows_epsilon_alone(capsys):
 
 def test_public_validation_data_give_a_loss_and_metrics():
     model, history = fitted(
-        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, validation_metrics=["mae"]
+        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, logistic(), validation_metrics=["mae"]
     )
     assert set(history.history) == {"epsilon", "val_loss", "val_mean_absolute_error"}
     by_hand = -np.mean(model.predictive(X[:64]).log_prob(Y[:64]))
@@ -235,21 +233,21 @@ def test_unsafe_training_metrics_are_named_so_and_reported():
 
 
 def test_a_run_without_noise_says_that_it_is_not_private():
-    model = make_model()
-    model.compile(optimizer=adam(l2_norm_clip=float("inf"), noise_multiplier=0.0), delta=1e-5)
+    model = Toy()
+    model.compile(optimizer=adam(0.0, clip=float("inf")), **QUIET)
     history = model.fit(X, Y, batch_size=50, verbose=0)
     assert history.history["epsilon"] == [float("inf")]
     assert "NOT PRIVATE" in str(model.privacy_report())
 
 
 def test_a_seeded_run_says_so():
-    model, _ = fitted(model=make_model(seed=3))
+    model, _ = fitted(model=Toy(seed=3))
     assert "seeded: not private" in str(model.privacy_report())
 
 
 def test_without_a_delta_no_epsilon_is_shown():
-    model = make_model()
-    model.compile(optimizer=adam(noise_multiplier=3.0))
+    model = Toy()
+    model.compile(optimizer=adam(3.0), jit_compile=False)
     history = model.fit(X, Y, batch_size=50, verbose=0)
     assert "epsilon" not in history.history
     with pytest.raises(ValueError, match="delta"):
@@ -300,7 +298,7 @@ def test_several_outputs():
 
 def test_whole_records_without_y():
     model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda mean: tfd.Normal(mean, 1.0))
-    model.compile(optimizer=adam(l2_norm_clip=10.0, learning_rate=0.3), epsilon=20.0, delta=1e-5)
+    model.compile(optimizer=adam(clip=10.0, rate=0.3), epsilon=20.0, **QUIET)
     model.fit(X[:, 0] + 3.0, batch_size=200, epochs=30, verbose=0)
     assert float(model.surrogate_posterior.sample(100, seed=(0, 1)).numpy().mean()) == pytest.approx(3.0, abs=0.5)
     assert model.predictive().sample(7).shape == (7,)
@@ -321,8 +319,8 @@ def test_records_of_weight_zero_have_no_say():
     weight = np.where(np.arange(200) < 100, 1.0, 0.0)
     results = []
     for x in (X, np.concatenate([X[:100], X[100:] + 50.0])):
-        model = make_model(seed=5)
-        model.compile(optimizer=adam(), **TARGET)
+        model = Toy(seed=5)
+        model.compile(optimizer=adam(3.0), **QUIET)
         model.fit(x, Y, batch_size=50, sample_weight=weight, verbose=0)
         results.append(values(model))
     for one, other in zip(*results, strict=True):
@@ -334,8 +332,8 @@ def test_bad_records_have_no_say_without_the_check():
     for bad in (np.nan, np.inf, -np.inf):
         x = X.copy()
         x[:5] = bad
-        model = make_model(seed=5)
-        model.compile(optimizer=adam(), **TARGET)
+        model = Toy(seed=5)
+        model.compile(optimizer=adam(3.0), **QUIET)
         model.fit(x, Y, batch_size=50, validate=False, verbose=0)
         results.append(np.concatenate([np.ravel(v) for v in values(model)]))
         assert np.isfinite(results[-1]).all()
@@ -346,19 +344,19 @@ def test_bad_records_have_no_say_without_the_check():
 def test_eager_steps_are_the_same():
     results = []
     for eager in (False, True):
-        model = make_model(seed=5)
-        model.compile(optimizer=adam(), run_eagerly=eager, jit_compile=False, **TARGET)
+        model = logistic(seed=5)
+        model.compile(optimizer=adam(3.0), run_eagerly=eager, **QUIET)
         model.fit(X, Y, batch_size=50, steps_per_epoch=3, verbose=0)
         results.append(np.concatenate([np.ravel(v) for v in values(model)]))
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
 def test_averaged_weights_are_put_in_place_at_the_end():
-    model = make_model(seed=5)
-    model.compile(optimizer=adam(use_ema=True, ema_momentum=0.5), **TARGET)
+    model = Toy(seed=5)
+    model.compile(optimizer=adam(3.0, use_ema=True, ema_momentum=0.5), **QUIET)
     model.fit(X, Y, batch_size=50, epochs=2, verbose=0)
-    other = make_model(seed=5)
-    other.compile(optimizer=adam(), **TARGET)
+    other = Toy(seed=5)
+    other.compile(optimizer=adam(3.0), **QUIET)
     other.fit(X, Y, batch_size=50, epochs=2, verbose=0)
     assert not np.allclose(values(model)[0], values(other)[0])
 
@@ -385,7 +383,7 @@ class Regression(dpvi.DPModel):
 
 def test_a_subclass_says_one_records_loss():
     model = Regression()
-    model.compile(optimizer=adam(learning_rate=0.1), epsilon=10.0, delta=1e-5)
+    model.compile(optimizer=adam(rate=0.1), epsilon=10.0, **QUIET)
     model.fit(X, X[:, 0], batch_size=100, epochs=40, verbose=0)
     kernel = model.dense.kernel.numpy()[:, 0]
     np.testing.assert_allclose(kernel, [1.0, 0.0, 0.0], atol=0.3)
@@ -436,7 +434,7 @@ def test_a_subclass_that_says_nothing_is_told_so():
 
 
 def test_predictions_are_whole_before_and_after_a_fit():
-    model = make_model()
+    model = logistic()
     model.compile(optimizer=adam(), **TARGET)
     x = np.tile(X, (10, 1))
     assert model.predict(x[:10]).shape == (10,)
@@ -481,13 +479,12 @@ def test_the_first_record_is_not_looked_at_to_build_layers():
 
 def test_after_a_fit_the_model_holds_neither_key_nor_records():
     model, _ = fitted()
-    assert model.train_function is None
-    assert model._dp.train_function is None
+    assert not internals.holds_a_fit(model)
 
 
 def test_a_public_validation_loss_and_an_unsafe_one_keep_their_names():
-    model = make_model()
-    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    model = Toy()
+    model.compile(optimizer=adam(3.0), **QUIET)
     data = {"validation_data": (X[:64], Y[:64]), "batch_size": 50, "verbose": 0}
     names = [
         set(model.fit(X, Y, **data, **how).history)
@@ -506,10 +503,10 @@ def test_a_report_after_unsafe_options_does_not_claim_privacy():
 
 
 def test_a_clip_changed_between_fits_is_used_and_reported():
-    model = make_model()
-    model.compile(optimizer=adam(noise_multiplier=3.0), delta=1e-5)
+    model = Toy()
+    model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X, Y, batch_size=50, verbose=0)
     model.optimizer.l2_norm_clip = 0.25
     model.fit(X, Y, batch_size=50, verbose=0)
     assert model.privacy_plan.l2_norm_clip == 0.25
-    assert len(model._dp.loops) == 2
+    assert len(internals.traced_steps(model)) == 2

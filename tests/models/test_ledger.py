@@ -8,28 +8,21 @@ import threading
 import dp_accounting
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_probability as tfp
+from support.toy import adam, records, sgd, toy, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi.privacy import BudgetExhaustedError, FixedSizeSampling, UnsupportedPairError
 
-tfd = tfp.distributions
-
-X = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
-Y = (X[:, 0] > 0).astype("int32")
+X, Y = records()
 
 
-def make_model(ledger=None, noise=3.0, seed=None, **kwargs):
-    model = dpvi.DPVI(
-        tfd.Sample(tfd.Normal(0.0, 1.0), 3),
-        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
-        seed=seed,
-    )
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=noise, learning_rate=0.05)
-    model.compile(optimizer=optimizer, **{"delta": 1e-5, "ledger": ledger, **kwargs})
-    return model
+def make_model(ledger=None, noise=3.0, **kwargs):
+    return toy(noise, ledger=ledger, **kwargs)
+
+
+def with_target(ledger, epsilon):
+    return toy(epsilon=epsilon, ledger=ledger)
 
 
 def fit(model, **kwargs):
@@ -60,10 +53,7 @@ def test_models_that_share_a_ledger_add_up():
 def test_a_lifetime_target_counts_what_other_models_spent():
     ledger = dpvi.PrivacyLedger()
     fit(make_model(ledger))
-    model = make_model()
-    model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=2.0, delta=1e-5, ledger=ledger
-    )
+    model = with_target(ledger, 2.0)
     fit(model)
     assert 1.98 <= model.privacy_report().epsilon <= 2.0
 
@@ -100,9 +90,8 @@ def test_a_ledger_on_disk_survives_the_process_of_one_model(tmp_path):
 def test_another_ledger_cannot_replace_one_in_use():
     model = make_model()
     fit(model)
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="ledger"):
-        model.compile(optimizer=optimizer, delta=1e-5, ledger=dpvi.PrivacyLedger())
+        model.compile(adam(1.0), delta=1e-5, ledger=dpvi.PrivacyLedger())
     assert model.privacy_ledger.num_releases == 8
 
 
@@ -135,22 +124,14 @@ def test_physical_batches_change_no_number(size):
     for physical in (None, size):
         model = make_model(seed=3, physical_batch_size=physical)
         fit(model, batch_size=200)  # Full batches: the same records in the same steps, whatever the pieces.
-        results.append((model.privacy_report().epsilon, np.concatenate([v.numpy() for v in model.trainable_variables])))
+        results.append((model.privacy_report().epsilon, weights(model)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
 
 
 def test_a_target_holds_while_another_model_uses_the_ledger():
     ledger = dpvi.PrivacyLedger()
-
-    def with_target():
-        model = make_model()
-        model.compile(
-            optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=ledger
-        )
-        return model
-
-    first, second = with_target(), make_model(ledger, noise=4.0)
+    first, second = with_target(ledger, 1.0), make_model(ledger, noise=4.0)
 
     class Meanwhile(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -219,11 +200,7 @@ def test_two_threads_with_one_budget_spend_it_once():
             planned.wait(60)
 
     def train():
-        model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0))
-        model.compile(
-            dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=ledger,
-            steps_per_execution=2, jit_compile=False,
-        )  # fmt: skip
+        model = toy(ledger=ledger, optimizer=sgd(), steps_per_execution=2)
         with contextlib.suppress(BudgetExhaustedError):
             fit(model, epochs=4, callbacks=[StartTogether()])
 
@@ -251,17 +228,7 @@ def test_an_older_file_of_a_model_does_not_bring_its_budget_back(tmp_path, caplo
 
 
 def make_saved(tmp_path):
-    @dpvi.register("ledger_prior")
-    def prior():
-        return tfd.Sample(tfd.Normal(0.0, 1.0), 3)
-
-    @dpvi.register("ledger_likelihood")
-    def likelihood(params, x):
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
-
-    model = dpvi.DPVI(prior, likelihood)
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0)
-    model.compile(optimizer, delta=1e-5)
+    model = toy(3.0)
     fit(model, epochs=1)
     model.save(tmp_path / "model.keras")
     return model

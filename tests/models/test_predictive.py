@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.internals import PosteriorPredictive
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.models.predictive import PosteriorPredictive
 
 tfd = tfp.distributions
 

@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from support import statistics
+from support import internals, statistics
 from support.cases import normal
 from support.steps import Indicator, check_fresh_noise, check_noise, fit_indicator, shared_steps
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi.models.loop import LoopSettings, make_loop
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
-from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import PoissonSampler
 
 tfd = tfp.distributions
@@ -62,16 +60,17 @@ def test_noise_of_a_posterior(engine):
     variables = model.trainable_variables
     optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=0.5, noise_multiplier=2.0)
     optimizer.build(variables)
-    settings = LoopSettings(PoissonSampler(1, 1e-9), 4.0, 100, Sensitivity(), False, False)
-    run = make_loop(model.step_gradients, variables, optimizer, settings)
+    nobody = PoissonSampler(1, 1e-9)
+    run = internals.step_of(
+        model.step_gradients, variables, optimizer, nobody, expected_batch_size=4.0, num_records=100
+    )
     records = {"x": tf.zeros([1, 1]), "y": tf.zeros([1])}
     start, key = [v.numpy() for v in variables], statistics.fresh_key()
     ends = []
     for multiplier in (0.0, 2.0):
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value)
-        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        run(key, zero, one, tf.constant(multiplier, tf.float64), records)
+        run(key, 0, 1, multiplier, records)
         ends.append([v.numpy().astype(np.float64) for v in variables])
     noise = [noisy - quiet for quiet, noisy in zip(*ends, strict=True)]
     parts = {("loc" if "loc" in v.name else "scale"): part for v, part in zip(variables, noise, strict=True)}

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
+from support.toy import adam, records, toy, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 
 tfd = tfp.distributions
 N, D = 300, 3
-X = np.random.default_rng(0).normal(size=[N, D]).astype("float32")
-Y = (X[:, 0] > 0).astype("int32")
+X, Y = records(N, D)
 
 
 class Rows:
@@ -41,15 +42,7 @@ def memmap(tmp_path, array, name="x"):
 
 
 def model(seed=3, **kwargs):
-    prior = tfd.Sample(tfd.Normal(0.0, 1.0), D)
-    made = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), seed=seed)
-    how = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.05)
-    made.compile(how, delta=1e-5, **kwargs)
-    return made
-
-
-def weights(made):
-    return np.concatenate([v.numpy().ravel() for v in made.trainable_variables])
+    return toy(1.0, seed=seed, **kwargs)
 
 
 SLOWLY = [
@@ -113,8 +106,7 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
             ]
         )
         made = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2)), seed=5)
-        how = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
-        made.compile(how, delta=1e-5)
+        made.compile(adam(1.0), delta=1e-5, jit_compile=False)
         made.fit(x, batch_size=10, epochs=1, verbose=0)
         ends.append(weights(made))
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-4, atol=1e-6)
@@ -129,7 +121,7 @@ def test_only_drawn_rows_are_read_and_no_step_is_traced_anew():
     assert len(set(sizes)) > 5
     assert 60 * 20 - 7 * (60 * 20) ** 0.5 < sum(sizes) < 60 * 20 + 7 * (60 * 20) ** 0.5  # p < 1e-11.
     assert all(np.all(np.diff(indices) > 0) for indices in source.asked[1:])
-    (loop,) = made._dp.loops.values()
+    (loop,) = internals.traced_steps(made)
     assert loop.experimental_get_tracing_count() == 1
 
 
@@ -143,14 +135,12 @@ def test_the_plan_is_that_of_arrays():
 
 
 def test_large_memory_maps_are_streamed_and_small_ones_loaded(tmp_path, monkeypatch):
-    from tfp_dpvi.models import sources
-
     mapped = memmap(tmp_path, X)
-    assert not sources.wants_stream((mapped, Y), None)
-    monkeypatch.setattr(sources, "RESIDENT_BYTES", 1000)
-    assert sources.wants_stream((mapped, Y), None)
-    assert not sources.wants_stream((mapped, Y), False)
-    assert sources.wants_stream(({"a": Rows(X)}, None), None)
+    assert not internals.wants_stream(mapped, Y, None)
+    monkeypatch.setattr(*internals.RESIDENT_BYTES, 1000)
+    assert internals.wants_stream(mapped, Y, None)
+    assert not internals.wants_stream(mapped, Y, False)
+    assert internals.wants_stream({"a": Rows(X)}, None, None)
 
 
 @pytest.mark.parametrize(

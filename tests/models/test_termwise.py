@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from models.test_dpvae import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
-from support import statistics
+from support import internals, statistics
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -54,7 +54,7 @@ def fitted(regularizer=steep, how=None, model=None, **kwargs):
 
 def summing(model):
     """`(x, mask, key) -> sums`, traced once."""
-    step = tf.function(lambda x, m, k: list(model._clip_batch({"x": x}, m, k)[0].tensors))
+    step = tf.function(lambda x, m, k: internals.clip_batch(model, {"x": x}, m, k))
 
     def run(x, mask, key=(3, 4)):
         made = step(tf.constant(x), tf.constant(mask), tf.constant(key, tf.int64))
@@ -64,7 +64,7 @@ def summing(model):
 
 
 def whitened(model, parts):
-    scales = model._noise_of_terms[1]
+    scales = internals.noise_of_terms(model)[1]
     return math.sqrt(sum(float(((part / scale) ** 2).sum()) for part, scale in zip(parts, scales, strict=True)))
 
 
@@ -96,7 +96,7 @@ def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     model = fitted(flipping, termwise(noise=noise), jit_compile=jit_compile)
     x = X[:12].copy()
     x[3], x[4], x[5] = 1e6, np.nan, -np.inf
-    stated, scales = model._noise_of_terms
+    stated, scales = internals.noise_of_terms(model)
     presence, replacement = replay(model, x)
     assert presence <= stated.add_or_remove * C1 * (1 + 1e-4)
     assert replacement <= stated.replace * C1 * (1 + 1e-4)
@@ -149,10 +149,10 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     for group in range(PARTS):
         rows = np.flatnonzero((assignment == group) & mask)
         with tf.GradientTape() as tape:
-            terms = model._terms(tf.constant(x), draw_key, 1)
+            terms = internals.terms_of(model, tf.constant(x), draw_key)
             posterior = model.encode(tf.constant(x[rows]))
             samples = model.prior.sample(
-                model._prior_samples, seed=dpvi._random.tfp_seed(dpvi._random.fold_in(prior_key, group))
+                internals.num_prior_samples(model), seed=dpvi._random.tfp_seed(dpvi._random.fold_in(prior_key, group))
             )
             codes = dpvi.divergences.Codes(
                 tf.gather(terms.samples, rows), tf.ones(len(rows)), posterior, model.prior, samples
@@ -163,7 +163,7 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         wanted = [w + g * min(1.0, C2 / max(norm, 1e-30)) for w, g in zip(wanted, gradient, strict=True)]
     without = ready(dpvi.DPVAE(model.encoder, model.decoder, model.prior), how=optimizer(clip=C1))
     both = summing(model)(x, mask)
-    step = tf.function(lambda: list(without._clip_batch({"x": tf.constant(x)}, tf.constant(mask), draw_key)[0].tensors))
+    step = tf.function(lambda: internals.clip_batch(without, {"x": tf.constant(x)}, tf.constant(mask), draw_key))
     for total, sample, group_sum in zip(both, step(), wanted, strict=True):
         np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
 
@@ -173,7 +173,7 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
 def test_the_plan_prices_both_terms(noise, relation):
     model = fitted(how=termwise(noise=noise), neighboring_relation=relation)
     plan = model.privacy_plan
-    assert plan.sensitivity == model._noise_of_terms[0] != Sensitivity()
+    assert plan.sensitivity == internals.noise_of_terms(model)[0] != Sensitivity()
     alone = plan.replace(sensitivity=Sensitivity())
     assert plan.epsilon(1e-5) > alone.epsilon(1e-5)
     assert model.privacy_report().epsilon == pytest.approx(plan.epsilon(1e-5), rel=1e-6)
@@ -194,10 +194,10 @@ def test_noise_of_both_blocks_is_what_the_plan_says():
         learning_rate=1.0, l2_norm_clip=C1, batch_l2_norm_clip=C2, num_partitions=PARTS, noise_multiplier=1.7
     )
     model.compile(how, delta=1e-5)
-    model._prepare(dpvi.models.records.make_records(X, None, None, dtype=np.float32, validate=False))
+    internals.prepare(model, X)
     before = model.get_weights()
     model.fit(np.full_like(X, np.nan), batch_size=20, steps_per_epoch=1, epochs=1, verbose=0, validate=False)
-    encoder_scale, rest_scale = model._noise_of_terms[1][0], model._noise_of_terms[1][-1]
+    encoder_scale, *_, rest_scale = internals.noise_of_terms(model)[1]
     assert rest_scale == 1.0 < encoder_scale
     moved = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
     half = len(moved) // 2
@@ -318,4 +318,4 @@ def test_clips_cannot_change_under_a_fit_that_was_priced(name, value):
             X, batch_size=20, epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=change)]
         )
     model.fit(X, batch_size=20, epochs=1, verbose=0)
-    assert model.privacy_plan.sensitivity == model._noise_of_terms[0]
+    assert model.privacy_plan.sensitivity == internals.noise_of_terms(model)[0]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support import internals
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.gradients import shapes, vectorized
-from tfp_dpvi.models import run
 
 NUM = 50
 
@@ -67,35 +67,67 @@ class Sum(dpvi.DPModel):
 
 def fit(part, last, *, steps=2, jit_compile=None, seed=None, num=NUM):
     """The clipped sum of one step over 50 records, -5, 10, -5, -5, but for the last; or of those that are left."""
-    records = np.full([NUM, 4], -5.0, "float32")
-    records[:, 1] = 10.0
-    records[-1] = last
     model = Sum(part, seed)
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1.0)
     model.compile(optimizer, jit_compile=jit_compile)
     try:
-        model.fit(records[:num], batch_size=NUM, num_records=NUM, steps_per_epoch=steps, verbose=0)
+        model.fit(records(last)[:num], batch_size=NUM, num_records=NUM, steps_per_epoch=steps, verbose=0)
     finally:
         fit.spent = model.privacy_ledger.num_releases
     return float(-model.w.numpy()[0] * NUM / steps)
 
 
+def records(last):
+    """50 records, -5, 10, -5, -5, but for the last."""
+    found = np.full([NUM, 4], -5.0, "float32")
+    found[:, 1] = 10.0
+    found[-1] = last
+    return found
+
+
+def summing(model, jit_compile=False):
+    """`(records, whether each is there) -> clipped sum` by a model's first variable: what a step traces, traced once."""
+    gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), NUM).record_gradient
+
+    def sums(x, mask):
+        return dpvi.gradients.clipped_sum(gradient, {"x": x}, mask, l2_norm_clip=1.0)[0].tensors[0]
+
+    traced = tf.function(sums, jit_compile=jit_compile, autograph=False)
+    return lambda x, mask=EVERYBODY: traced(tf.constant(x), tf.constant(mask)).numpy()
+
+
+EVERYBODY = np.ones(NUM, bool)
+WITHOUT_LAST = np.arange(NUM) < NUM - 1
+
+
 @pytest.mark.parametrize("kind", sorted(DROPPING))
-@pytest.mark.parametrize("settings", [{"jit_compile": False}, {"jit_compile": True}, {"seed": 1}, {"steps": 1000}])
-def test_dropping_entries_is_refused(kind, settings):
+def test_dropping_entries_is_refused(kind):
+    """As soon as the sum is traced, whatever is to compile it."""
     with pytest.raises(ValueError, match=r"shape depends on the record's values"):
-        fit(DROPPING[kind], 5.0, **settings)
-    assert fit.spent == 0
+        summing(Sum(DROPPING[kind]))(records(5.0))
+
+
+@pytest.mark.parametrize("settings", [{"jit_compile": False}, {"jit_compile": True}, {"steps": 1000}])
+def test_a_fit_that_drops_entries_spends_nothing(settings):
+    for kind in ("boolean_mask", "in a conditional"):
+        with pytest.raises(ValueError, match=r"shape depends on the record's values"):
+            fit(DROPPING[kind], 5.0, **settings)
+        assert fit.spent == 0
 
 
 @pytest.mark.parametrize("kind", sorted(KEEPING))
-@pytest.mark.parametrize("jit_compile", [False, None])
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_what_keeps_its_shape_is_one_records_own(kind, jit_compile):
     """The last record moves the sum by what it adds, at most the clip."""
-    settings = {"jit_compile": jit_compile, "seed": 1}  # None: by XLA, where it can.
-    without = fit(KEEPING[kind], 5.0, num=NUM - 1, **settings)
+    sums = summing(Sum(KEEPING[kind]), jit_compile)
+    without = sums(records(5.0), WITHOUT_LAST)
     for last in (-5.0, 5.0, [1e6, -1e6, 1e6, -1e6]):
-        assert abs(fit(KEEPING[kind], last, **settings) - without) <= 1.0 + 1e-4
+        assert abs(sums(records(last)) - without) <= 1.0 + 1e-4
+
+
+def test_a_fit_of_what_keeps_its_shape():
+    without = fit(KEEPING["where"], 5.0, num=NUM - 1)
+    assert abs(fit(KEEPING["where"], [1e6, -1e6, 1e6, -1e6]) - without) <= 1.0 + 1e-4
 
 
 PUBLIC = np.arange(200) % 3 == 0
@@ -110,11 +142,16 @@ CONSTANT = {
 
 
 @pytest.mark.parametrize("kind", sorted(CONSTANT))
-@pytest.mark.parametrize("settings", [{"jit_compile": False}, {"seed": 1}])
-def test_public_choices_of_entries_are_fine(kind, settings):
-    """They are the same for all records. (XLA is tried for the seeded fit, and left.)"""
+def test_public_choices_of_entries_are_fine(kind):
+    """They are the same for all records."""
+    sums = summing(Sum(CONSTANT[kind]))
     for last in (-5.0, 5.0):
-        assert fit(CONSTANT[kind], last, **settings) == pytest.approx(1 - NUM + np.sign(last), abs=1e-4)
+        assert sums(records(last)) == pytest.approx(1 - NUM + np.sign(last), abs=1e-4)
+
+
+def test_a_fit_of_public_choices():
+    """Of as many steps as are worth it: XLA is tried, and left."""
+    assert fit(CONSTANT["tensor"], 5.0, steps=1000) == pytest.approx(2 - NUM, abs=1e-2)
 
 
 class Groups(dpvi.DPModel):
@@ -132,14 +169,10 @@ class Groups(dpvi.DPModel):
         return tf.reduce_sum(self.w * tf.math.unsorted_segment_sum(values, ids, 4))
 
 
-def fit_groups(kind, last, num=NUM, **settings):
-    records = np.concatenate([np.ones([NUM, 20]), np.zeros([NUM, 20])], axis=1).astype("float32")
-    records[0, :20], records[0, 20:] = -1e6, last
-    model = Groups(kind, settings.pop("seed", None))
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1.0)
-    model.compile(optimizer, **settings)
-    model.fit(records[NUM - num :], batch_size=NUM, num_records=NUM, steps_per_epoch=1, verbose=0)
-    return -model.w.numpy() * NUM
+def groups_of(last):
+    found = np.concatenate([np.ones([NUM, 20]), np.zeros([NUM, 20])], axis=1).astype("float32")
+    found[-1, :20], found[-1, 20:] = -1e6, last
+    return found
 
 
 OUTSIDE = np.arange(4, 84, 4)
@@ -155,18 +188,18 @@ OUTSIDE = np.arange(4, 84, 4)
 )
 def test_groups_that_are_none_reach_nobody(kind, settings):
     """TensorFlow's map writes an id that is too large into another record's segments: it moved the sum by 41."""
-    without = fit_groups(kind, 0, num=NUM - 1, **settings)
+    sums = summing(Groups(kind), **settings)
+    without = sums(groups_of(0), WITHOUT_LAST)
     np.testing.assert_allclose(without, [NUM - 1, 0, 0, 0], rtol=1e-5)
     for last in (OUTSIDE, -OUTSIDE, 3, 10**6):
-        assert np.linalg.norm(fit_groups(kind, last, **settings) - without) <= 1.0 + 1e-4
+        assert np.linalg.norm(sums(groups_of(last)) - without) <= 1.0 + 1e-4
 
 
 def test_tensorflows_own_map_mixes_segments():
     """So that ours can go when it no longer does."""
     with mock.patch.object(vectorized, "map_records", tf.vectorized_map):
-        moved = fit_groups("segments", OUTSIDE, jit_compile=False) - fit_groups(
-            "segments", 0, num=NUM - 1, jit_compile=False
-        )
+        sums = summing(Groups("segments"))
+        moved = sums(groups_of(OUTSIDE)) - sums(groups_of(0), WITHOUT_LAST)
     assert np.linalg.norm(moved) > 20
 
 
@@ -180,10 +213,12 @@ def test_decompositions_that_take_rounds_do_without_xla():
     with pytest.raises(ValueError, match=r"as many rounds as the slowest needs"):
         fit(nearly_equal_eigenvalues, 5.0, jit_compile=True)
     assert fit.spent == 0
-    for settings in ({"seed": 1}, {"steps": 1000}):
-        without = fit(nearly_equal_eigenvalues, 5.0, num=NUM - 1, **settings)
-        for last in (5.0, [1e6, -1e6, 0.0, 0.0]):
-            assert abs(fit(nearly_equal_eigenvalues, last, **settings) - without) <= 1.0 + 1e-3
+    sums = summing(Sum(nearly_equal_eigenvalues))
+    without = sums(records(5.0), WITHOUT_LAST)
+    for last in (5.0, [1e6, -1e6, 0.0, 0.0]):
+        assert abs(sums(records(last)) - without) <= 1.0 + 1e-3
+    without = fit(nearly_equal_eigenvalues, 5.0, num=NUM - 1, steps=1000)  # Where XLA would be chosen.
+    assert abs(fit(nearly_equal_eigenvalues, [1e6, -1e6, 0.0, 0.0], steps=1000) - without) <= 1.0 + 1e-3
 
 
 @tf.function
@@ -210,14 +245,14 @@ def test_under_a_strategy_xla_takes_no_part_in_it(part):
             assert model.privacy_ledger.num_releases == 0
         elif part is nearly_equal_eigenvalues:
             model.fit(*data, steps_per_epoch=1000, verbose=0)
-            assert all(not key[-3] for key in model._dp.loops)
+            assert not any(internals.steps_by_xla(model))
 
 
 def test_without_the_check_one_record_decides_for_all():
     """What TensorFlow does, so that the checks can go when it no longer does."""
     with (
         mock.patch.object(vectorized, "refuse_varying_shapes"),
-        mock.patch.object(run, "refuse_dynamic_shapes"),
+        internals.without_the_look_at_xla(),
     ):
         sums = [fit(DROPPING["boolean_mask"], last, jit_compile=True) for last in (-5.0, 5.0)]
     assert abs(sums[0] - sums[1]) > 20

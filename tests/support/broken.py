@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from support.subject import REAL, step_gradients
+from support.internals import StepGradients, step_gradients
+from support.subject import REAL
 from tfp_dpvi import optimizers
 from tfp_dpvi._keras import tf
 from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_record, clipped_sum, select_finite
-from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
 
 

@@ -5,12 +5,11 @@ import functools
 import numpy as np
 
 import tfp_dpvi as dpvi
-from support import statistics
+from support import internals, statistics
+from support.internals import StepGradients
 from support.subject import REAL
 from tfp_dpvi._keras import keras, tf
-from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
-from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import Sampler
 
 EXPECTED = 8.0  # q N
@@ -47,15 +46,15 @@ class Steps:
         self.sampler = FirstRecords()
         optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=CLIP, noise_multiplier=MULTIPLIER)
         optimizer.build(self.variables)
-        settings = LoopSettings(
-            sampler=self.sampler,
+        self.run = internals.step_of(
+            self._gradients,
+            self.variables,
+            optimizer,
+            self.sampler,
             expected_batch_size=EXPECTED,
             num_records=1000,
-            sensitivity=Sensitivity(),
             jit_compile=jit_compile,
-            run_eagerly=False,
         )
-        self.run = make_loop(self._gradients, self.variables, optimizer, settings)
 
     def _gradients(self, key, num_records):
         del key, num_records
@@ -74,13 +73,7 @@ class Steps:
         self.sampler.size.assign(size)
         records = {"x": tf.ones([24], self.dtype)}
         with self.subject.installed():
-            self.run(
-                key,
-                tf.constant(step, tf.int64),
-                tf.constant(num_steps, tf.int64),
-                tf.constant(multiplier, tf.float64),
-                records,
-            )
+            self.run(key, step, num_steps, multiplier, records)
         return -np.concatenate([variable.numpy().ravel() for variable in self.variables]).astype(np.float64)
 
     def noise(self, key, step, size):

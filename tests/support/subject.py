@@ -7,17 +7,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
+from support import internals
+from support.internals import StepGradients, step_gradients
 from tfp_dpvi import gradients, optimizers
-from tfp_dpvi.models import loop, planning
-from tfp_dpvi.models.loop import StepGradients
-from tfp_dpvi.optimizers import noise
 from tfp_dpvi.sampling import PoissonSampler
-
-
-def step_gradients(model, key, num_records) -> StepGradients:
-    return model.step_gradients(key, num_records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +26,7 @@ class Subject:
     @contextlib.contextmanager
     def installed(self):
         """Puts the parts where `fit` takes them from."""
-        with (
-            mock.patch.object(loop, "clipped_sum", self.clipped_sum),
-            mock.patch.object(noise, "privatize", self.privatize),
-            mock.patch.object(planning, "PoissonSampler", self.poisson),
-        ):
+        with internals.installed(self.clipped_sum, self.privatize, self.poisson):
             yield
 
 

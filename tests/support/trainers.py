@@ -22,24 +22,9 @@ import os, sys
 import numpy as np
 import tfp_dpvi as dpvi
 from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi.models.run import PrivateRun
+from support.internals import mark_executions as mark_steps
 
 tfd = tfp.distributions
-make_loop = PrivateRun._loop
-
-def mark_steps(marks_path):
-    marks = os.open(marks_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def marking_loop(self, sampler, tensors):
-        loop = make_loop(self, sampler, tensors)
-        def run(key, first, steps, *rest):
-            os.write(marks, b"b" * int(steps))
-            result = loop(key, first, steps, *rest)
-            os.write(marks, b"e" * int(steps))
-            return result
-        return run
-
-    PrivateRun._loop = marking_loop
 
 def make_model(ledger_path, **settings):
     model = dpvi.DPVI(
@@ -78,8 +63,10 @@ class Trainers:
     def __init__(self, directory: pathlib.Path, train: str) -> None:
         self.ledger, self.marks = directory / "ledger", directory / "marks"
         self.errors = (directory / "errors").open("w+")
+        tests = pathlib.Path(__file__).resolve().parents[1]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PREPARED + train + _SERVE],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -7,11 +7,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support.internals import TableModel
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import gradients
 from tfp_dpvi._keras import tf
-from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
