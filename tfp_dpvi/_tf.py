@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -159,6 +160,19 @@ def calls_seen(
                 object.__delattr__(layer, "call")
 
 
+def steps_per_execution(model: Model) -> tf.Variable:
+    """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none.
+
+    None before `compile`.
+    """
+    return model._steps_per_execution
+
+
+def mapped_file(array: np.memmap) -> mmap.mmap | None:
+    """Returns the file map behind an array, None for one in memory; NumPy shows the file's name alone."""
+    return getattr(array, "_mmap", None)
+
+
 def learning_rate_variable(optimizer: Optimizer) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
     """Returns an optimizer's learning rate or schedule; `learning_rate` gives a schedule's current value in its place."""
     return optimizer._learning_rate
@@ -255,10 +269,12 @@ __all__ = [
     "loss_functions",
     "losses_added",
     "map_apart",
+    "mapped_file",
     "operations_since",
     "own_weights",
     "refuse_keras_3",
     "register_keras_serializable",
+    "steps_per_execution",
     "tf",
     "tfd",
     "tfp",

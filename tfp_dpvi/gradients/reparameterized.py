@@ -44,7 +44,7 @@ class ThroughDraws:
 
 
 def through_draws(
-    record_loss: Callable[[Structure], tf.Tensor],
+    record_loss: Callable[[tf.Tensor], tf.Tensor],
     draws: Sequence[tf.Tensor],
     tape: tf.GradientTape,
     variables: Sequence[tf.Variable],

@@ -18,7 +18,7 @@ _BLOCK = 256
 """Records that are added up in float32. A longer running sum can round one record's presence up to many clips, as it crosses
 powers of two; within a block it is 2 * 255 * 256 / 2**24 = 0.8 % of a clip at most, and blocks are added up in float64."""
 
-RecordGradient = Callable[[Structure, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
+RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
 
 `keep` is a scalar bool: False for padding. The function may use it to select away a bad record before it multiplies

@@ -99,7 +99,9 @@ class DPVAE(Autoencoder):
         name: str | None = None,
     ) -> None:
         given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
-        encoder, decoder, prior = (part() if serialization.is_factory(part) else part for part in (encoder, decoder, prior))
+        encoder, decoder, prior = (
+            part() if serialization.is_factory(part) else part for part in (encoder, decoder, prior)
+        )
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
                 f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "

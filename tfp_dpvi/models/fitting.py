@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi._tf import Metric, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -413,7 +413,7 @@ class FittedModel(saving.SavedModel):
             losses = tf.vectorized_map(self.record_loss, x)
         else:
             losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
-        self._clear_losses()
+        clear_losses(self)
         self._dp.loss_metric.update_state(losses, sample_weight=weight)
         return {self._loss_name: self._dp.loss_metric.result()}
 
