@@ -76,7 +76,7 @@ class PrivacyTensorBoard(Callback):
             if budget is not None:
                 scalars["epsilon_left"] = max(0.0, budget - scalars["epsilon_spent"])
         scalars["noise_multiplier"] = plan.noise_multiplier
-        scalars["l2_norm_clip"] = model.optimizer.l2_norm_clip
+        scalars["l2_norm_clip"] = model.clip.bound
         scalars["releases"] = model.num_releases
         scalars["learning_rate"] = _learning_rate(model.optimizer)
         values = {}

@@ -109,7 +109,7 @@ def test_the_bound_is_reached():
 def test_the_engine_states_its_sensitivity():
     """C3: whoever clips says the clip and A, D."""
     value, _ = clipped_sum(lambda r, keep: (r, [r]), tf.ones([3]), tf.constant([True] * 3), Clip(0.5))
-    assert (value.clip.l2_norm_clip, value.sensitivity) == (0.5, Sensitivity(1.0, 2.0))
+    assert (value.clip.bound, value.sensitivity) == (0.5, Sensitivity(1.0, 2.0))
 
 
 def test_all_records_masked_or_bad_give_zero():

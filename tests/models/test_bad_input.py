@@ -57,7 +57,7 @@ def with_nan(array):
         ({"x": None}, ["x is missing"]),
         (
             {"x": tf.data.Dataset.from_tensor_slices((X, Y)), "y": None},
-            ["Dataset", "Two ways out", "pass arrays", "each_record_once_per_epoch"],
+            ["Dataset", "declare how", "pass arrays", "each_record_once_per_epoch"],
         ),
         ({"x": X, "y": Y, "batch_size": 0}, ["batch_size", "0"]),
         ({"x": X, "y": Y, "batch_size": 2.5}, ["batch_size", "2.5"]),
@@ -91,14 +91,14 @@ def check_refused(model, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"optimizer": adam()}, ["Neither", "epsilon", "noise_multiplier"]),
-        ({"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5}, ["Both", "leave out"]),
+        ({"optimizer": adam()}, ["both missing", "epsilon", "noise_multiplier"]),
+        ({"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5}, ["each determines", "leave out"]),
         ({"optimizer": adam(), "epsilon": 1.0}, ["delta"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 0.0}, ["delta", "0"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 1.0}, ["delta", "1"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": "1e-5"}, ["delta"]),
         ({"optimizer": adam(), "epsilon": 0.0, "delta": 1e-5}, ["epsilon", "0"]),
-        ({"optimizer": adam(), "epsilon": float("nan"), "delta": 1e-5}, ["epsilon", "nan"]),
+        ({"optimizer": adam(), "epsilon": float("NaN"), "delta": 1e-5}, ["epsilon", "nan"]),
         ({"optimizer": adam(), "epsilon": True, "delta": 1e-5}, ["epsilon", "True"]),
         ({"optimizer": "adam", "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip"]),
         ({"optimizer": "adam", "l2_norm_clip": 0.0, "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip", "0.0"]),
@@ -138,13 +138,13 @@ def test_records_that_the_likelihood_does_not_take_are_refused(arguments, words)
     check_refused(model, arguments, words)
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, float("nan"), True, "1", None])
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("NaN"), True, "1", None])
 def test_the_clip_must_be_positive(clip):
     with pytest.raises(ValueError, match="l2_norm_clip"):
         adam(l2_norm_clip=clip)
 
 
-@pytest.mark.parametrize("noise", [-1.0, float("nan"), float("inf"), False, "1"])
+@pytest.mark.parametrize("noise", [-1.0, float("NaN"), float("inf"), False, "1"])
 def test_the_noise_must_be_a_number(noise):
     with pytest.raises(ValueError, match="noise_multiplier"):
         adam(noise_multiplier=noise)

@@ -46,7 +46,7 @@ def noise_shared_by_variables(clipped, *, key, noise_multiplier, expected_batch_
     )
     longest = max(int(np.prod(part.shape)) for part in clipped.tensors)
     noise = tf.random.stateless_normal([longest], key, dtype=clipped.tensors[0].dtype)
-    deviation = tf.cast(noise_multiplier, noise.dtype) * clipped.clip.l2_norm_clip / expected_batch_size
+    deviation = tf.cast(noise_multiplier, noise.dtype) * clipped.clip.bound / expected_batch_size
     return optimizers.PrivatizedGradients(
         [p + deviation * tf.reshape(noise[: int(np.prod(p.shape))], p.shape) for p in quiet.tensors]
     )
@@ -203,7 +203,7 @@ def _norms_of_first_half(record_gradient, records, mask, clip):
     def one(parts):
         half = len(parts) // 2
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(part**2) for part in parts[:half]]))
-        scale = tf.where(norm > clip.l2_norm_clip, clip.l2_norm_clip / norm, tf.ones_like(norm))
+        scale = tf.where(norm > clip.bound, clip.bound / norm, tf.ones_like(norm))
         return [part * scale for part in parts[half:]]
 
     losses, parts = _mapped(record_gradient, records, mask, one)

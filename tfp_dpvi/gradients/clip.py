@@ -50,7 +50,7 @@ class Clip:
     """A bound on the l2 norm of one example's gradient, and how a longer gradient is brought under it.
 
     Attributes:
-      l2_norm_clip: the bound C > 0, a number (or a scalar tensor); `math.inf` switches clipping off, and privacy with it.
+      bound: C > 0, a number (or a scalar tensor); `math.inf` switches clipping off, and privacy with it.
       clipping: "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is
         clipped to C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which gives
         small gradients the weight of large ones (Bu et al. 2022, arXiv:2206.07136); or a name of `register_clipping`.
@@ -64,11 +64,11 @@ class Clip:
       ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite bound.
     """
 
-    l2_norm_clip: float
+    bound: float
     clipping: str = "flat"
 
     def __post_init__(self) -> None:
-        bound = self.l2_norm_clip
+        bound = self.bound
         if self.clipping not in CLIPPINGS:
             raise ValueError(f"clipping={self.clipping!r} is unknown: choose one of {', '.join(map(repr, CLIPPINGS))}.")
         if tf.is_tensor(bound):
@@ -80,7 +80,7 @@ class Clip:
             )
         if math.isinf(bound) and self.clipping != "flat":
             raise ValueError(f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}.")
-        object.__setattr__(self, "l2_norm_clip", float(bound))
+        object.__setattr__(self, "bound", float(bound))
 
     def factors(self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None) -> list[tf.Tensor]:
         """Returns what each part of a gradient is multiplied by; finite where the norms are.
@@ -90,7 +90,7 @@ class Clip:
           layers: for each part a name of its layer; None: each part is its own.
         """
         dtype = squared_norms[0].dtype
-        bound = exactly(self.l2_norm_clip, dtype)
+        bound = exactly(self.bound, dtype)
         if product_epsilon(dtype) == _TENSOR_FLOAT_32:
             bound *= 1.0 - 2.0 * _TENSOR_FLOAT_32
         layers = [str(number) for number in range(len(squared_norms))] if layers is None else layers
@@ -113,7 +113,7 @@ class Clip:
         unit = tf.where(largest > 0, largest, tf.ones_like(largest))
         parts = [part / unit for part in gradient]
         root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
-        bound = exactly(self.l2_norm_clip, root.dtype)
+        bound = exactly(self.bound, root.dtype)
         # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
         scale = tf.where(unit * root > bound, bound / root, unit)
         return [part * scale for part in parts]

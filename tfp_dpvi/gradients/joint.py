@@ -108,7 +108,7 @@ def joint_release(
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
-    scales += [one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.l2_norm_clip for one in joint]
+    scales += [one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.bound for one in joint]
     dtype = clipped.tensors[0].dtype
     sums = [tf.cast(one, dtype) for one in sums]
     return ClippedSum([*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_joint=len(joint))

@@ -41,7 +41,7 @@ class FittedModel(saving.SavedModel):
     @property
     def clip(self) -> Clip:
         """The clip that the optimizer carries."""
-        return Clip(self.optimizer.l2_norm_clip, self.optimizer.clipping)
+        return self.optimizer.clip
 
     @property
     def record_dtype(self) -> np.dtype:

@@ -13,7 +13,6 @@ from typing import Any
 from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.optimizers.dp_keras import (
     DPOptimizer,
-    check_l2_norm_clip,
     check_noise_multiplier,
     make_dp_optimizer_class,
 )
@@ -21,7 +20,12 @@ from tfp_dpvi.optimizers.dp_keras import (
 _KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSprop", "Ftrl")
 
 
-def as_dp_optimizer(optimizer: Any, *, l2_norm_clip: float | None = None, noise_multiplier: float | None = None) -> Any:
+def as_dp_optimizer(
+    optimizer: Optimizer | str | dict[str, Any],
+    *,
+    l2_norm_clip: float | None = None,
+    noise_multiplier: float | None = None,
+) -> Optimizer:
     """A DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
 
     Args:
@@ -72,14 +76,14 @@ def as_dp_optimizer(optimizer: Any, *, l2_norm_clip: float | None = None, noise_
             f"optimizer={_describe(optimizer)} carries no clip: give compile(l2_norm_clip=...) as well, or use "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
         )
-    return _rebuild(optimizer, check_l2_norm_clip(l2_norm_clip), check_noise_multiplier(noise_multiplier))
+    return _rebuild(optimizer, l2_norm_clip, check_noise_multiplier(noise_multiplier))
 
 
-def _describe(optimizer: Any) -> str:
+def _describe(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__}(...)"
 
 
-def _refuse_second(own_clip: Any, clip: Any, own_noise: Any, noise: Any) -> None:
+def _refuse_second(own_clip: float, clip: float | None, own_noise: float | None, noise: float | None) -> None:
     if clip is not None:
         raise ValueError(
             f"l2_norm_clip={clip!r} was given to compile, but the optimizer carries its own ({own_clip!r}): leave out "
@@ -96,7 +100,7 @@ def _refuse_second(own_clip: Any, clip: Any, own_noise: Any, noise: Any) -> None
         )
 
 
-def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | None) -> Any:
+def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: float | None) -> Optimizer:
     name = _describe(optimizer)
     query = optimizer._dp_sum_query
     own_clip = getattr(query, "_l2_norm_clip", None)
@@ -106,7 +110,7 @@ def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | 
             f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query can be accounted for here. "
             "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
-    own_clip, deviation = check_l2_norm_clip(float(own_clip)), float(deviation)
+    own_clip, deviation = float(own_clip), float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(
             f"optimizer={name} has num_microbatches={optimizer._num_microbatches}: clipping the mean gradient of several "
@@ -123,7 +127,7 @@ def _from_tensorflow_privacy(optimizer: Any, clip: float | None, noise: float | 
     return _rebuild(optimizer, own_clip, check_noise_multiplier(own_noise))
 
 
-def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
+def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimizer:
     """The same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
     keras_class = _keras_class(optimizer)
     if len(optimizer.variables() if callable(optimizer.variables) else optimizer.variables) > (
@@ -139,7 +143,7 @@ def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
             f"optimizer={_describe(optimizer)} has decay={config['decay']}, which Keras no longer supports. Pass a "
             "dpvi.keras.optimizers.schedules.LearningRateSchedule as learning_rate."
         )
-    known = inspect.signature(keras_class.__init__).parameters
+    known = inspect.signature(keras_class).parameters
     base = {
         "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
         "ema_overwrite_frequency",
@@ -155,7 +159,7 @@ def _rebuild(optimizer: Any, clip: float, noise: float | None) -> Any:
     return make_dp_optimizer_class(keras_class)(**settings, l2_norm_clip=clip, noise_multiplier=noise)
 
 
-def _keras_class(optimizer: Any) -> Any:
+def _keras_class(optimizer: Optimizer) -> Any:
     if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LegacyOptimizer):
         if type(optimizer).__name__.startswith("LossScaleOptimizer"):
             raise ValueError(

@@ -8,8 +8,8 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable
-from tfp_dpvi.gradients import CLIPPINGS, ClippedSum
+from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
+from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 
 
@@ -24,22 +24,8 @@ class _Minted:
         self.tensors: Sequence[Any] | None = None
 
 
-_SMALLEST_CLIP = 1e-12  # Far below, float32 would flush noise to zero.
-
-
-def check_l2_norm_clip(l2_norm_clip: Any) -> float:
-    """The clip as a float, or a `ValueError` that says what to do."""
-    number = isinstance(l2_norm_clip, numbers.Real) and not isinstance(l2_norm_clip, bool)
-    if not number or not float(l2_norm_clip) >= _SMALLEST_CLIP:
-        raise ValueError(
-            f"l2_norm_clip must be a positive number, got {l2_norm_clip!r}. It bounds the l2 norm of one record's "
-            "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
-        )
-    return float(l2_norm_clip)
-
-
-def check_noise_multiplier(noise_multiplier: Any) -> float | None:
-    """The noise multiplier as a float or None, or a `ValueError` that says what to do."""
+def check_noise_multiplier(noise_multiplier: float | None) -> float | None:
+    """Returns the noise multiplier as a float or None; raises `ValueError` unless it is finite and at least 0."""
     if noise_multiplier is None:
         return None
     if (
@@ -67,13 +53,9 @@ class DPOptimizer:
     noise_multiplier: float | None
     clipping: str
 
-    def _set_privacy(self, l2_norm_clip: Any, noise_multiplier: Any, clipping: Any = "flat") -> None:
-        self.l2_norm_clip = check_l2_norm_clip(l2_norm_clip)
-        if clipping not in CLIPPINGS:
-            raise ValueError(f"clipping={clipping!r} is unknown: choose one of {', '.join(map(repr, CLIPPINGS))}.")
-        if math.isinf(self.l2_norm_clip) and clipping != "flat":
-            raise ValueError(f"clipping={clipping!r} needs a finite l2_norm_clip, got {l2_norm_clip!r}.")
-        self.clipping = clipping
+    def _set_privacy(self, l2_norm_clip: float, noise_multiplier: float | None, clipping: str = "flat") -> None:
+        self.l2_norm_clip, self.clipping = l2_norm_clip, clipping
+        self.l2_norm_clip = self.clip.bound
         self.noise_multiplier = check_noise_multiplier(noise_multiplier)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
@@ -82,15 +64,20 @@ class DPOptimizer:
             )
         self._minted = _Minted()
 
+    @property
+    def clip(self) -> Clip:
+        """The clip, as engines take it."""
+        return Clip(self.l2_norm_clip, self.clipping)
+
     def privatize(
         self,
         clipped: ClippedSum,
         *,
-        key: Any,
+        key: tf.Tensor,
         expected_batch_size: float,
-        pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
-        data_independent: Sequence[Any] | None = None,
-        noise_multiplier: Any = None,
+        pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+        data_independent: Sequence[tf.Tensor] | None = None,
+        noise_multiplier: float | tf.Tensor | None = None,
     ) -> noise_lib.PrivatizedGradients:
         """Adds noise to a clipped sum; what it returns may be applied once, by this optimizer.
 
@@ -112,10 +99,10 @@ class DPOptimizer:
 
         See `tfp_dpvi.optimizers.privatize`.
         """
-        if clipped.clip.l2_norm_clip != self.l2_norm_clip:
+        if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
-                f"clipped.clip.l2_norm_clip is {clipped.clip.l2_norm_clip}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: "
-                "the noise would not fit the sum. Clip to optimizer.l2_norm_clip."
+                f"clipped has the bound {clipped.clip.bound}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: the noise "
+                "would not fit the sum. Clip to optimizer.clip."
             )
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
@@ -134,7 +121,7 @@ class DPOptimizer:
         self._minted.tensors = tuple(private.tensors)
         return private
 
-    def _check_minted(self, gradients: Sequence[Any]) -> None:
+    def _check_minted(self, gradients: Sequence[tf.Tensor]) -> None:
         minted, self._minted.tensors = self._minted.tensors, None
         if minted is None:
             raise UnprivatizedGradientError(
@@ -186,8 +173,10 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
             super().__init__(*args, **kwargs)
             self._set_privacy(l2_norm_clip, noise_multiplier, clipping)
 
-        def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-            """One Keras update with gradients that `privatize` returned last; anything else raises.
+        def apply_gradients(
+            self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
+        ) -> tf.Variable:
+            """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
 
             Raises:
               UnprivatizedGradientError: the gradients were not privatised in this step.

@@ -57,7 +57,7 @@ def privatize(
     multiplier = tf.cast(noise_multiplier, dtype)
     released = []
     for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
-        deviation = multiplier * exactly(clipped.clip.l2_norm_clip * scale, dtype)
+        deviation = multiplier * exactly(clipped.clip.bound * scale, dtype)
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
         released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))

@@ -13,8 +13,9 @@ import numbers
 from typing import Any
 
 from tfp_dpvi._tf import keras, register_keras_serializable
-from tfp_dpvi.optimizers.dp_keras import DPOptimizer, check_l2_norm_clip, make_dp_optimizer_class
-from tfp_dpvi.privacy import SamplingScheme, TermwiseNoise, termwise_noise
+from tfp_dpvi.gradients import Clip
+from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
+from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
 
 NOISE_SCHEMES = ("blocks", "single", "split")
 
@@ -34,9 +35,9 @@ class TermwiseOptimizer(DPOptimizer):
     noise: str
     split: str
 
-    def _set_terms(self, batch_l2_norm_clip: Any, num_partitions: Any, noise: Any, split: Any) -> None:
+    def _set_terms(self, batch_l2_norm_clip: float, num_partitions: int, noise: str, split: str) -> None:
         try:
-            self.batch_l2_norm_clip = check_l2_norm_clip(batch_l2_norm_clip)
+            self.batch_l2_norm_clip = Clip(batch_l2_norm_clip).bound
         except ValueError as error:
             raise ValueError(str(error).replace("l2_norm_clip", "batch_l2_norm_clip", 1)) from None
         for name, value in (("l2_norm_clip", self.l2_norm_clip), ("batch_l2_norm_clip", self.batch_l2_norm_clip)):
@@ -64,7 +65,7 @@ class TermwiseOptimizer(DPOptimizer):
         num_encoder: int,
         num_rest: int,
         sampling: SamplingScheme,
-        neighboring_relation: Any,
+        neighboring_relation: NeighboringRelation,
     ) -> TermwiseNoise:
         """Noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
 

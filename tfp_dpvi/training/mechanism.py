@@ -81,7 +81,7 @@ class Mechanism:
 
     def plan(self, num_releases: int) -> PrivacyPlan:
         """Returns the plan of so many steps, which the ledger reserves and the report shows."""
-        clip = self.gradient.clip.l2_norm_clip
+        clip = self.gradient.clip.bound
         return PrivacyPlan(
             sampling=self.sampler.scheme,
             noise_multiplier=self.noise_multiplier or 0.0,
