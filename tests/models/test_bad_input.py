@@ -57,7 +57,7 @@ def with_nan(array):
         ({"x": None}, ["x is missing"]),
         (
             {"x": tf.data.Dataset.from_tensor_slices((X, Y)), "y": None},
-            ["Dataset", "declare how", "pass arrays", "each_record_once_per_epoch"],
+            ["Dataset", "declare how", "Pass arrays", "each_record_once_per_epoch"],
         ),
         ({"x": X, "y": Y, "batch_size": 0}, ["batch_size", "0"]),
         ({"x": X, "y": Y, "batch_size": 2.5}, ["batch_size", "2.5"]),
@@ -92,7 +92,7 @@ def check_refused(model, arguments, words):
     ("arguments", "words"),
     [
         ({"optimizer": adam()}, ["both missing", "epsilon", "noise_multiplier"]),
-        ({"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5}, ["each determines", "leave out"]),
+        ({"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5}, ["each determines", "Leave out"]),
         ({"optimizer": adam(), "epsilon": 1.0}, ["delta"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 0.0}, ["delta", "0"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 1.0}, ["delta", "1"]),

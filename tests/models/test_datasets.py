@@ -111,8 +111,8 @@ def test_batches_far_above_the_physical_size_drop_no_record():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sampling": None}, ["declared", "Two ways out"]),
-        ({"sampling": "shuffle"}, ["shuffle", "Two ways out"]),
+        ({"sampling": None}, ["declared", "declare how"]),
+        ({"sampling": "shuffle"}, ["shuffle", "declare how"]),
         ({"sampling": "poisson"}, ["sampling_probability"]),
         ({"sampling_probability": 0.5}, ["sampling_probability"]),
         ({"num_records": None}, ["num_records"]),
