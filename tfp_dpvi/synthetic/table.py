@@ -13,7 +13,7 @@ from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Con
 if TYPE_CHECKING:
     import pandas
 
-Data: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
+TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 """A pandas DataFrame, or a dict of one-dimensional arrays."""
 
 
@@ -54,7 +54,7 @@ class Table:
         """Names of the columns, in order."""
         return tuple(self.columns)
 
-    def encode(self, data: Data) -> np.ndarray:
+    def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
 
         Args:
@@ -73,7 +73,7 @@ class Table:
             raise ValueError("data holds no records: there is nothing to learn from.")
         return codes
 
-    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> Data:
+    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> TableData:
         """Returns a data set with these levels: the inverse of `encode`, up to the place of a number within its bin.
 
         Args:
@@ -91,7 +91,7 @@ class Table:
             made[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, made)
 
-    def _arrays(self, data: Data) -> dict[str, np.ndarray]:
+    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
         unknown = [name for name in names if name not in self.columns]
         absent = [name for name in self.columns if name not in names]
@@ -119,7 +119,7 @@ class Layout:
     dtypes: Mapping[str, np.dtype]
 
     @classmethod
-    def of(cls, data: Data, table: Table) -> Layout:
+    def of(cls, data: TableData, table: Table) -> Layout:
         """Returns the layout of a data set that `table.encode` accepts; no value is looked at.
 
         Raises:
@@ -132,7 +132,7 @@ class Layout:
             _check_dtype(name, dtype, table.columns[name])
         return cls(is_frame, dtypes)
 
-    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Data:
+    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
         """Returns a data set in this layout, from each column's values and its mask of missing ones."""
         made = {name: _restore(table.columns[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
         if not self.is_frame:
@@ -142,11 +142,11 @@ class Layout:
         return pandas.DataFrame(made)
 
 
-def _is_frame(data: Data) -> bool:
+def _is_frame(data: TableData) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "iloc")
 
 
-def _names(data: Data) -> list[str]:
+def _names(data: TableData) -> list[str]:
     if not _is_frame(data) and not isinstance(data, Mapping):
         raise TypeError(f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}.")
     names = list(data)  # A DataFrame iterates over its columns.
