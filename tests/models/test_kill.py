@@ -13,16 +13,16 @@ FOREVER = """
 def train(ledger_path, marks_path):
     mark_steps(marks_path)
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0)
-    model = make_model(ledger_path, optimizer=optimizer)
+    model = make_model(KIND, ledger_path, optimizer=optimizer)
     os.write(1, b"ready %d\\n" % os.getpid())
     model.fit(*data(200), batch_size=20, epochs=10**6, verbose=0)
 """
 
 
-def kill_many(directory: pathlib.Path, kills: int, seed: int) -> int:
+def kill_many(directory: pathlib.Path, kills: int, seed: int, kind: str) -> int:
     rng = np.random.default_rng(seed)
     lost = 0
-    trainers = Trainers(directory, FOREVER)
+    trainers = Trainers(directory, FOREVER.replace("KIND", repr(kind)))
     try:
         for kill in range(1, kills + 1):
             assert kill_once(trainers, float(rng.uniform(0.0, 0.5)), at_start=kill % 10 == 0)
@@ -35,13 +35,13 @@ def kill_many(directory: pathlib.Path, kills: int, seed: int) -> int:
 
 
 def test_three_kills(tmp_path):
-    kill_many(tmp_path, 3, seed=0)
+    kill_many(tmp_path, 3, seed=0, kind="logistic")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hundred_kills(tmp_path):
-    lost = kill_many(tmp_path, 200, seed=1)
+    lost = kill_many(tmp_path, 200, seed=1, kind="posterior")
     print(f"200 kills: {lost} steps charged that had not ended")
 
 
@@ -55,7 +55,7 @@ import json
 def train(ledger_path, marks_path, backup, result):
     mark_steps(marks_path)
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0, learning_rate=1.0 / EPOCHS)
-    model = make_model(ledger_path, optimizer=optimizer)
+    model = make_model(KIND, ledger_path, optimizer=optimizer)
     x, y = data(1000)
     os.write(1, b"ready %d\\n" % os.getpid())
     history = model.fit(
@@ -68,11 +68,11 @@ def train(ledger_path, marks_path, backup, result):
 """
 
 
-def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int) -> tuple[list, list]:
+def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int, kind: str) -> tuple[list, list]:
     """Fits that are killed and resumed until `kills` kills are done and a fit has gone on after one; then as many that
     nobody kills. Their results."""
     rng = np.random.default_rng(seed)
-    trainers = Trainers(directory, RESUMED.replace("EPOCHS", str(epochs)))
+    trainers = Trainers(directory, RESUMED.replace("EPOCHS", str(epochs)).replace("KIND", repr(kind)))
     done, resumed, alone = 0, [], []
     backup, result = directory / "backup", directory / "result"
     try:
@@ -117,7 +117,7 @@ def check_resumed(resumed: list, alone: list, epochs: int) -> None:
 
 
 def test_three_kills_and_a_resumed_fit(tmp_path):
-    resumed, alone = kill_and_resume(tmp_path, 3, epochs=60, seed=0)
+    resumed, alone = kill_and_resume(tmp_path, 3, epochs=60, seed=0, kind="logistic")
     check_resumed(resumed, alone, epochs=60)
     assert any(len(one["epochs"]) < 60 for one in resumed)
 
@@ -125,7 +125,7 @@ def test_three_kills_and_a_resumed_fit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_and_resumed_fits(tmp_path):
-    resumed, alone = kill_and_resume(tmp_path, 100, epochs=200, seed=1)
+    resumed, alone = kill_and_resume(tmp_path, 100, epochs=200, seed=1, kind="posterior")
     check_resumed(resumed, alone, epochs=200)
     print(
         f"100 kills in {len(resumed)} fits: accuracy {[one['accuracy'] for one in resumed]}, alone {[one['accuracy'] for one in alone]}"

@@ -18,13 +18,13 @@ from tfp_dpvi.synthetic import (
     Categorical,
     Continuous,
     Integer,
-    Segments,
     Table,
     clipping,
     make_likelihood,
     make_prior,
     table_clipped_sum,
 )
+from tfp_dpvi.synthetic.mixture import Segments
 
 K = 4
 TABLES = {

@@ -17,8 +17,9 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import keras, layers_within, steps_per_execution, tf
+from tfp_dpvi._tf import Model, keras, layers_within, steps_per_execution, tf
 from tfp_dpvi.data import Records
+from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.fit import Progress
@@ -244,3 +245,66 @@ def variables_of(model: Any) -> list[tf.Variable]:
         for variable in metric.variables:
             held.pop(variable.ref(), None)
     return [*held.values(), *model.optimizer.variables]
+
+
+class SavedModel(Model):
+    """The part of `DPModel` that is saved and loaded. `_dp` holds everything that concerns privacy."""
+
+    _dp: State
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the model was built with, and its books. A subclass adds those of its own `__init__`.
+
+        The seed is left out: it is as good as the key.
+        """
+        return base_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
+        return from_config(cls, config, custom_objects)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given."""
+        return compile_config(self)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
+        compile_from_config(self, config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
+        for metric in self.metrics:
+            metric.reset_state()
+        super().save_own_variables(store)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; what cannot be loaded leaves the model as it was. Weights come without their books: see `save`.
+
+        Raises:
+          ValueError: the file cannot be read, or its weights have other shapes.
+        """
+        with loading_weights(self, filepath):
+            return super().load_weights(filepath, *args, **kwargs)
+
+    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
+        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `dpvi.keras.Model.save`.
+
+        `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see
+        `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
+        holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+
+        Args:
+          filepath: ends in ".keras".
+          overwrite: False refuses an existing file.
+          save_format: None or "keras"; for a SavedModel see `export`.
+          **kwargs: none.
+
+        Raises:
+          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
+            earlier file stays as it was.
+        """
+        check_path(filepath, overwrite, save_format, kwargs)
+        self.get_config()  # What it refuses, it refuses before anything is written.
+        with replaced(filepath) as temporary:
+            super().save(temporary)

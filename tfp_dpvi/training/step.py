@@ -145,3 +145,40 @@ def make_steps(
     if run_eagerly:
         return steps
     return tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
+
+
+def make_step(
+    mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
+) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
+    """Returns `step(state, records, key) -> state`, for a training loop of one's own.
+
+    ```python
+    data = model.make_data(x, y, batch_size=100)
+    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
+    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
+    state, key = training.initial_state(mechanism), training.new_key()
+    for _ in range(500):
+        with ledger.reserved(mechanism.plan(1)):
+            state = step(state, data.tensors, key)
+    ```
+
+    Args:
+      mechanism: with a noise multiplier.
+      optimizer: a DP optimizer.
+      variables: what is learned.
+      jit_compile: compile with XLA.
+
+    Raises:
+      ValueError: the mechanism has no noise multiplier.
+
+    #### Formal guarantee
+
+    That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
+    """
+    if mechanism.noise_multiplier is None:
+        raise ValueError(
+            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
+        )
+    steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
+    noise = tf.constant(mechanism.noise_multiplier, tf.float64)
+    return lambda state, records, key: steps(state, tf.constant(1, tf.int64), records, tf.constant(key), noise)
