@@ -31,10 +31,6 @@ class ClipToBounds(Layer):
 
     Raises:
       ValueError, TypeError: bounds that are no finite numbers, are not in order or do not match.
-
-    #### Formal guarantee
-
-    Each record is mapped by itself, by a function that depends on public values alone.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, **kwargs: Any) -> None:
@@ -80,8 +76,7 @@ class PrivateStandardize(ClipToBounds):
 
     #### Formal guarantee
 
-    See `adapt`. The layer's weights are the released statistics; configuration and saved files hold them and the public
-    arguments, neither a record nor a key nor the ledger.
+    See `adapt`. Saved files hold the released statistics and the public arguments, neither record, key nor ledger.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:

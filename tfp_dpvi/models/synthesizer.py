@@ -117,8 +117,8 @@ class Synthesizer:
     sets = synthesizer.sample_many(10)        # for dpvi.synthetic.rubin
     ```
 
-    The model is `DPVI` (`.model`) on `dpvi.synthetic.make_prior` and `make_likelihood`. Its defaults are constants that
-    were chosen on public data (Adult, 13 columns); no record of yours is looked at to choose anything.
+    The model is `DPVI` (`.model`) on `dpvi.synthetic.make_prior` and `make_likelihood`. Its defaults are constants, chosen
+    on public data (Adult, 13 columns).
 
     Args:
       table: the public description.
@@ -132,9 +132,8 @@ class Synthesizer:
 
     #### Formal guarantee
 
-    What `fit` learns is released as `DPVI` says; see `privacy_report()`. Sampling is post-processing at no further cost,
-    for any number of sets. Names, order and dtypes of columns and the number of records (unless `num_records` is
-    declared) are taken as public; checking the values against the description is the curator's, outside the guarantee.
+    As `DPVI`'s; sampling is post-processing. Names, order and dtypes of columns and the number of records (unless
+    `num_records` is declared) are taken as public; checking values against the description is outside the guarantee.
     """
 
     def __init__(

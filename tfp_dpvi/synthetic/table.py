@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, Numeric
+from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
     import pandas
@@ -19,7 +19,7 @@ TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Names and descriptions of columns, in order.
+    """Names and public descriptions of columns, in order.
 
     ```python
     table = dpvi.synthetic.Table({
@@ -30,8 +30,8 @@ class Table:
     ```
 
     Args:
-      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`. Bounds, categories and the choice of
-        columns are public: they must come from a code book and not from the records.
+      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`, from a code book and not from the
+        records.
 
     Raises:
       ValueError, TypeError: no columns, or one that is no description.
@@ -175,16 +175,15 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
         )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
-    kind = type(column).__name__
-    if dtype.kind not in column.kinds or (isinstance(column, Continuous) and dtype.kind != "f"):
+    if dtype.kind not in column.kinds:
         other = "Integer" if dtype.kind in "iu" else "Categorical"
         raise ValueError(
-            f"column {name!r} has dtype {dtype} and is described as {kind}: describe it as {other}, or convert it."
+            f"column {name!r} has dtype {dtype} and is described as {type(column).__name__}: describe it as {other}, or "
+            "convert it."
         )
     if column.missing and dtype.kind != "f":
         raise ValueError(
-            f"column {name!r} is described with missing=True, and its dtype {dtype} cannot hold missing values: convert it "
-            "to float64 or object."
+            f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64 or object."
         )
     allowed: tuple[Hashable, ...] = ()
     if isinstance(column, Integer):
@@ -192,15 +191,18 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     elif isinstance(column, Categorical) and dtype.kind not in "US":
         allowed = tuple(column.categories)
     for value in allowed:
-        try:
-            with np.errstate(all="ignore"):
-                fits = np.array(value).astype(dtype) == value
-        except (OverflowError, TypeError, ValueError):
-            fits = False
-        if not fits:
+        if not _fits(value, dtype):
             raise ValueError(
                 f"column {name!r} may hold {value!r}, which does not fit into its dtype {dtype}: convert it."
             )
+
+
+def _fits(value: Hashable, dtype: np.dtype) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            return bool(np.array(value).astype(dtype) == value)
+    except (OverflowError, TypeError, ValueError):
+        return False
 
 
 def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
