@@ -31,10 +31,6 @@ class ClipToBounds(Layer):
 
     Raises:
       ValueError, TypeError: bounds that are no finite numbers, are not in order or do not match.
-
-    #### Formal guarantee
-
-    Each record is mapped by itself, by a function that depends on public values alone.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, **kwargs: Any) -> None:
@@ -80,8 +76,7 @@ class PrivateStandardize(ClipToBounds):
 
     #### Formal guarantee
 
-    See `adapt`. The layer's weights are the released statistics; configuration and saved files hold them and the public
-    arguments, neither a record nor a key nor the ledger.
+    See `adapt`. Saved files hold the released statistics and the public arguments, neither record, key nor ledger.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:
@@ -158,12 +153,11 @@ class PrivateStandardize(ClipToBounds):
     ) -> None:
         """Releases means and variances of the clipped features by one Gaussian mechanism, and charges the ledger.
 
-        Features are mapped to [-1, 1] by their bounds. With u the mapped record, the sums of u and of u^2 - 1 are
-        released as one vector. A variance that the noise hides is floored at the noise's own standard deviation.
+        With u a record mapped to [-1, 1] by the bounds, the sums of u and of u^2 - 1 are released as one vector.
 
         Args:
-          x: the private records, array of shape [N, features] (or what converts to one, as a DataFrame or a memmap). A
-            record with a NaN in it contributes exactly zero; infinite values count as the bound.
+          x: the private records, array of shape [N, features]. A record with a NaN counts for exactly zero, an infinite
+            value as the bound.
           epsilon: price of this release by itself, given with `delta`. In the ledger it adds up with everything else.
           delta: see `epsilon`.
           noise_multiplier: instead of them, the noise's standard deviation over sqrt(features).
@@ -180,8 +174,7 @@ class PrivateStandardize(ClipToBounds):
 
         With d features a record's presence moves the released vector by at most A = sqrt(d), its replacement by at most
         D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
-        standard deviation z sqrt(d) is added to each of its 2 d coordinates, and the ledger holds the release before it
-        is made (contract C6). Everything that the layer does later is post-processing.
+        standard deviation z sqrt(d) is added to each of its 2 d coordinates, after the ledger was charged (contract C6).
         """
         records = _matrix(x)
         width = records.shape[1]
@@ -189,12 +182,9 @@ class PrivateStandardize(ClipToBounds):
         if self.built and self._mean.shape != [width]:
             raise ValueError(f"x has {width} features, and this layer was built for {self._mean.shape[0]}.")
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
-        if ledger is None:
-            ledger = PrivacyLedger() if self._ledger is None else self._ledger
-        if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-        relation = check.relation(neighboring_relation or ledger.neighboring_relation or "add_or_remove_one")
-        plan = _plan(width, num, epsilon, delta, noise_multiplier, relation, accountant)
+        ledger = self._charged(ledger)
+        relation = neighboring_relation or ledger.neighboring_relation or "add_or_remove_one"
+        plan = _plan(width, num, epsilon, delta, noise_multiplier, check.relation(relation), accountant)
         key = _random.new_key(None if seed is None else check.count("seed", seed))
         lower, upper = (np.broadcast_to(bound, [width]) for bound in (self.lower, self.upper))
         sums = moment_sums(records, lower, upper)
@@ -207,6 +197,13 @@ class PrivateStandardize(ClipToBounds):
         self._mean.assign((lower + upper) / 2 + (upper - lower) / 2 * mean)
         self._scale.assign((upper - lower) / 2 * scale)
         ledger.confirm(reservation)
+
+    def _charged(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
+        if ledger is None:
+            return PrivacyLedger() if self._ledger is None else self._ledger
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+        return ledger
 
     def _check_adapted(self) -> None:
         if not self.is_adapted:

@@ -5,28 +5,38 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import register_keras_serializable, tf
+from tfp_dpvi._tf import register_keras_serializable, tf, tfd
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models import saving
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
 from tfp_dpvi.sampling import BatchNeeds
-from tfp_dpvi.synthetic import Layout, Segments, Table, make_likelihood, make_prior, starting_point, table_clipped_sum
+from tfp_dpvi.synthetic import (
+    Layout,
+    Segments,
+    Table,
+    TableData,
+    make_likelihood,
+    make_prior,
+    starting_point,
+    table_clipped_sum,
+)
 
 
 @register_keras_serializable("tfp_dpvi", "TableModel")
 class TableModel(DPVI):
     """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
 
-    Where its formula does not hold (several draws, gradients by the surrogate's variables, other clippings, weights of
-    records) it does what `DPVI` does.
+    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`.
 
     Args:
       table: the description.
@@ -39,13 +49,20 @@ class TableModel(DPVI):
     As `DPVI`'s: the sum of clipped gradients is the same.
     """
 
-    def __init__(self, table: Table, prior: Any, surrogate_posterior: Any, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        prior: tfd.Distribution | Callable[[], tfd.Distribution],
+        surrogate_posterior: tfd.Distribution | str,
+        *,
+        seed: int | None = None,
+    ) -> None:
         super().__init__(prior, make_likelihood(table), surrogate_posterior, seed=seed, name="synthesizer")
         self._segments = Segments.of(table)
         self._table = table
 
     def get_config(self) -> dict[str, Any]:
-        """The description, which is public, and the books."""
+        """Returns the description, which is public, and the ledger."""
         # The starting point is left out: weights are loaded over it.
         parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
         return {
@@ -87,6 +104,9 @@ class TableModel(DPVI):
         return dataclasses.replace(general, draw=draw, batchwise=True, identity=("formula", general.identity))
 
 
+_OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
+
+
 class Synthesizer:
     """Learns a described table as a mixture, privately, and samples synthetic tables from it.
 
@@ -97,8 +117,8 @@ class Synthesizer:
     sets = synthesizer.sample_many(10)        # for dpvi.synthetic.rubin
     ```
 
-    The model is `DPVI` (`.model`) on `dpvi.synthetic.make_prior` and `make_likelihood`. Its defaults are constants that
-    were chosen on public data (Adult, 13 columns); no record of yours is looked at to choose anything.
+    The model is `DPVI` (`.model`) on `dpvi.synthetic.make_prior` and `make_likelihood`. Its defaults are constants, chosen
+    on public data (Adult, 13 columns).
 
     Args:
       table: the public description.
@@ -112,9 +132,8 @@ class Synthesizer:
 
     #### Formal guarantee
 
-    What `fit` learns is released as `DPVI` says; see `privacy_report()`. Sampling is post-processing at no further cost,
-    for any number of sets. Names, order and dtypes of columns and the number of records (unless `num_records` is
-    declared) are taken as public; checking the values against the description is the curator's, outside the guarantee.
+    As `DPVI`'s; sampling is post-processing. Names, order and dtypes of columns and the number of records (unless
+    `num_records` is declared) are taken as public; checking values against the description is outside the guarantee.
     """
 
     def __init__(
@@ -141,71 +160,53 @@ class Synthesizer:
 
     def fit(
         self,
-        data: Any,
+        data: TableData,
         *,
         epsilon: float | None = None,
         delta: float | None = None,
-        noise_multiplier: float | None = None,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
-        neighboring_relation: Any = None,
-        accountant: str = "pld",
         batch_size: int | None = None,
         steps: int = 200,
-        l2_norm_clip: float = 1.0,
-        learning_rate: float = 0.1,
-        ema_momentum: float = 0.97,
-        verbose: Any = 0,
+        verbose: int | str = 0,
+        neighboring_relation: NeighboringRelation | str | None = None,
+        accountant: str = "pld",
+        **optimizer: Any,
     ) -> Synthesizer:
-        """Learns from private records.
+        """Learns from private records; returns itself.
 
         Args:
           data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns.
           epsilon: lifetime total for these data, given with `delta`; what the ledger holds already counts.
           delta: see `epsilon`.
-          noise_multiplier: instead of epsilon, see `DPModel.compile`; 0 switches privacy off, as the report says.
           ledger: the data's `PrivacyLedger`; by default one of its own.
           num_records: the public number of records, by default `len(data)`.
-          neighboring_relation: of `dp_accounting`; by default the ledger's, or ADD_OR_REMOVE_ONE in an empty one.
-          accountant: "pld" or "rdp".
           batch_size: expected batch size; by default all records in every step, which few steps make affordable.
           steps: number of steps.
-          l2_norm_clip: bound on a record's gradient, `math.inf` only without noise.
-          learning_rate: Adam's.
-          ema_momentum: of the average of iterates that is kept at the end; it removes most of what noise adds to the last.
           verbose: as in Keras.
-
-        Returns:
-          Itself.
+          neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
+          accountant: as in `DPModel.compile`.
+          **optimizer: for `DPKerasAdamOptimizer`, over this model's own `l2_norm_clip=1.0`, `learning_rate=0.1`,
+            `use_ema=True` and `ema_momentum=0.97`: the average of iterates loses most of the noise of the last.
+            `noise_multiplier` in place of `epsilon`.
 
         Raises:
-          ValueError, TypeError: data that do not fit the description, or bad arguments; nothing was spent.
-          BudgetExhaustedError: nothing is left; nothing was run.
+          ValueError, TypeError, BudgetExhaustedError: as in `DPModel.fit`; nothing was spent.
         """
         codes = self.table.encode(data)
         layout = Layout.of(data, self.table)
         num = len(codes) if num_records is None else check.count("num_records", num_records, 1)
         steps = check.count("steps", steps, 1)
-        if neighboring_relation is None:
-            books = self.model.privacy_ledger if ledger is None else ledger
-            neighboring_relation = getattr(books, "neighboring_relation", None) or "add_or_remove_one"
-        optimizer = DPKerasAdamOptimizer(
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            learning_rate=learning_rate,
-            use_ema=True,
-            ema_momentum=ema_momentum,
-        )
+        held = getattr(self.model.privacy_ledger if ledger is None else ledger, "neighboring_relation", None)
         self.model.compile(
-            optimizer,
+            DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}),
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
-            neighboring_relation=check.relation(neighboring_relation),
+            neighboring_relation=check.relation(neighboring_relation or held or "add_or_remove_one"),
             accountant=accountant,
         )
-        # Shown as ten epochs where that divides the steps.
-        epochs = math.gcd(steps, 10)
+        epochs = math.gcd(steps, 10)  # Shown as ten where that divides the steps.
         self.model.fit(
             codes,
             batch_size=num if batch_size is None else batch_size,
@@ -217,15 +218,12 @@ class Synthesizer:
         self._layout, self._num_records = layout, num
         return self
 
-    def sample(self, num: int | None = None, *, seed: int | None = None) -> Any:
-        """One synthetic table, from one draw of the posterior.
+    def sample(self, num: int | None = None, *, seed: int | None = None) -> TableData:
+        """Draws one synthetic table from one draw of the posterior, with the columns and dtypes that `fit` was given.
 
         Args:
           num: number of records, by default the public number that was learned from.
           seed: makes it repeatable. That costs no privacy: the model has been released.
-
-        Returns:
-          DataFrame or dict of arrays, as `fit` was given, with the same columns and dtypes.
 
         Raises:
           RuntimeError: not fitted.
@@ -240,8 +238,8 @@ class Synthesizer:
         codes = mixture.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
         return self.table.decode(codes, self._layout, generator)
 
-    def sample_many(self, num_sets: int, num: int | None = None, *, seed: int | None = None) -> list[Any]:
-        """Synthetic tables for multiple imputation, each from its own draw of the posterior: see `dpvi.synthetic.rubin`.
+    def sample_many(self, num_sets: int, num: int | None = None, *, seed: int | None = None) -> list[TableData]:
+        """Draws synthetic tables for multiple imputation, each from its own draw of the posterior: see `dpvi.synthetic.rubin`.
 
         Args:
           num_sets: m.
@@ -255,5 +253,5 @@ class Synthesizer:
         return [self.sample(num, seed=int(one)) for one in seeds]
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """See `DPModel.privacy_report`."""
+        """Returns the model's report; see `DPModel.privacy_report`."""
         return self.model.privacy_report(delta)

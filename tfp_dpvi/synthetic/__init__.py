@@ -4,7 +4,7 @@ from tfp_dpvi.synthetic.clipping import table_clipped_sum
 from tfp_dpvi.synthetic.columns import Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.synthetic.mixture import Segments, TableMixture, make_likelihood, make_prior, starting_point
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
-from tfp_dpvi.synthetic.table import Layout, Table
+from tfp_dpvi.synthetic.table import Layout, Table, TableData
 
 __all__ = [
     "Binary",
@@ -16,6 +16,7 @@ __all__ = [
     "RubinEstimate",
     "Segments",
     "Table",
+    "TableData",
     "TableMixture",
     "make_likelihood",
     "make_prior",

@@ -29,7 +29,7 @@ class Column(abc.ABC):
     """
 
     missing: bool = dataclasses.field(default=False, kw_only=True)
-    kinds: ClassVar[str] = ""  # NumPy kinds of dtypes that hold such values; "O" besides.
+    kinds: ClassVar[str]  # NumPy kinds of dtypes that hold such values; "O" besides.
 
     @property
     @abc.abstractmethod
@@ -140,6 +140,8 @@ class Continuous(Numeric):
     Raises:
       ValueError, TypeError: an argument out of range.
     """
+
+    kinds: ClassVar[str] = "f"
 
     @property
     def edges(self) -> np.ndarray:

@@ -128,14 +128,12 @@ def starting_point(
     segments = Segments.of(table)
     generator = np.random.default_rng(seed)
     start = {"weights": np.zeros(num_components, np.float32)}
+    begin, size = (0, 0) if target is None else _place_of(target, table, segments)
     if segments.free:
         levels = generator.normal(0.0, spread, [num_components, sum(segments.free)])
-        if target is not None:
-            begin, size = _place_of(target, table, segments)
+        if size:
             levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
         start["levels"] = levels.astype(np.float32)
-    elif target is not None:
-        _place_of(target, table, segments)
     if segments.centres:
         normals = np.zeros([num_components, len(segments.centres), 2])
         normals[..., 0] = generator.normal(0.0, spread / LOCATION_UNIT, normals.shape[:2])

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, Numeric
+from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
     import pandas
 
-Data: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
+TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 """A pandas DataFrame, or a dict of one-dimensional arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Names and descriptions of columns, in order.
+    """Names and public descriptions of columns, in order.
 
     ```python
     table = dpvi.synthetic.Table({
@@ -30,8 +30,8 @@ class Table:
     ```
 
     Args:
-      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`. Bounds, categories and the choice of
-        columns are public: they must come from a code book and not from the records.
+      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`, from a code book and not from the
+        records.
 
     Raises:
       ValueError, TypeError: no columns, or one that is no description.
@@ -54,7 +54,7 @@ class Table:
         """Names of the columns, in order."""
         return tuple(self.columns)
 
-    def encode(self, data: Data) -> np.ndarray:
+    def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
 
         Args:
@@ -73,7 +73,7 @@ class Table:
             raise ValueError("data holds no records: there is nothing to learn from.")
         return codes
 
-    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> Data:
+    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> TableData:
         """Returns a data set with these levels: the inverse of `encode`, up to the place of a number within its bin.
 
         Args:
@@ -91,7 +91,7 @@ class Table:
             made[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, made)
 
-    def _arrays(self, data: Data) -> dict[str, np.ndarray]:
+    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
         unknown = [name for name in names if name not in self.columns]
         absent = [name for name in self.columns if name not in names]
@@ -119,7 +119,7 @@ class Layout:
     dtypes: Mapping[str, np.dtype]
 
     @classmethod
-    def of(cls, data: Data, table: Table) -> Layout:
+    def of(cls, data: TableData, table: Table) -> Layout:
         """Returns the layout of a data set that `table.encode` accepts; no value is looked at.
 
         Raises:
@@ -132,7 +132,7 @@ class Layout:
             _check_dtype(name, dtype, table.columns[name])
         return cls(is_frame, dtypes)
 
-    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Data:
+    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
         """Returns a data set in this layout, from each column's values and its mask of missing ones."""
         made = {name: _restore(table.columns[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
         if not self.is_frame:
@@ -142,11 +142,11 @@ class Layout:
         return pandas.DataFrame(made)
 
 
-def _is_frame(data: Data) -> bool:
+def _is_frame(data: TableData) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "iloc")
 
 
-def _names(data: Data) -> list[str]:
+def _names(data: TableData) -> list[str]:
     if not _is_frame(data) and not isinstance(data, Mapping):
         raise TypeError(f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}.")
     names = list(data)  # A DataFrame iterates over its columns.
@@ -175,16 +175,15 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
         )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
-    kind = type(column).__name__
-    if dtype.kind not in column.kinds or (isinstance(column, Continuous) and dtype.kind != "f"):
+    if dtype.kind not in column.kinds:
         other = "Integer" if dtype.kind in "iu" else "Categorical"
         raise ValueError(
-            f"column {name!r} has dtype {dtype} and is described as {kind}: describe it as {other}, or convert it."
+            f"column {name!r} has dtype {dtype} and is described as {type(column).__name__}: describe it as {other}, or "
+            "convert it."
         )
     if column.missing and dtype.kind != "f":
         raise ValueError(
-            f"column {name!r} is described with missing=True, and its dtype {dtype} cannot hold missing values: convert it "
-            "to float64 or object."
+            f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64 or object."
         )
     allowed: tuple[Hashable, ...] = ()
     if isinstance(column, Integer):
@@ -192,15 +191,18 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     elif isinstance(column, Categorical) and dtype.kind not in "US":
         allowed = tuple(column.categories)
     for value in allowed:
-        try:
-            with np.errstate(all="ignore"):
-                fits = np.array(value).astype(dtype) == value
-        except (OverflowError, TypeError, ValueError):
-            fits = False
-        if not fits:
+        if not _fits(value, dtype):
             raise ValueError(
                 f"column {name!r} may hold {value!r}, which does not fit into its dtype {dtype}: convert it."
             )
+
+
+def _fits(value: Hashable, dtype: np.dtype) -> bool:
+    try:
+        with np.errstate(all="ignore"):
+            return bool(np.array(value).astype(dtype) == value)
+    except (OverflowError, TypeError, ValueError):
+        return False
 
 
 def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
