@@ -84,13 +84,13 @@ def test_the_limit_is_what_dp_accounting_converts_to_epsilon(epsilon, delta):
 @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
 def test_the_order_is_the_one_that_allows_most_gaussian_releases(epsilon, delta):
     found = RenyiFilter.chosen_for(epsilon, delta)
-    for order in accountants.ORDERS:
+    for order in filter(float.is_integer, accountants.ORDERS):
         assert RenyiFilter(epsilon, delta, order).limit / order <= found.limit / found.order
     # So that it is never far from what the best order for a plan would allow: most where there is little noise.
     for sampling in (FullBatch(), PoissonSampling(0.01), PoissonSampling(256 / 48842)):
         setting = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "num_releases": 1000}
         plan = PrivacyPlan.calibrate(**setting, accountant="rdp")
-        more = plan.replace(noise_multiplier=1.25 * plan.noise_multiplier)
+        more = plan.replace(noise_multiplier=1.3 * plan.noise_multiplier)
         assert found.allows(more.dp_event, plan.neighboring_relation)
 
 
@@ -261,7 +261,7 @@ def test_it_is_kept_in_the_file_with_its_order(tmp_path):
     memory = _ledger()
     memory.reserve(PLAN, 1)
     config = memory.to_config()
-    config["ledger_id"] = "of another process"
+    config["ledger_id"] = "of a process with a filter"
     assert PrivacyLedger.from_config(config).renyi_filter == memory.renyi_filter
 
 

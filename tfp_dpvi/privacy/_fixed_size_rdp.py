@@ -36,15 +36,12 @@ def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def fixed_size_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -> NDArray[np.float64]:
-    """Returns an upper bound of the Renyi divergence at each order.
+    """Returns an upper bound of the Renyi divergence at each order (above 1), float64 of shape [len(orders)].
 
     Args:
       q: batch size over number of records, in (0, 1).
       noise_multiplier: standard deviation over the distance that replacing one record moves the sum.
-      orders: orders above 1, shape [n].
-
-    Returns:
-      float64 array of shape [n].
+      orders: sequence of floats.
     """
     rate = 0.5 / noise_multiplier**2
     wanted = np.asarray(orders, dtype=np.float64)

@@ -44,19 +44,12 @@ _POINTS = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Releases:
-    """What an event releases, by kind; composition does not depend on the order.
+    """What an event releases, by kind; composition does not depend on the order."""
 
-    Attributes:
-      full: {noise multiplier: count} of releases on all records.
-      poisson: {(probability, noise multiplier): count}.
-      fixed_size: {(batch size over number of records, noise multiplier): count}.
-      private: False if some release carried no noise.
-    """
-
-    full: dict[float, int]
-    poisson: dict[tuple[float, float], int]
-    fixed_size: dict[tuple[float, float], int]
-    private: bool
+    full: dict[float, int]  # {noise multiplier: count} of releases on all records.
+    poisson: dict[tuple[float, float], int]  # {(probability, noise multiplier): count}.
+    fixed_size: dict[tuple[float, float], int]  # {(batch size over number of records, noise multiplier): count}.
+    private: bool  # False if some release carried no noise.
 
     @property
     def full_multiplier(self) -> float:
@@ -262,13 +255,11 @@ def _composed(kinds: Kinds, relation: NeighboringRelation, points: int) -> "_pld
 def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS) -> float:
     """Returns the grid spacing: `STEP`, doubled while a release would need more points, or all together 16 times as many.
 
-    Grids nest, so a coarser one gives an upper bound of a finer one's figures. Only releases with little noise
-    (below about 0.9), or an epsilon beyond 30 or so, need more points than there are by default.
-
-    Where the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6 steps, `STEP` would
-    overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points is enough. That
-    overstates by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of them, never make
-    the grid finer, so that epsilon does not fall with them.
+    Grids nest, so a coarser one bounds a finer one's figures. Only little noise (below about 0.9), or an epsilon beyond 30 or
+    so, needs more points. Where the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6
+    steps, `STEP` would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points
+    is enough. That overstates by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of
+    them, never make the grid finer, so that epsilon does not fall with them.
     """
     replace = relation is _REPLACE
     widest = mean = deviation = 0.0
@@ -310,11 +301,7 @@ def _single(q: float, z: float, relation: NeighboringRelation, step: float) -> "
 
 
 class RdpAccountant(Accountant):
-    """Renyi differential privacy (the moments accountant) at dp_accounting's default orders.
-
-    Divergences are dp_accounting's for Poisson samples, and for fixed-size ones those of `fixed_size_rdp`, which is
-    15 times faster.
-    """
+    """Renyi differential privacy (the moments accountant) at dp_accounting's default orders."""
 
     name = "rdp"
     over_replacement = True

@@ -95,16 +95,7 @@ def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: in
 
 
 def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
-    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, found by evaluation.
-
-    Args:
-      epsilon_of: epsilon as a non-decreasing function of a count; `epsilon_of(0)` may be anything.
-      target: the epsilon not to exceed.
-      limit: the largest count considered.
-
-    Returns:
-      A count that was itself evaluated (or 0), whose successor exceeds the target or the limit.
-    """
+    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, which does not decrease; n was itself evaluated."""
 
     def log_of(value: float) -> float:
         return math.log(min(max(value / target, 1e-300), 1e9))

@@ -47,7 +47,7 @@ class PrivacyLedger(CopiedLedger):
       budget_epsilon: a budget over all fits and models, enforced by `reserve`.
       budget_delta: the delta that goes with it.
       budget_adaptive: make it a Renyi privacy filter, which also covers settings that are chosen after looking at earlier
-        results, at the price of a few percent more noise.
+        results, at the price of more noise: 5 to 10 % in most fits.
       read_only: look at a ledger that nothing can be reserved in.
 
     Raises:
@@ -161,12 +161,7 @@ class PrivacyLedger(CopiedLedger):
         return composed(self._state().charged)
 
     def epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """Returns epsilon at `delta` of everything reserved (heterogeneous composition).
-
-        Args:
-          delta: the delta.
-          accountant: by name; None for the first of "pld" and "rdp" that prices all releases.
-        """
+        """Returns epsilon at `delta` of everything reserved, by default by the first of "pld" and "rdp" that prices it."""
         return _epsilon(self._state().charged, check.delta(delta), accountant)
 
     def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
@@ -259,19 +254,10 @@ class PrivacyLedger(CopiedLedger):
         seeded: bool = False,
         budgets: Iterable[tuple[float, float]] = (),
     ) -> Iterator[None]:
-        """Reserves steps for the body of a `with` statement, in which they run, and confirms them after it.
+        """Reserves steps, by default all of a plan's, runs the body of a `with` statement, and confirms them.
 
-        Where the body raises, all of them stay charged.
-
-        Args:
-          plan: what each step releases.
-          steps: how many the body runs; None for all of the plan's.
-          run: see `reserve`.
-          seeded: see `reserve`.
-          budgets: see `reserve`.
-
-        Raises:
-          BudgetExhaustedError, LedgerError, UnsupportedPairError: as `reserve`; then the body does not run.
+        Where the body raises, all of them stay charged. Arguments and errors are those of `reserve`; where it refuses, the
+        body does not run.
         """
         number = plan.num_releases if steps is None else steps
         reservation = self.reserve(plan, number, run=run, seeded=seeded, budgets=budgets)

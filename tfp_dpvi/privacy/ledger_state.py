@@ -86,16 +86,7 @@ class LedgerState:
 
     @classmethod
     def read(cls, connection: sa.Connection, row: Row, writer: str) -> "LedgerState":
-        """Reads all tables.
-
-        Args:
-          connection: with an open transaction.
-          row: that of the table `ledger`.
-          writer: who the rows of `own` belong to.
-
-        Raises:
-          KeyError, TypeError, ValueError: for values that no ledger writes.
-        """
+        """Reads all tables but `ledger`, whose row is given; raises `ValueError` and cousins for what no ledger writes."""
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
         own: dict[Kind, int] = {}
@@ -158,14 +149,7 @@ class KnownTotals:
         self._pricing: dict[int, threading.Lock] = {}  # By process: a child must not wait for a thread of its parent.
 
     def keep(self, charged: Charged, kind: Kind, steps: int, planned: int) -> bool:
-        """Returns whether what is charged and some steps more keep the budget.
-
-        Args:
-          charged: what is charged already.
-          kind: of the steps.
-          steps: how many more.
-          planned: how many will follow one another in all, at a guess: one price for them saves many.
-        """
+        """Returns whether what is charged keeps the budget with some steps more; a price for `planned` steps saves many."""
         wanted = {**charged, kind: charged.get(kind, 0) + steps}
         if self._below_a_known_one(wanted):
             return True
