@@ -31,7 +31,7 @@ import numpy as np
 from harness import spread
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 
 tfd = tfp.distributions
 

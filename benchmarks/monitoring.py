@@ -19,7 +19,7 @@ import logistic_regression
 import numpy as np
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 
 tfd = tfp.distributions
 STEPS, BATCH = 3000, 256

@@ -44,7 +44,7 @@ def answer(quick: bool) -> None:
     os.dup2(2, 1)  # What else is printed must not mix with answers.
     import suite
 
-    from tfp_dpvi._keras import tf
+    from tfp_dpvi._tf import tf
 
     tf.get_logger().setLevel("ERROR")
     found = harness.versions(tensorflow="tensorflow", tfp="tensorflow-probability", numpy="numpy")

@@ -33,7 +33,7 @@ from cases import mean_field, sampling, streaming
 from harness import Peer, Runner
 
 from tfp_dpvi import keras
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 HERE = pathlib.Path(__file__).resolve().parent
 

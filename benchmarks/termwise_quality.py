@@ -27,7 +27,7 @@ import numpy as np
 from cases.mean_field import example
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 
 SCHEMES = {
     "blocks (default)": {},

@@ -44,7 +44,8 @@ import numpy as np
 from harness import spread
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
+from tfp_dpvi.gradients import StepSpec
 
 tfd = tfp.distributions
 layers = keras.layers
@@ -267,14 +268,17 @@ def make_tensorflow_privacy(x: Any, batch_size: int, per_call: int) -> Prepared:
 def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
     """Gradients of one batch, again and again; both models have been fitted, so they are prepared."""
 
+    spec = StepSpec(private.privacy_plan.sampling, float(x.shape[0]), private.privacy_plan.num_records)
+
     def of_plain(batch: Any, step: Any) -> tuple[Any, Any]:
         del step  # A stateful draw is new in each step.
         return plain.gradients(batch)
 
     def of_private(batch: Any, step: Any) -> tuple[Any, Any]:
         key = tf.stack([step, tf.constant(7, tf.int64)])
-        clipped, statistics = private._clip_batch({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
-        return statistics.sum_of_losses(), clipped.tensors
+        step_gradient = private.clipped_gradient(spec).draw(key)
+        clipped, per_example = step_gradient.clipped_sum({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
+        return per_example.sum_of_losses(), clipped.tensors
 
     def prepared(function: Callable[..., Any], variables: Any) -> Prepared:
         @tf.function(autograph=False)

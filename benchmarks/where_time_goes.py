@@ -35,10 +35,10 @@ from harness import Peer, Runner
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.ghost import LayerGradients
-from tfp_dpvi.models.run import PrivateRun
 from tfp_dpvi.sampling import PoissonSampler
+from tfp_dpvi.training.fit import PrivateFit
 
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ("noise", "sampling", "Adam")
@@ -60,7 +60,7 @@ def without(parts: tuple[str, ...]) -> Iterator[None]:
     """The library with parts of its step taken out, while a step is traced."""
     patches = {
         "noise": lambda: mock.patch.object(_random, "normals", _no_noise),
-        "sampling": lambda: mock.patch.object(PoissonSampler, "walk", _no_sampling),
+        "sampling": lambda: mock.patch.object(PoissonSampler, "for_each_batch", _no_sampling),
         "Adam": lambda: mock.patch.object(dpvi.optimizers, "DPKerasAdamOptimizer", dpvi.optimizers.DPKerasSGDOptimizer),
     }
     with contextlib.ExitStack() as stack:
@@ -121,9 +121,9 @@ def first_calls(quick: bool) -> dict[str, dict[str, float]]:
         with (
             mock.patch.object(LayerGradients, "checked", clocked(LayerGradients.checked, "trying the layers")),
             mock.patch.object(
-                PrivateRun,
-                "try_without_a_step",
-                clocked(PrivateRun.try_without_a_step, "tracing and compiling"),
+                PrivateFit,
+                "prepare",
+                clocked(PrivateFit.prepare, "tracing and compiling"),
             ),
         ):
             begin = time.perf_counter()

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 
 tfd = tfp.distributions
 

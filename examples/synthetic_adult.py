@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 from tfp_dpvi.synthetic import Binary, Categorical, Integer, Table
 
 NUM_TRAIN = 32561  # The published split: adult.data, then adult.test.

@@ -179,7 +179,7 @@ def test_environment_folder_without_the_file_leads_on_to_the_cache(nowhere, monk
 
 @real_data
 def test_download_goes_through_keras_with_the_checksum(nowhere, monkeypatch):
-    from tfp_dpvi._keras import keras
+    from tfp_dpvi._tf import keras
 
     packed = pathlib.Path(DATA, "abalone", "abalone.data.gz").read_bytes()
     calls = []

@@ -16,9 +16,8 @@ from support import statistics as tests_of
 from support.toy import Toy
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import keras
-from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics
+from tfp_dpvi import gradients, keras
+from tfp_dpvi.gradients import Clip, ClippedSum, PerExample
 from tfp_dpvi.metrics import PrivateClippedFraction, PrivateELBO, PrivateMetric
 from tfp_dpvi.optimizers import privatize
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, Sensitivity
@@ -154,14 +153,14 @@ def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine()
 # ------------------------------------------------------------------ sensitivity: replay on neighbours
 
 
-def check_replay(metric, centred=metrics_lib.centred_sum):
+def check_replay(metric, centred=PrivateMetric.sum_of):
     """C3: removing a record moves the centred sum by at most half the range, replacing one by at most the range."""
     rng = np.random.default_rng(1)
     half = (metric.high - metric.low) / 2
     odd = [0.0, -1e30, 1e30, np.inf, -np.inf, np.nan, 3.0]
 
     def total(losses, kept, clipped):
-        seen = RecordStatistics(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
+        seen = PerExample(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
         return float(tf.function(lambda: centred(metric, seen))())
 
     for value in odd:
@@ -192,7 +191,7 @@ def not_centred(metric, statistics):
 
 
 def padding_counted(metric, statistics):
-    return 1.5 * metrics_lib.centred_sum(metric, statistics._replace(kept=tf.ones_like(statistics.kept)))
+    return 1.5 * PrivateMetric.sum_of(metric, statistics._replace(kept=tf.ones_like(statistics.kept)))
 
 
 def test_a_record_moves_the_sum_by_half_the_range_at_most():
@@ -278,8 +277,8 @@ def check_noise(release):
     300,000 draws of each: 1 % is 7.7 standard errors, so a sound mechanism fails once in 10^13 runs.
     """
     metric, clip, z, expected, num = PrivateELBO(-3.0, 5.0, noise_ratio=2.5), 0.5, 1.5, 40.0, 300_000
-    sensitivity = metrics_lib.joint_sensitivity([metric], Sensitivity())
-    clipped = ClippedSum([tf.zeros([num], tf.float64)], clip)
+    sensitivity = gradients.joint_sensitivity([metric], Sensitivity())
+    clipped = ClippedSum([tf.zeros([num], tf.float64)], Clip(clip))
     joint = release([metric], clipped, [tf.zeros([num], tf.float64)], sensitivity)
     private = privatize(joint, noise_multiplier=z, key=tests_of.fresh_key(), expected_batch_size=expected)
     assert len(private.tensors) == 1
@@ -291,24 +290,22 @@ def check_noise(release):
 
 
 def test_the_noise_is_as_stated():
-    check_noise(metrics_lib.joint_release)
+    check_noise(gradients.joint_release)
 
 
 def _without_noise(metrics, clipped, sums, sensitivity):
-    joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(joint.tensors, joint.l2_norm_clip, sensitivity, [*joint.noise_scales[:-1], 0.0], 1)
+    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], 0.0], 1)
 
 
 def _half_noise(metrics, clipped, sums, sensitivity):
-    joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(
-        joint.tensors, joint.l2_norm_clip, sensitivity, [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2], 1
-    )
+    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2], 1)
 
 
 def _gradient_paid_less(metrics, clipped, sums, sensitivity):
-    joint = metrics_lib.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(joint.tensors, joint.l2_norm_clip, sensitivity, [0.9, joint.noise_scales[-1]], 1)
+    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    return ClippedSum(joint.tensors, joint.clip, sensitivity, [0.9, joint.noise_scales[-1]], 1)
 
 
 @pytest.mark.parametrize("broken", [_without_noise, _half_noise, _gradient_paid_less])
@@ -337,12 +334,12 @@ def check_price(joint_sensitivity):
 
 
 def test_the_price_is_that_of_both_releases():
-    check_price(metrics_lib.joint_sensitivity)
+    check_price(gradients.joint_sensitivity)
 
 
 def test_sampled_the_price_is_that_of_one_gaussian_on_one_sample():
     """Section 5.5 with dp_accounting: z = (z_1^-2 + z_2^-2)^-1/2 under Poisson sampling."""
-    sensitivity = metrics_lib.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity())
+    sensitivity = gradients.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity())
     plan = PrivacyPlan(sampling=PoissonSampling(0.02), noise_multiplier=1.2, num_releases=100, sensitivity=sensitivity)
     z = (1.2**-2 + 2.4**-2) ** -0.5
     accountant = dp_accounting.pld.PLDAccountant()
@@ -358,7 +355,7 @@ def _width_for_half(metrics, gradient):
     doubled = [PrivateELBO(0.0, 1.0, noise_ratio=2 * metric.noise_ratio) for metric in metrics]
     for number, metric in enumerate(doubled):
         metric._name = f"metric_{number}"
-    return metrics_lib.joint_sensitivity(doubled, gradient)
+    return gradients.joint_sensitivity(doubled, gradient)
 
 
 @pytest.mark.parametrize("broken", [_free, _width_for_half])
@@ -387,7 +384,7 @@ def test_a_fit_pays_for_its_metrics_and_the_report_says_how_much():
 
 
 def test_termwise_sensitivities_are_joined_in_their_own_geometry():
-    joint = metrics_lib.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity(1.5, 2.5))
+    joint = gradients.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity(1.5, 2.5))
     assert joint.add_or_remove == pytest.approx(math.sqrt(1.5**2 + 0.25))
     assert joint.replace == pytest.approx(math.sqrt(2.5**2 + 1.0))
 

@@ -19,7 +19,7 @@ from support import statistics
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, preprocessing
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.preprocessing import ClipToBounds, PrivateStandardize, moment_sums
 from tfp_dpvi.privacy import BudgetExhaustedError, UnsupportedPairError
 

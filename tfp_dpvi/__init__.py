@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         surrogates,
         synthetic,
     )
-    from tfp_dpvi._keras import keras
     from tfp_dpvi._registry import register
+    from tfp_dpvi._tf import keras
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 
@@ -64,7 +64,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Synthesizer": "models",
-    "keras": "_keras",
+    "keras": "_tf",
     "load_model": "models",
     "register": "_registry",
 }

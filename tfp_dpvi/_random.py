@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 ALGORITHM = "philox"
 """For every `tf.random.stateless_*`: the default reads only 64 of a key's 128 bits when XLA compiles it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import Layer, keras, register_keras_serializable, tf
+from tfp_dpvi._tf import Layer, keras, register_keras_serializable, tf
 
 _LIBRARY = __name__.split(".")[0]
 _WAY_OUT = (

@@ -21,9 +21,9 @@ from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from tfp_dpvi._keras import Callback, tf
+from tfp_dpvi._tf import Callback, learning_rate_variable, tf
 
-_FORMAT, _VERSION = "tfp_dpvi backup", 1
+_FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
 _BUCKETS = 30
 
@@ -77,8 +77,7 @@ class PrivacyTensorBoard(Callback):
                 scalars["epsilon_left"] = max(0.0, budget - scalars["epsilon_spent"])
         scalars["noise_multiplier"] = plan.noise_multiplier
         scalars["l2_norm_clip"] = model.optimizer.l2_norm_clip
-        ahead = getattr(model._dp.train_function, "steps_ahead", 0)  # Reserved, and not run yet.
-        scalars["releases"] = model.privacy_ledger.num_releases - ahead
+        scalars["releases"] = model.num_releases
         scalars["learning_rate"] = _learning_rate(model.optimizer)
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
@@ -132,7 +131,7 @@ def _named(variables: Any) -> list[tuple[str, Any]]:
 
 
 def _learning_rate(optimizer: Any) -> float:
-    rate = optimizer._learning_rate
+    rate = learning_rate_variable(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         rate = rate(optimizer.iterations)
     return float(rate.numpy() if hasattr(rate, "numpy") else rate)  # A strategy's variable is no number.
@@ -238,7 +237,7 @@ class PrivateBackupAndRestore(Callback):
                 f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
                 "another backup_dir. Nothing was spent."
             )
-        if missing := {"epoch", "plan", "target", "ledger", "optimizer"} - set(meta):
+        if missing := {"epoch", "plan", "ledger", "public", "progress"} - set(meta):
             raise ValueError(
                 f"{str(self._path)!r} lacks {sorted(missing)}: it is no whole backup. Delete it to start anew."
             )

@@ -12,13 +12,11 @@ sum, from the same draw as the gradient's, and the two releases are priced as on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from tfp_dpvi._keras import Metric, register_keras_serializable, tf
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics
-from tfp_dpvi.gradients.side_effects import refuse_writes
-from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
+from tfp_dpvi._tf import Metric, register_keras_serializable, tf
+from tfp_dpvi.gradients import JointRelease, PerExample, Released, refuse_writes
+from tfp_dpvi.privacy import Sensitivity
 
 _RESERVED = ("epsilon", "steps", "loss")
 
@@ -31,7 +29,7 @@ class _Epoch:
         self.steps = 0
 
 
-class PrivateMetric(Metric):
+class PrivateMetric(Metric, JointRelease):
     """Base of the privatised training metrics. Override `record_values`.
 
     What is shown is the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i
@@ -89,15 +87,57 @@ class PrivateMetric(Metric):
         """The metric's noise multiplier over the gradient's."""
         return self._declared[2]
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of the sum of values minus the middle of the range."""
+        return Sensitivity((self.high - self.low) / 2, self.high - self.low)
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """Returns the sum of clipped values over the records that are kept, each minus the middle of the range.
+
+        Raises:
+          ValueError: `record_values` does not give one value for each record, or writes to a variable.
+
+        #### Formal guarantee
+
+        A record adds a number between minus and plus half the range, exactly zero if it is masked, bad or of a value that
+        is not finite.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        values = tf.convert_to_tensor(self.record_values(per_example))
+        refuse_writes(graph, known)
+        if values.shape.rank != 1 or not values.shape.is_compatible_with(per_example.kept.shape):
+            raise ValueError(
+                f"record_values of {self.name!r} returned shape {values.shape} for records of shape {per_example.kept.shape}: it "
+                "must give one value for each record, a tensor of shape [n]."
+            )
+        # In float64: the sum may be of many records, and its rounding must not reach what one of them adds.
+        values = tf.cast(values, tf.float64)
+        half, middle = ((self.high + sign * self.low) / 2 for sign in (-1, 1))
+        centred = tf.clip_by_value(values - tf.constant(middle, tf.float64), -half, half)
+        centred = tf.where(per_example.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred))
+        # A product with ones: under XLA on CPUs a sum of a few hundred takes many times as long.
+        return tf.linalg.matmul(centred[None], tf.ones_like(centred)[:, None])[0, 0]
+
+    def record_values(self, statistics: PerExample) -> Any:
         """One value for each record of a physical batch, before clipping: float tensor of shape [n]. Override this.
 
         Value i must depend on record i alone, and nothing may be written anywhere (no `assign`, no printing).
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it shows: override record_values.")
 
+    def initial(self) -> tf.Tensor:
+        """See `JointRelease`."""
+        return tf.zeros([], tf.float64)
+
+    def accumulate(self, total: tf.Tensor, released: Released) -> tf.Tensor:
+        """Returns the sum over the steps so far of what is shown."""
+        middle = tf.constant((self.high + self.low) / 2, released.mean.dtype)
+        return total + tf.cast(self.shown(released.mean + middle, released.data_independent_loss), tf.float64)
+
     def shown(self, mean: Any, data_independent_loss: Any) -> Any:
-        """What is shown of a privatised mean: post-processing, by default the mean itself.
+        """Returns what is shown of a privatised mean: post-processing, by default the mean itself.
 
         Args:
           mean: scalar, the privatised mean of clipped values.
@@ -158,7 +198,7 @@ class PrivateELBO(PrivateMetric):
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
         super().__init__(low, high, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    def record_values(self, statistics: PerExample) -> Any:
         """Minus the losses."""
         return -statistics.losses
 
@@ -179,7 +219,7 @@ class PrivateClippedFraction(PrivateMetric):
     def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
         super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: RecordStatistics) -> Any:
+    def record_values(self, statistics: PerExample) -> Any:
         """1 where clipped, else 0."""
         return tf.cast(statistics.clipped, statistics.losses.dtype)
 
@@ -188,88 +228,34 @@ class PrivateClippedFraction(PrivateMetric):
         return {"name": self.name, "noise_ratio": self.noise_ratio}
 
 
-# ------------------------------------------------------------------ the joint release
+class EpsilonSpent(Metric):
+    """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
+
+    def __init__(self) -> None:
+        super().__init__(name="epsilon", dtype="float64")
+        self.value = 0.0
+
+    def update_state(self, *args: object, **kwargs: object) -> None:
+        """Does nothing: the train function sets the value."""
+
+    @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
+    def result(self) -> tf.Tensor:
+        """Returns the value, as a float64 scalar."""
+        return tf.constant(self.value, tf.float64)
+
+    def reset_state(self) -> None:
+        """Does nothing: what is spent stays spent."""
 
 
-def centred_sum(metric: PrivateMetric, statistics: RecordStatistics) -> Any:
-    """Scalar, float64: the sum of clipped values over the records that are kept, each minus the middle of the range.
-
-    Args:
-      metric: says the values and the range.
-      statistics: exact values of a physical batch.
-
-    Raises:
-      ValueError: `record_values` does not give one value for each record, or leaves something behind.
-
-    #### Formal guarantee
-
-    A record adds a number between minus and plus half the range, exactly zero if it is masked, bad or of a value that is
-    not finite.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    known = len(graph.get_operations())
-    values = tf.convert_to_tensor(metric.record_values(statistics))
-    refuse_writes(graph, known)
-    if values.shape.rank != 1 or not values.shape.is_compatible_with(statistics.kept.shape):
-        raise ValueError(
-            f"record_values of {metric.name!r} returned shape {values.shape} for records of shape {statistics.kept.shape}: it "
-            "must give one value for each record, a tensor of shape [n]."
-        )
-    # In float64: the sum may be of many records, and its rounding must not reach what one of them adds.
-    values = tf.cast(values, tf.float64)
-    half, middle = ((metric.high + sign * metric.low) / 2 for sign in (-1, 1))
-    centred = tf.clip_by_value(values - tf.constant(middle, tf.float64), -half, half)
-    centred = tf.where(statistics.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred))
-    # A product with ones: under XLA on CPUs a sum of a few hundred takes many times as long.
-    return tf.linalg.matmul(centred[None], tf.ones_like(centred)[:, None])[0, 0]
-
-
-def joint_sensitivity(metrics: Sequence[PrivateMetric], gradient: Sensitivity) -> Sensitivity:
-    """Sensitivity of gradient and metrics together, in units of the clip and each over its noise scale (section 5.5).
-
-    Args:
-      metrics: what is released with the gradient.
-      gradient: the sensitivity of the gradient's sum.
-    """
-    if not metrics:
-        return gradient
-    parts = [GaussianPart("gradient", 1.0, gradient)]
-    # Centred values in units of half the range: presence moves their sum by at most 1, replacement by 2.
-    parts += [GaussianPart(metric.name, metric.noise_ratio, Sensitivity(1.0, 2.0)) for metric in metrics]
-    joint = JointGaussian(tuple(parts))
-    return Sensitivity(1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier)
-
-
-def joint_release(
-    metrics: Sequence[PrivateMetric], clipped: ClippedSum, sums: Sequence[Any], sensitivity: Sensitivity
-) -> ClippedSum:
-    """Gradient and metrics as one sum with noise scales.
-
-    Args:
-      metrics: what is released with the gradient.
-      clipped: the gradient's clipped sum.
-      sums: for each metric its `centred_sum` over the whole batch, float64 scalars.
-      sensitivity: what `joint_sensitivity` said when the plan was made.
-    """
-    if not metrics:
-        return clipped
-    clip = clipped.l2_norm_clip
-    scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
-    scales += [metric.noise_ratio * (metric.high - metric.low) / 2 / clip for metric in metrics]
-    dtype = clipped.tensors[0].dtype
-    sums = [tf.cast(one, dtype) for one in sums]
-    return ClippedSum([*clipped.tensors, *sums], clip, sensitivity, scales, num_metrics=len(metrics))
-
-
-def check_metrics(metrics: Any) -> tuple[PrivateMetric, ...]:
-    """The argument `metrics` of `compile`.
+def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
+    """Returns the argument `metrics` of `compile` as a tuple.
 
     Raises:
-      ValueError: something that is no `PrivateMetric`, or two of one name.
+      ValueError: something that is no `PrivateMetric` or other `JointRelease`, or two of one name.
     """
     given = [] if metrics is None else list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     for metric in given:
-        if not isinstance(metric, PrivateMetric):
+        if not isinstance(metric, JointRelease):
             raise ValueError(
                 f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
                 "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate(), or "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import Layer, register_keras_serializable, tf
+from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 from tfp_dpvi.privacy import _validation as check
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 
 tfd = tfp.distributions
 _vi = tfp.experimental.vi

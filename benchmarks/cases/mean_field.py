@@ -16,7 +16,7 @@ import vae
 from harness import HAS_TENSORFLOW_PRIVACY, Peer, Runner
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 
 tfd = tfp.distributions
 CLIP, NOISE_MULTIPLIER, LEARNING_RATE = 1.0, 1.0, 1e-3

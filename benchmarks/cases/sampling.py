@@ -11,7 +11,7 @@ from harness import Runner
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.sampling import PoissonSampler
 
 EXPECTED = 200.0
@@ -26,7 +26,7 @@ def _sampler(num: int, steps: int) -> Runner:
             def visit(carry: Any, indices: Any, mask: Any) -> Any:
                 return carry + tf.reduce_sum(tf.where(mask, indices, 0))
 
-            return step + 1, sampler.walk(_random.fold_in(key, step), visit, total)
+            return step + 1, sampler.for_each_batch(_random.fold_in(key, step), visit, total)
 
         start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64))
         return tf.while_loop(lambda step, _: step < steps, body, start, parallel_iterations=1)[1]

@@ -15,7 +15,7 @@ import vae
 from harness import Runner
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 
 BYTES, PIXELS = 4_000_000_000, 784
 

@@ -13,20 +13,20 @@ import where_time_goes
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.sampling import PoissonSampler
 
 
 def test_parts_are_taken_out_and_put_back():
-    kept = (_random.normals, PoissonSampler.walk, dpvi.optimizers.DPKerasAdamOptimizer)
+    kept = (_random.normals, PoissonSampler.for_each_batch, dpvi.optimizers.DPKerasAdamOptimizer)
     with where_time_goes.without(where_time_goes.PARTS):
         (noise,) = _random.normals(tf.constant([1, 2], tf.int64), [[50]], tf.float32)
         assert not noise.numpy().any()
         sampler = PoissonSampler(100, 0.1, 4)
-        indices = sampler.walk(None, lambda carry, rows, mask: rows[mask], None)
+        indices = sampler.for_each_batch(None, lambda carry, rows, mask: rows[mask], None)
         np.testing.assert_array_equal(indices, range(10))
         assert dpvi.optimizers.DPKerasAdamOptimizer is dpvi.optimizers.DPKerasSGDOptimizer
-    assert kept == (_random.normals, PoissonSampler.walk, dpvi.optimizers.DPKerasAdamOptimizer)
+    assert kept == (_random.normals, PoissonSampler.for_each_batch, dpvi.optimizers.DPKerasAdamOptimizer)
 
 
 def test_costs_are_differences_within_rounds():

@@ -6,7 +6,7 @@ from support.cases import CASES, SURROGATES, shared_model
 from support.logs import no_fallback
 from support.sums import check_sums
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 pytestmark = pytest.mark.smoke
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import groups
 from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
 

@@ -9,7 +9,7 @@ import scipy.special
 from support.cases import normal
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 
 pytestmark = pytest.mark.smoke

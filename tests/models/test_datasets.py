@@ -85,10 +85,10 @@ def test_a_step_on_a_given_batch_is_the_step_on_those_records(make, size):
 def one_step(model, x, y, weight, number):
     """A full-batch step on these records with the keys of step `number` and the prior's weight of N = 200."""
     draw_key = internals.keys_of_step(1, number)[1]
-    gradients = model.step_gradients(draw_key, 200)
+    gradients = internals.step_gradients(model, draw_key, 200)
     records = {"x": tf.constant(x), "y": tf.constant(y), "sample_weight": tf.constant(weight / len(x), tf.float32)}
     mask = tf.ones([len(x)], tf.bool)
-    clipped, _ = dpvi.gradients.clipped_sum(gradients.record_gradient, records, mask, l2_norm_clip=float("inf"))
+    clipped, _ = dpvi.gradients.clipped_sum(gradients.record_gradient, records, mask, dpvi.gradients.Clip(float("inf")))
     private = model.optimizer.privatize(
         clipped,
         key=draw_key,

@@ -22,7 +22,7 @@ import numpy as np
 import tfp_dpvi as dpvi
 from support import internals
 from support.toy import Toy
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 tfd = tfp.distributions
 X = np.random.default_rng(0).normal(size=[200, 3]).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")

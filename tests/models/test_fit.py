@@ -401,15 +401,15 @@ def test_a_subclass_can_be_evaluated():
 def test_add_loss_goes_through_the_clip():
     model = Regression(penalty=1e6)
     model(X[:1])
-    gradient = model.step_gradients(tf.constant([1, 2], tf.int64), 200).record_gradient
+    gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient
     records = {"x": tf.constant(X[:20]), "y": tf.constant(X[:20, 0])}
-    clipped, _ = dpvi.gradients.clipped_sum(gradient, records, tf.ones([20], tf.bool), l2_norm_clip=0.5)
+    clipped, _ = dpvi.gradients.clipped_sum(gradient, records, tf.ones([20], tf.bool), dpvi.gradients.Clip(0.5))
     assert np.sqrt(sum(np.sum(np.square(t)) for t in clipped.tensors)) <= 20 * 0.5 * (1 + 1e-6)
     plain, _ = dpvi.gradients.clipped_sum(
-        Regression.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient,
+        internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient,
         records,
         tf.ones([20], tf.bool),
-        l2_norm_clip=float("inf"),
+        dpvi.gradients.Clip(float("inf")),
     )
     assert max(np.abs(t).max() for t in plain.tensors) > 1e4  # The penalty is there, before the clip.
 

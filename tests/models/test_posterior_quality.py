@@ -10,7 +10,7 @@ from scipy import optimize
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import surrogates
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 
 tfd = tfp.distributions
 

@@ -8,7 +8,7 @@ from support.steps import Indicator, check_fresh_noise, check_noise, fit_indicat
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
 from tfp_dpvi.sampling import PoissonSampler
 
@@ -61,9 +61,7 @@ def test_noise_of_a_posterior(engine):
     optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=0.5, noise_multiplier=2.0)
     optimizer.build(variables)
     nobody = PoissonSampler(1, 1e-9)
-    run = internals.step_of(
-        model.step_gradients, variables, optimizer, nobody, expected_batch_size=4.0, num_records=100
-    )
+    run = internals.step_of(model, variables, optimizer, nobody, expected_batch_size=4.0, num_records=100)
     records = {"x": tf.zeros([1, 1]), "y": tf.zeros([1])}
     start, key = [v.numpy() for v in variables], statistics.fresh_key()
     ends = []

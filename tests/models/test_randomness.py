@@ -11,8 +11,8 @@ from support.steps import Indicator, fit_indicator
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, keras
-from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, privatize
 from tfp_dpvi.sampling import PoissonSampler
 
@@ -108,9 +108,9 @@ def test_every_bit_of_a_key_counts(jit_compile):
 
     def use(key):
         noise = privatize(
-            ClippedSum([tf.zeros([4])], 1.0), noise_multiplier=1.0, key=key, expected_batch_size=1.0
+            ClippedSum([tf.zeros([4])], Clip(1.0)), noise_multiplier=1.0, key=key, expected_batch_size=1.0
         ).tensors[0]
-        taken = sampler.walk(
+        taken = sampler.for_each_batch(
             key, lambda carry, indices, mask: carry + tf.cast(mask, tf.int64) * indices, tf.zeros(200, tf.int64)
         )
         return noise, taken, tf.stack(_random.split(key, 2))

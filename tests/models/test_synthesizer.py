@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Integer, Table
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import DPOptimizer, as_dp_optimizer
 
 pytestmark = pytest.mark.smoke
@@ -51,7 +51,7 @@ def private_trajectory(optimizer, steps, noise_multiplier=0.0):
     value = start()
     for step in range(steps):
         private = optimizer.privatize(
-            ClippedSum([sums_of(step)], optimizer.l2_norm_clip),
+            ClippedSum([sums_of(step)], Clip(optimizer.l2_norm_clip)),
             key=tf.constant([3, step], tf.int64),
             expected_batch_size=BATCH,
             noise_multiplier=noise_multiplier,
@@ -119,7 +119,7 @@ def test_its_noise_is_the_one_that_is_added():
     """False-alarm rate below 1e-12: 100,000 draws give the deviation within 0.0022 (relative), the band is 0.017."""
     optimizer = as_dp_optimizer(theirs("Adam"))
     private = optimizer.privatize(
-        ClippedSum([tf.zeros(100_000)], CLIP), key=tf.constant([1, 2], tf.int64), expected_batch_size=BATCH
+        ClippedSum([tf.zeros(100_000)], Clip(CLIP)), key=tf.constant([1, 2], tf.int64), expected_batch_size=BATCH
     )
 
     assert private.tensors[0].numpy().std() == pytest.approx(NOISE * CLIP / BATCH, rel=0.017)

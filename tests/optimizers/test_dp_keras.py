@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.gradients import ClippedSum
+from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import UnprivatizedGradientError
 
 optimizers = dpvi.optimizers
@@ -40,7 +40,7 @@ def key(step=0):
 
 
 def privatize(optimizer, step=0, dtype="float32", **kwargs):
-    clipped = ClippedSum(sums_of(step, dtype), optimizer.l2_norm_clip)
+    clipped = ClippedSum(sums_of(step, dtype), Clip(optimizer.l2_norm_clip))
     return optimizer.privatize(clipped, key=key(step), expected_batch_size=BATCH, **kwargs).tensors
 
 
@@ -140,7 +140,7 @@ def test_ema_and_weight_decay_act_as_in_keras():
 def test_the_noise_has_the_stated_standard_deviation():
     """False-alarm rate below 1e-12: the relative error of 200,000 draws' deviation is 0.0016, the band is 0.012."""
     optimizer = adam(l2_norm_clip=0.5, noise_multiplier=3.0)
-    zeros = ClippedSum([tf.zeros(200_000)], 0.5)
+    zeros = ClippedSum([tf.zeros(200_000)], Clip(0.5))
     noise = optimizer.privatize(zeros, key=key(), expected_batch_size=BATCH).tensors[0].numpy()
 
     assert noise.std() == pytest.approx(3.0 * 0.5 / BATCH, rel=0.012)
@@ -172,7 +172,7 @@ def test_noise_depends_on_the_key_and_on_the_variable_alone():
 def test_a_sum_clipped_to_another_bound_is_refused():
     optimizer = adam(l2_norm_clip=1.0)
     with pytest.raises(ValueError, match=r"l2_norm_clip is 2\.0, the optimizer's l2_norm_clip is 1\.0"):
-        optimizer.privatize(ClippedSum(sums_of(0), 2.0), key=key(), expected_batch_size=BATCH)
+        optimizer.privatize(ClippedSum(sums_of(0), Clip(2.0)), key=key(), expected_batch_size=BATCH)
 
 
 # ---------------------------------------------------------------------- nothing else is applied
@@ -278,7 +278,7 @@ def test_the_sound_way_works_in_a_graph_with_fresh_noise_each_time():
 
     @tf.function
     def step(step_key):
-        clipped = ClippedSum([tf.zeros_like(v) for v in values], 1.0)
+        clipped = ClippedSum([tf.zeros_like(v) for v in values], Clip(1.0))
         private = optimizer.privatize(clipped, key=step_key, expected_batch_size=BATCH)
         optimizer.apply_gradients(zip(private.tensors, values, strict=True))
 

@@ -57,7 +57,7 @@ def test_the_walk_visits_each_drawn_record_once(physical, jit):
         def visit(carry, indices, mask):
             return tf.tensor_scatter_nd_add(carry, indices[:, None], tf.cast(mask, tf.int32))
 
-        return sampler.walk(key, visit, tf.zeros([100], tf.int32))
+        return sampler.for_each_batch(key, visit, tf.zeros([100], tf.int32))
 
     seen = counts(tf.constant([3, 4], tf.int64)).numpy()
     assert seen.max() == 1

@@ -7,8 +7,8 @@ import numpy as np
 from support.internals import StepGradients, step_gradients
 from support.subject import REAL
 from tfp_dpvi import optimizers
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_record, clipped_sum, select_finite
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients import ClippedSum, PerExample, clipped_sum, select_finite
 from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
 
 
@@ -46,7 +46,7 @@ def noise_shared_by_variables(clipped, *, key, noise_multiplier, expected_batch_
     )
     longest = max(int(np.prod(part.shape)) for part in clipped.tensors)
     noise = tf.random.stateless_normal([longest], key, dtype=clipped.tensors[0].dtype)
-    deviation = tf.cast(noise_multiplier, noise.dtype) * clipped.l2_norm_clip / expected_batch_size
+    deviation = tf.cast(noise_multiplier, noise.dtype) * clipped.clip.l2_norm_clip / expected_batch_size
     return optimizers.PrivatizedGradients(
         [p + deviation * tf.reshape(noise[: int(np.prod(p.shape))], p.shape) for p in quiet.tensors]
     )
@@ -94,72 +94,72 @@ def _mapped(record_gradient, records, mask, one):
 
 
 def _seen(losses):
-    return RecordStatistics(losses, tf.zeros_like(losses, tf.bool), tf.ones_like(losses, tf.bool))
+    return PerExample(losses, tf.zeros_like(losses, tf.bool), tf.ones_like(losses, tf.bool))
 
 
 def _sums(parts):
     return [tf.reduce_sum(part, axis=0) for part in parts]
 
 
-def no_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def no_clip(record_gradient, records, mask, clip):
     losses, parts = _mapped(record_gradient, records, mask, list)
-    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
+    return ClippedSum(_sums(parts), clip), _seen(losses)
 
 
-def clip_after_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def clip_after_sum(record_gradient, records, mask, clip):
     losses, parts = _mapped(record_gradient, records, mask, list)
-    return ClippedSum(clip_record(_sums(parts), l2_norm_clip), l2_norm_clip), _seen(losses)
+    return ClippedSum(clip.clip_record(_sums(parts)), clip), _seen(losses)
 
 
-def clip_each_part(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def clip_each_part(record_gradient, records, mask, clip):
     def one(parts):
-        return [clip_record([part], l2_norm_clip)[0] for part in parts]
+        return [clip.clip_record([part])[0] for part in parts]
 
     losses, parts = _mapped(record_gradient, records, mask, one)
-    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
+    return ClippedSum(_sums(parts), clip), _seen(losses)
 
 
-def mean_for_sum(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
-    value, statistics = clipped_sum(record_gradient, records, mask, l2_norm_clip=l2_norm_clip)
+def mean_for_sum(record_gradient, records, mask, clip):
+    value, statistics = clipped_sum(record_gradient, records, mask, clip)
     size = tf.maximum(tf.reduce_sum(tf.cast(mask, statistics.losses.dtype)), 1.0)
-    return ClippedSum([part / size for part in value.tensors], l2_norm_clip), statistics
+    return ClippedSum([part / size for part in value.tensors], clip), statistics
 
 
-def weight_after_clip(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def weight_after_clip(record_gradient, records, mask, clip):
     bare = {name: part for name, part in records.items() if name != "sample_weight"}
 
     def each(inputs):
         record, keep, weight = inputs
         loss, gradient = record_gradient(record, keep)
         selected, keep = select_finite(gradient, keep & tf.math.is_finite(loss))
-        return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip_record(selected, l2_norm_clip)]
+        return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip.clip_record(selected)]
 
     losses, parts = tf.vectorized_map(each, (bare, mask, records["sample_weight"]))
-    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
+    return ClippedSum(_sums(parts), clip), _seen(losses)
 
 
-def multiplied_by_zero(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def multiplied_by_zero(record_gradient, records, mask, clip):
     def each(record_and_mask):
         record, keep = record_and_mask
         loss, gradient = record_gradient(record, keep)
         for part in gradient:
             keep = keep & tf.reduce_all(tf.math.is_finite(part))
-        return loss, [tf.cast(keep, part.dtype) * part for part in clip_record(gradient, l2_norm_clip)]
+        return loss, [tf.cast(keep, part.dtype) * part for part in clip.clip_record(gradient)]
 
     losses, parts = tf.vectorized_map(each, (records, mask))
-    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
+    return ClippedSum(_sums(parts), clip), _seen(losses)
 
 
-def bad_losses_kept(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def bad_losses_kept(record_gradient, records, mask, clip):
     def blind(record, keep):
         loss, gradient = record_gradient(record, keep)
         return tf.zeros_like(loss), gradient
 
-    return clipped_sum(blind, records, mask, l2_norm_clip=l2_norm_clip)
+    return clipped_sum(blind, records, mask, clip)
 
 
-def mask_ignored(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
-    return clipped_sum(record_gradient, records, tf.ones_like(mask), l2_norm_clip=l2_norm_clip)
+def mask_ignored(record_gradient, records, mask, clip):
+    return clipped_sum(record_gradient, records, tf.ones_like(mask), clip)
 
 
 SUMS = {
@@ -199,15 +199,15 @@ def _second_draw(model, key, num_records):
     return StepGradients(record_gradient, step.released, step.data_independent, step.pull_back)
 
 
-def _norms_of_first_half(record_gradient, records, mask, *, l2_norm_clip, clipping="flat"):
+def _norms_of_first_half(record_gradient, records, mask, clip):
     def one(parts):
         half = len(parts) // 2
         norm = tf.sqrt(tf.add_n([tf.reduce_sum(part**2) for part in parts[:half]]))
-        scale = tf.where(norm > l2_norm_clip, l2_norm_clip / norm, tf.ones_like(norm))
+        scale = tf.where(norm > clip.l2_norm_clip, clip.l2_norm_clip / norm, tf.ones_like(norm))
         return [part * scale for part in parts[half:]]
 
     losses, parts = _mapped(record_gradient, records, mask, one)
-    return ClippedSum(_sums(parts), l2_norm_clip), _seen(losses)
+    return ClippedSum(_sums(parts), clip), _seen(losses)
 
 
 STEPS = {
@@ -223,7 +223,7 @@ STEPS = {
 class Shuffled(PoissonSampler):
     """Batches of a fixed size from a random order, said to be Poisson."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         size = round(self.num_available * self.probability)
         order = tf.argsort(tf.random.stateless_uniform([self.num_available], key, dtype=tf.float64))[:size]
         pad = -size % self.physical_batch_size
@@ -242,7 +242,7 @@ class Truncated(PoissonSampler):
         del physical_batch_size
         super().__init__(num_available, probability, round(1.2 * num_available * probability))
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         gaps = poisson_gaps(key, [self.physical_batch_size], self.probability, self.num_available)
         indices = tf.cumsum(gaps) - 1
         return visit(initial, tf.minimum(indices, self.num_available - 1), indices < self.num_available)
@@ -251,17 +251,17 @@ class Truncated(PoissonSampler):
 class LastLost(PoissonSampler):
     """The last record never takes part."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         def shorter(carry, indices, mask):
             return visit(carry, indices, mask & (indices < self.num_available - 1))
 
-        return super().walk(key, shorter, initial)
+        return super().for_each_batch(key, shorter, initial)
 
 
 class GapsRepeated(PoissonSampler):
     """Every physical batch has the gaps of the first."""
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         gaps = poisson_gaps(key, [self.physical_batch_size], self.probability, self.num_available)
 
         def body(last, carry):
@@ -276,8 +276,8 @@ class GapsRepeated(PoissonSampler):
 class RateTooHigh(PoissonSampler):
     """Samples at a rate 3 % above the one it states."""
 
-    def walk(self, key, visit, initial):
-        return PoissonSampler(self.num_available, 1.03 * self.probability, self.physical_batch_size).walk(
+    def for_each_batch(self, key, visit, initial):
+        return PoissonSampler(self.num_available, 1.03 * self.probability, self.physical_batch_size).for_each_batch(
             key, visit, initial
         )
 

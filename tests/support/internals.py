@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
+import weakref
+from typing import Any
 from unittest import mock
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
-from tfp_dpvi.models import loop, planning, run, sources
-from tfp_dpvi.models.loop import LoopSettings, StepGradients, make_loop
+from tfp_dpvi._tf import tf
+from tfp_dpvi.data import make_records, streaming
+from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped
+from tfp_dpvi.gradients import step as step_lib
 from tfp_dpvi.models.predictive import PosteriorPredictive
-from tfp_dpvi.models.records import make_records
 from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.optimizers import noise
-from tfp_dpvi.privacy import Sensitivity
+from tfp_dpvi.privacy import PoissonSampling
+from tfp_dpvi.sampling import choose
+from tfp_dpvi.training import Mechanism, StepState, compiled, make_steps
+from tfp_dpvi.training.budget import allowed_releases
+from tfp_dpvi.training.compiled import CompiledSteps
 
 __all__ = ["LOG", "PosteriorPredictive", "StepGradients", "TableModel"]
 
@@ -27,36 +35,72 @@ LOG = logging.getLogger("tfp_dpvi")
 # ---------------------------------------------------------------------- the step
 
 
-def step_of(step_gradients, variables, optimizer, sampler, *, expected_batch_size, num_records, jit_compile=False):
-    """The traced step of `fit` by itself: `run(key, first step, number of steps, noise multiplier, records)`."""
-    settings = LoopSettings(
-        sampler=sampler,
-        expected_batch_size=expected_batch_size,
-        num_records=num_records,
-        sensitivity=Sensitivity(),
-        jit_compile=jit_compile,
-        run_eagerly=False,
-    )
-    traced = make_loop(step_gradients, variables, optimizer, settings)
+@dataclasses.dataclass(frozen=True)
+class StepGradients:
+    """One record's gradient, the shapes of the sum, the exact gradient and the way back, as tests make them."""
+
+    record_gradient: Any
+    released: Any
+    data_independent: Any = None
+    pull_back: Any = None
+
+
+def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_records, jit_compile=False):
+    """The traced step of `fit` by itself: `run(key, first step, number of steps, noise multiplier, records)`.
+
+    Args:
+      of_step: a model, or `(key, num_records) -> StepGradients`.
+    """
+    clip = Clip(optimizer.l2_norm_clip, optimizer.clipping)
+    spec = StepSpec(PoissonSampling(0.5), expected_batch_size, num_records)
+
+    def draw(key):
+        made = of_step(key, num_records)
+        exact = {"data_independent": made.data_independent, "pull_back": made.pull_back}
+        return mapped(made.record_gradient, made.released, clip, **exact)
+
+    if hasattr(of_step, "clipped_gradient"):
+        with _with_clip(of_step, clip):
+            gradient = of_step.clipped_gradient(spec)
+    else:
+        gradient = ClippedGradient(draw, clip)
+    mechanism = Mechanism(sampler, gradient, expected_batch_size, num_records, unsafe_loss=True)
+    steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
 
     def run_steps(key, step, num_steps, multiplier, records):
-        counts = [tf.constant(number, tf.int64) for number in (step, num_steps)]
-        return traced(tf.constant(key, tf.int64), *counts, tf.constant(multiplier, tf.float64), records)
+        state = StepState(tf.constant(step, tf.int64), (), tf.zeros([], tf.float64))
+        multiplier = tf.constant(multiplier, tf.float64)
+        return steps(state, tf.constant(num_steps, tf.int64), records, tf.constant(key, tf.int64), multiplier)
 
     return run_steps
 
 
+@contextlib.contextmanager
+def _with_clip(model, clip):
+    if model.optimizer is not None:
+        yield
+        return
+    with mock.patch.object(type(model), "clip", clip):
+        yield
+
+
+def clipped_gradient(model, num_records=100, sampling=None, expected_batch_size=10.0):
+    with _with_clip(model, Clip(1.0)):
+        return model.clipped_gradient(StepSpec(sampling or PoissonSampling(0.1), expected_batch_size, num_records))
+
+
 def step_gradients(model, key, num_records):
-    return model.step_gradients(key, num_records)
+    """A step's gradient once its draws are made, also of a model that was not compiled."""
+    return clipped_gradient(model, num_records).draw(key)
 
 
 @contextlib.contextmanager
 def installed(clipped_sum, privatize, poisson):
     """Puts a step's parts where `fit` takes them from."""
     with (
-        mock.patch.object(loop, "clipped_sum", clipped_sum),
+        mock.patch.object(step_lib, "clipped_sum", clipped_sum),
         mock.patch.object(noise, "privatize", privatize),
-        mock.patch.object(planning, "PoissonSampler", poisson),
+        mock.patch.object(choose, "PoissonSampler", poisson),
     ):
         yield
 
@@ -64,37 +108,37 @@ def installed(clipped_sum, privatize, poisson):
 @contextlib.contextmanager
 def without_the_look_at_xla():
     """What XLA made of a step is not looked at for shapes that vary."""
-    with mock.patch.object(run, "refuse_dynamic_shapes"):
+    with mock.patch.object(compiled, "refuse_dynamic_shapes"):
         yield
 
 
 def traced_steps(model):
     """The compiled functions that a model's fits have made since `compile`; None for one that XLA refused."""
-    return list(model._dp.loops.values())
+    return list(model._dp.compiled._made.values())
 
 
 def steps_by_xla(model):
     """Of each step that was made or tried: whether by XLA."""
-    return [key[-3] for key in model._dp.loops]
+    return [jit for *_, jit in model._dp.compiled._made]
 
 
 def mark_executions(path):
     """From now on each step of each fit in this process leaves a "b" in a file before it runs, and an "e" after it."""
     marks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    make = run.PrivateRun._loop
+    make = CompiledSteps.steps_for
 
-    def marking(self, sampler, tensors):
-        inner = make(self, sampler, tensors)
+    def marking(self, mechanism, tensors):
+        inner = make(self, mechanism, tensors)
 
-        def execute(key, first, steps, *rest):
+        def execute(state, steps, *rest):
             os.write(marks, b"b" * int(steps))
-            result = inner(key, first, steps, *rest)
+            result = inner(state, steps, *rest)
             os.write(marks, b"e" * int(steps))
             return result
 
         return execute
 
-    run.PrivateRun._loop = marking
+    CompiledSteps.steps_for = marking
 
 
 # ---------------------------------------------------------------------- models
@@ -102,20 +146,25 @@ def mark_executions(path):
 
 def prepare(model, x, y=None):
     """Makes a model's variables, as `fit` does before its first step."""
-    model._prepare(make_records(x, y, None, dtype=np.asarray(x).dtype, validate=False))
+    model.prepare(make_records(x, y, None, dtype=np.asarray(x).dtype, validate=False))
 
 
 def check_and_price(model, x, sampling, expected_batch_size):
     """All that `fit` does before it plans."""
     records = make_records(x, None, None, dtype=x.dtype, validate=False)
-    model._prepare(records)
-    model._check_data(records)
-    model._noise(sampling, expected_batch_size)
+    model.prepare(records)
+    model.check_records(records)
+    _SPECS[model] = (sampling, expected_batch_size)
+
+
+_SPECS = weakref.WeakKeyDictionary()
 
 
 def clip_batch(model, records, mask, key):
     """The clipped sum of a VAE's batch, a tensor for each variable."""
-    return list(model._clip_batch(records, mask, key)[0].tensors)
+    sampling, expected = _SPECS.get(model, (PoissonSampling(0.3), 20.0))
+    step = clipped_gradient(model, 100, sampling, expected).draw(key)
+    return list(step.clipped_sum(records, mask, key)[0].tensors)
 
 
 def terms_of(model, x, key, num_draws=1):
@@ -125,21 +174,33 @@ def terms_of(model, x, key, num_draws=1):
 
 def layer_gradients(model):
     """What a VAE takes norms and sums of gradients from."""
-    return model._trial.known()
+    return model._layer_gradients
 
 
 def noise_of_terms(model):
-    """Sensitivity and noise scales that a term-wise model was priced for."""
-    return model._noise_of_terms
+    """Sensitivity and noise scales of a term-wise model's sum, as its last fit was priced or `check_and_price` said."""
+    stated = _groups_of(model)
+    return stated.noise.sensitivity, stated.noise_scales
 
 
 def num_prior_samples(model):
-    return model._prior_samples
+    return _groups_of(model).num_prior_samples
+
+
+def _groups_of(model):
+    if model in _SPECS:
+        sampling, expected = _SPECS[model]
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    else:
+        plan = model.privacy_plan
+        sampling, relation = plan.sampling, plan.neighboring_relation
+        expected = getattr(sampling, "probability", 1.0) * plan.num_records
+    return model._groups(StepSpec(sampling, expected, 100, relation), model.batch_regularizer)
 
 
 def settings_of(model):
     """What `compile` was told about privacy, or None."""
-    return model._dp.settings
+    return model._dp.target
 
 
 def validation_metrics_of(model):
@@ -161,7 +222,7 @@ def is_generative(model):
 
 def holds_a_fit(model):
     """Whether a model still has what its last fit ran on."""
-    return model._dp.train_function is not None or model.train_function is not None
+    return model._dp.running is not None or model.train_function is not None
 
 
 def name_the_run(model, name):
@@ -171,17 +232,17 @@ def name_the_run(model, name):
 
 def most_releases(model, plan):
     """How many of a plan's releases the budgets have room for."""
-    return planning.most_releases(model._dp, plan)
+    return allowed_releases(plan, model._dp.ledger, model._dp.target)
 
 
 # ---------------------------------------------------------------------- records and keys
 
 
 def wants_stream(x, y, stream):
-    return sources.wants_stream((x, y), stream)
+    return streaming.wants_stream((x, y), stream)
 
 
-RESIDENT_BYTES = (sources, "RESIDENT_BYTES")  # To be patched.
+RESIDENT_BYTES = (streaming, "RESIDENT_BYTES")  # To be patched.
 
 
 def keys_of_step(seed, number):

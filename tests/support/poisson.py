@@ -7,7 +7,7 @@ import numpy as np
 import scipy.stats
 
 from support import statistics
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,9 @@ def drawer(sampler, max_visits, *, jit_compile=True):
         return tf.tensor_scatter_nd_update(seen, at[:, None], tf.where(mask, indices, -1)), visits + 1
 
     def one(key):
-        return sampler.walk(key, visit, (tf.fill([max_visits * size], tf.constant(-1, tf.int64)), tf.constant(0)))
+        return sampler.for_each_batch(
+            key, visit, (tf.fill([max_visits * size], tf.constant(-1, tf.int64)), tf.constant(0))
+        )
 
     def many(keys):
         signature = (tf.TensorSpec([max_visits * size], tf.int64), tf.TensorSpec([], tf.int32))

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from support.subject import REAL
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients import Clip
 
 WIDTH = 5  # Coordinates of a record in the tests of raw vectors.
 
@@ -21,7 +22,7 @@ def raw_sums(subject=REAL, *, jit_compile=False):
         return record["loss"], [record["x"][:2], tf.reshape(record["x"][2:], [3, 1])]
 
     def compute(x, loss, mask, clip):
-        return list(subject.clipped_sum(record_gradient, {"x": x, "loss": loss}, mask, l2_norm_clip=clip)[0].tensors)
+        return list(subject.clipped_sum(record_gradient, {"x": x, "loss": loss}, mask, Clip(clip))[0].tensors)
 
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
 
@@ -32,7 +33,7 @@ def model_sums(model, engine, subject=REAL, *, jit_compile=False):
     def compute(key, records, mask, clip):
         model.gradients = engine
         step = subject.step_gradients(model, key, 100)
-        return list(subject.clipped_sum(step.record_gradient, records, mask, l2_norm_clip=clip)[0].tensors)
+        return list(subject.clipped_sum(step.record_gradient, records, mask, Clip(clip))[0].tensors)
 
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
 

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 
 ALPHA = 1e-9
 

@@ -8,7 +8,7 @@ import tfp_dpvi as dpvi
 from support import internals, statistics
 from support.internals import StepGradients
 from support.subject import REAL
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 from tfp_dpvi.optimizers import DPKerasSGDOptimizer
 from tfp_dpvi.sampling import Sampler
 
@@ -28,7 +28,7 @@ class FirstRecords(Sampler):
     def __init__(self):
         self.size = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def walk(self, key, visit, initial):
+    def for_each_batch(self, key, visit, initial):
         def body(start, carry):
             indices = start + tf.range(8, dtype=tf.int64)
             return start + 8, visit(carry, tf.minimum(indices, 23), indices < self.size)

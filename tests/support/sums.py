@@ -6,7 +6,8 @@ import numpy as np
 
 from support.cases import CASES
 from support.subject import REAL
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients import Clip
 
 CLIPS = (0.05, 1.0, 1e4, math.inf)  # Clips all, some and none of the cases' records.
 PUBLIC_NUM = 100
@@ -42,7 +43,7 @@ def sums_function(model, num_draws, subject, jit_compile):
         model.gradients = "vectorized"
         steps["vectorized"] = subject.step_gradients(model, key, PUBLIC_NUM)
         for engine, step in steps.items():
-            clipped, _ = subject.clipped_sum(step.record_gradient, records, mask, l2_norm_clip=clip)
+            clipped, _ = subject.clipped_sum(step.record_gradient, records, mask, Clip(clip))
             sums[engine] = list(clipped.tensors)
             exact[engine] = step.data_independent or [tf.zeros_like(v) for v in variables]
             if step.pull_back is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._keras import keras, tf
+from tfp_dpvi._tf import keras, tf
 
 
 @keras.utils.register_keras_serializable("toys", "Toy")

@@ -7,11 +7,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support import internals
 from support.internals import TableModel
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import gradients
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
@@ -70,7 +71,7 @@ def by_hand(table, params, codes, clip):
 
 def sums(table, params, codes, mask, clip, jit_compile=False):
     def run(codes, mask):
-        clipped, _ = table_clipped_sum(_Segments.of(table), params, codes, mask, l2_norm_clip=clip)
+        clipped, _ = table_clipped_sum(_Segments.of(table), params, codes, mask, gradients.Clip(clip))
         return list(clipped.tensors)
 
     run = tf.function(run, jit_compile=True, autograph=False) if jit_compile else run
@@ -107,11 +108,10 @@ def test_they_are_the_generic_engines():
     model = TableModel(table, prior, surrogate, seed=0)
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.7, noise_multiplier=1.0))
     key, mask = tf.constant([3, 4], tf.int64), tf.constant(np.arange(30) > 3)
-    ours = model.step_gradients(key, 30)
-    generic = dpvi.DPVI.step_gradients(model, key, 30)
-    clipped, seen = ours.clip_batch({"x": tf.constant(codes)}, mask, key)
+    ours = internals.step_gradients(model, key, 30)
+    clipped, seen = ours.clipped_sum({"x": tf.constant(codes)}, mask, key)
     other, other_seen = gradients.clipped_sum(
-        generic.record_gradient, {"x": tf.constant(codes)}, mask, l2_norm_clip=0.7
+        ours.record_gradient, {"x": tf.constant(codes)}, mask, gradients.Clip(0.7)
     )
     for a, b in zip(clipped.tensors, other.tensors, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
@@ -119,10 +119,10 @@ def test_they_are_the_generic_engines():
     np.testing.assert_array_equal(seen.clipped, other_seen.clipped)
     assert not seen.clipped.numpy()[:4].any()
     assert seen.clipped.numpy()[4:].any()
-    for a, b in zip(ours.pull_back(clipped.tensors), generic.pull_back(other.tensors), strict=True):
+    for a, b in zip(ours.pull_back(clipped.tensors), ours.pull_back(other.tensors), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4)
-    assert (clipped.sensitivity, clipped.l2_norm_clip) == (other.sensitivity, other.l2_norm_clip)
-    weighted = ours.clip_batch({"x": tf.constant(codes), "sample_weight": tf.fill([30], 0.5)}, mask, key)[0]
+    assert (clipped.sensitivity, clipped.clip) == (other.sensitivity, other.clip)
+    weighted = ours.clipped_sum({"x": tf.constant(codes), "sample_weight": tf.fill([30], 0.5)}, mask, key)[0]
     assert np.abs(weighted.tensors[0] - clipped.tensors[0]).max() > 1e-3  # The generic engine's, at half the loss.
 
 
@@ -132,7 +132,7 @@ def test_other_clippings_take_the_generic_engine(kwargs):
     prior = make_prior(table, K)
     model = TableModel(table, prior, dpvi.surrogates.mean_field(prior))
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.7, noise_multiplier=1.0, **kwargs))
-    assert model.step_gradients(tf.constant([3, 4], tf.int64), 30).clip_batch is None
+    assert not internals.clipped_gradient(model, 30).batchwise
     model.fit(make_codes(table), batch_size=10, epochs=1, verbose=0)
 
 
@@ -221,7 +221,7 @@ def test_narrow_normals_far_out_stay_within_the_clip(jit_compile):
     table = Table({"a": Continuous(0, 1, bins=16, shape="normal", missing=True), "c": Categorical(list("abcde"))})
     segments, generator = _Segments.of(table), np.random.default_rng(1)
     step = tf.function(
-        lambda params, codes, mask: table_clipped_sum(segments, params, codes, mask, l2_norm_clip=1.0)[0].tensors,
+        lambda params, codes, mask: table_clipped_sum(segments, params, codes, mask, gradients.Clip(1.0))[0].tensors,
         jit_compile=jit_compile,
     )
 

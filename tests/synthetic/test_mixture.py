@@ -14,7 +14,7 @@ import scipy.stats
 from support import statistics
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,

@@ -121,7 +121,7 @@ def _find(file: PublishedFile, path: PathLike | None) -> pathlib.Path:
 
 
 def _download(file: PublishedFile) -> pathlib.Path:
-    from tfp_dpvi._keras import keras  # Reading a local file needs no TensorFlow.
+    from tfp_dpvi._tf import keras  # Reading a local file needs no TensorFlow.
 
     get_file: Any = keras.utils.get_file
     return pathlib.Path(

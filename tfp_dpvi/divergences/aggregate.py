@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import check_distribution, points, present_rows, row_weights, shares
 
 tfd = tfp.distributions

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import points, present_rows, row_weights, shares
 
 _psd = tfp.math.psd_kernels

@@ -1,38 +1,54 @@
 """Per-example clipped gradient sums. Each engine states the sensitivity of what it returns (contract C3)."""
 
-from tfp_dpvi.gradients.aligned import ThroughDraws, through_draws
-from tfp_dpvi.gradients.capture import layers_of, refuse_mixing
-from tfp_dpvi.gradients.clipping import (
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import (
     CLIPPINGS,
+    Clip,
     ClippedSum,
-    clip_factors,
-    clip_record,
     exactly,
     layer_names,
+    product_epsilon,
+    register_clipping,
     select_finite,
 )
 from tfp_dpvi.gradients.ghost import LayerGradients, Pass
-from tfp_dpvi.gradients.layer_rules import RULES, UnsupportedLayerError
-from tfp_dpvi.gradients.statistics import RecordStatistics
-from tfp_dpvi.gradients.vectorized import RecordGradient, clipped_sum
+from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shapes, refuse_writes, strictly
+from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
+from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients.reparameterized import ThroughDraws, through_draws
+from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
+from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
 
 __all__ = [
     "CLIPPINGS",
     "RULES",
+    "Clip",
+    "ClippedGradient",
     "ClippedSum",
+    "JointRelease",
     "LayerGradients",
     "Pass",
+    "PerExample",
     "RecordGradient",
-    "RecordStatistics",
+    "Released",
+    "StepGradient",
+    "StepSpec",
     "ThroughDraws",
     "UnsupportedLayerError",
-    "clip_factors",
-    "clip_record",
+    "VaryingShapeError",
     "clipped_sum",
     "exactly",
+    "joint_release",
+    "joint_sensitivity",
     "layer_names",
     "layers_of",
+    "mapped",
+    "product_epsilon",
+    "refuse_dynamic_shapes",
     "refuse_mixing",
+    "refuse_writes",
+    "register_clipping",
     "select_finite",
+    "strictly",
     "through_draws",
 ]

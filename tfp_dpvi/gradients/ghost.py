@@ -1,72 +1,79 @@
-"""Clipped sums for models of Keras layers, from one forward pass and without per-record gradients in memory.
+"""Clipped sums for models of Keras layers, from one forward pass and without per-example gradients in memory.
 
 Layers are watched while a batch goes through them. One backward pass gives the gradient at each layer's output; norms
-and weighted sums of per-record gradients follow from inputs and these ("ghost clipping"; Goodfellow 2015,
+and weighted sums of per-example gradients follow from inputs and these ("ghost clipping"; Goodfellow 2015,
 arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679). Both come from the same pass and the same draws (contract C5).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.capture import Capture
-from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, layer_names
-from tfp_dpvi.gradients.contributions import Contribution, total
-from tfp_dpvi.gradients.layer_rules import UnsupportedLayerError
-from tfp_dpvi.gradients.side_effects import refuse_writes
-from tfp_dpvi.gradients.statistics import RecordStatistics
+from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, map_apart, operations_since, own_weights, tf
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
+from tfp_dpvi.gradients.factors import Contribution, Direct, combined, total
+from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
+from tfp_dpvi.gradients.layers import RULES, ByRecord, Found, Probed, UnsupportedLayerError
+
+_RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
+_Result = TypeVar("_Result")
+_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerGradients:
-    """Which layers and variables, and how their per-record gradients are had.
+    """Which layers and variables, and how their per-example gradients are computed.
 
     Attributes:
-      layers: Keras layers, sublayers included.
+      layers: Keras layers, sublayers included (`layers_of`).
       variables: what the gradient is by.
-      mapped: hold every layer's per-record gradients, by `tf.vectorized_map`, and use no rule.
-      rows_each: see `Capture`; set by `checked`.
+      mapped: hold every layer's per-example gradients, by `tf.vectorized_map`, and use no rule but for embeddings.
+      rows_each: for each call of a layer in order, how many rows it saw for one record; None to infer it from the number
+        of records, which must then be known while tracing. Set by `checked`.
       bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
       notes: sentences about layers without a rule; set by `checked`.
     """
 
-    layers: Sequence[Any]
-    variables: Sequence[Any]
+    layers: Sequence[Layer]
+    variables: Sequence[tf.Variable]
     mapped: bool = False
     rows_each: tuple[int, ...] | None = None
     bytes_each: int = 0
     notes: tuple[str, ...] = ()
 
-    def run(self, function: Callable[[], Any], num_records: int | None = None, watch: Sequence[Any] = ()) -> Pass:
-        """Runs `function` and watches it.
+    def run(
+        self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
+    ) -> Pass[_Result]:
+        """Runs `function` and watches its layers.
 
         Args:
           function: returns a structure of tensors; it is called once.
           num_records: how many records it works on, if that is known while tracing.
           watch: what else the pass's tape is to watch.
         """
-        tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        capture = Capture(self.layers, tape, rows_each=self.rows_each, num_records=num_records, mapped=self.mapped)
+        one: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        with tape, capture.watching():
-            tape.watch(watch)
-            result = function()
-            if any(layer._losses or layer._eager_losses for layer in self.layers):
+        with one.watching():
+            one.tape.watch(watch)
+            one.result = function()
+            if any(losses_added(layer) for layer in self.layers):
                 raise UnsupportedLayerError(
                     "A layer uses add_loss or an activity regularizer, which cannot be told apart by record in a batch. Add "
                     "the term to the distribution or the prior, or write a DPModel with record_loss."
                 )
         refuse_writes(graph, known)
-        return Pass(self, tape, capture, result)
+        return one
 
-    def checked(self, function: Callable[[Any], Any], x: Any) -> LayerGradients:
-        """Tries the layers on made-up records.
+    def checked(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
+        """Tries the layers on synthetic records.
 
         Gradients by single records are compared with TensorFlow's own; and a record in the middle is replaced by NaN and by
         huge numbers, which must leave the others' losses and gradients as they were. What mixes records, reorders rows or
@@ -74,7 +81,7 @@ class LayerGradients:
 
         Args:
           function: from a batch of records to losses of shape [n], the same for the same batch but for layers that draw.
-          x: structure of tensors of made-up records, [n, ...] with n of at least 3.
+          x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
 
         Returns:
           This, with what was learned about the layers.
@@ -83,150 +90,283 @@ class LayerGradients:
           UnsupportedLayerError: gradients differ, or records influence each other.
         """
         num_records = int(tf.nest.flatten(x)[0].shape[0])
-        found: dict[str, Any] = {}
+        passes: list[Pass[tf.Tensor]] = []
 
-        def compare() -> Any:
+        def compare() -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
             one = self.run(lambda: function(x), num_records, watch=self.variables)
-            found["pass"] = one
-            weights = tf.range(1.0, num_records + 1.0) / num_records
-            weights = tf.cast(weights, one.result.dtype)
-            rows = []
-            by_layers = one.contributions(one.result, tf.ones_like(one.result))
-            each = [
-                one.tape.gradient(one.result, self.variables, output_gradients=only, unconnected_gradients="zero")
-                for only in tf.unstack(tf.eye(num_records, dtype=one.result.dtype))
-            ]
-            for number, part in enumerate(by_layers):
-                values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
-                squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
-                total = tf.tensordot(weights, values, axes=1)
-                if part is None:
-                    mine, squared = tf.zeros_like(total), tf.zeros_like(squares)
-                else:
-                    mine, squared = part.weighted_sum(weights), part.squared_norms()
-                scale = tf.reduce_max(tf.abs(values))
-                too_small = tf.reduce_max(squares - squared) / tf.reduce_max(squares)
-                too_large = tf.reduce_max(squared - squares) / tf.reduce_max(squares)
-                rows.append([tf.reduce_max(tf.abs(mine - total)) / scale, too_small, too_large, scale])
-            return tf.reduce_any(~tf.math.is_finite(one.result)), rows
+            passes.append(one)
+            return tf.reduce_any(~tf.math.is_finite(one.result)), _differences(one, num_records)
 
         # By its concrete function: TensorFlow warns of many traces where several models are made.
         odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
-        tolerance = _TOLERANCE[self.variables[0].dtype.name]
         if odd:
-            raise UnsupportedLayerError("The loss of made-up records between 0 and 1 is not finite.")
+            raise UnsupportedLayerError("The loss of synthetic records between 0 and 1 is not finite.")
+        tolerance = _TOLERANCE[self.variables[0].dtype.name]
         for variable, (sums, too_small, too_large, scale) in zip(self.variables, rows, strict=True):
             right = float(sums) < tolerance and float(too_small) < tolerance and float(too_large) < 0.05
             if (float(scale) > 0 and not right) or not np.isfinite(float(scale)):
                 raise UnsupportedLayerError(
                     f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
-                    "(tried on made-up records): records influence each other, or the variable is used outside its layer."
+                    "(tried on synthetic records): records influence each other, or the variable is used outside its layer."
                 )
-        one = found["pass"]
+        one = passes[0]
         learned = dataclasses.replace(
             self,
-            rows_each=tuple(one.capture.rows_each),
+            rows_each=tuple(one.rows_each),
             bytes_each=one.num_bytes // num_records,
-            notes=tuple(dict.fromkeys(one.capture.notes)),
+            notes=tuple(dict.fromkeys(one.notes)),
         )
-        learned._check_independence(function, x, tolerance)
+        _check_independence(learned, function, x, tolerance)
         return learned
 
-    def _check_independence(self, function: Callable[[Any], Any], x: Any, tolerance: float) -> None:
-        """Raises if losses or gradients of others change when one record's values do."""
-        twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
-        num = int(tf.nest.flatten(twice)[0].shape[0])
-        others = np.arange(num) != num // 2
 
-        def measures(batch: Any) -> tuple[Any, list[Any]]:
-            one = self.run(lambda: function(batch))
-            keep = tf.constant(others)
-            weights = tf.cast(keep, one.result.dtype)
-            parts = [part for part in one.contributions(one.result, weights) if part is not None]
-            norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
-            return tf.boolean_mask(one.result, keep), [*norms, *[part.weighted_sum(weights) for part in parts]]
+def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
+    """Compares norms and a weighted sum with those of TensorFlow's gradients by single records.
 
-        signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
-        traced = tf.function(
-            measures, input_signature=[signature], autograph=False
-        )  # With as many rows as training has.
-
-        def replaced(value: float) -> list[np.ndarray]:
-            def change(part: Any) -> Any:
-                if part.dtype.is_integer:
-                    other = tf.ones_like(part[:1])  # 0 elsewhere: any two categories.
-                else:
-                    other = tf.fill(part[:1].shape, tf.constant(value, part.dtype))
-                return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
-
-            losses, gradients = traced(tf.nest.map_structure(change, twice))
-            return [losses.numpy(), *[gradient.numpy() for gradient in gradients]]
-
-        def moved(before: np.ndarray, now: np.ndarray) -> bool:
-            return bool(before.size) and bool(np.abs(now - before).max() > tolerance * np.abs(before).max())
-
-        base = replaced(0.5)
-        # A layer's own draws move more than rounding does, which threads make differ as well.
-        draws = any(map(moved, base, replaced(0.5)))
-        for value in (float("nan"), 1e6, -1e6):
-            for before, now in zip(base, replaced(value), strict=True):
-                if not np.isfinite(now).all() or (not draws and moved(before, now)):
-                    raise UnsupportedLayerError(
-                        f"Losses or gradients of made-up records change when another record of their batch becomes {value:g}: "
-                        "a layer lets records influence each other, for instance by an operation over axis 0 or over the "
-                        "whole batch. One record would move all gradients, and no clip would bound its influence. Work along "
-                        "the other axes."
-                    )
+    Returns:
+      For each variable how far the sum is off, by how much the largest squared norm is too small and too large, all relative,
+      and the largest entry.
+    """
+    variables, losses = one.gradients.variables, one.result
+    weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
+    by_layers = one.contributions(losses, tf.ones_like(losses))
+    each = [
+        one.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
+        for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
+    ]
+    rows = []
+    for number, part in enumerate(by_layers):
+        values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
+        squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
+        wanted = tf.tensordot(weights, values, axes=1)
+        if part is None:
+            mine, squared = tf.zeros_like(wanted), tf.zeros_like(squares)
+        else:
+            mine, squared = part.weighted_sum(weights), part.squared_norms()
+        scale = tf.reduce_max(tf.abs(values))
+        too_small = tf.reduce_max(squares - squared) / tf.reduce_max(squares)
+        too_large = tf.reduce_max(squared - squares) / tf.reduce_max(squares)
+        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / scale, too_small, too_large, scale])
+    return rows
 
 
-_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
+def _check_independence(
+    gradients: LayerGradients, function: Callable[[Structure], tf.Tensor], x: Structure, tolerance: float
+) -> None:
+    """Raises if losses or gradients of others change when one record's values do."""
+    twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
+    num = int(tf.nest.flatten(twice)[0].shape[0])
+    others = np.arange(num) != num // 2
+
+    def measures(batch: Structure) -> list[tf.Tensor]:
+        one = gradients.run(lambda: function(batch))
+        keep = tf.constant(others)
+        weights = tf.cast(keep, one.result.dtype)
+        parts = [part for part in one.contributions(one.result, weights) if part is not None]
+        norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
+        return [tf.boolean_mask(one.result, keep), *norms, *[part.weighted_sum(weights) for part in parts]]
+
+    # With as many rows as training has.
+    signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
+    traced = tf.function(measures, input_signature=[signature], autograph=False)
+
+    def replaced(value: float) -> list[np.ndarray]:
+        def change(part: tf.Tensor) -> tf.Tensor:
+            # Integers are 0 elsewhere: any two categories.
+            other = (
+                tf.ones_like(part[:1]) if part.dtype.is_integer else tf.fill(part[:1].shape, tf.cast(value, part.dtype))
+            )
+            return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
+
+        return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]
+
+    def moved(before: np.ndarray, now: np.ndarray) -> bool:
+        return bool(before.size) and bool(np.abs(now - before).max() > tolerance * np.abs(before).max())
+
+    base = replaced(0.5)
+    # A layer's own draws move more than rounding does, which threads make differ as well.
+    draws = any(map(moved, base, replaced(0.5)))
+    for value in (float("nan"), 1e6, -1e6):
+        for before, now in zip(base, replaced(value), strict=True):
+            if not np.isfinite(now).all() or (not draws and moved(before, now)):
+                raise UnsupportedLayerError(
+                    f"Losses or gradients of synthetic records change when another record of their batch becomes {value:g}: "
+                    "a layer lets records influence each other, for instance by an operation over axis 0 or over the whole "
+                    "batch. One record would move all gradients, and no clip would bound its influence. Work along the other "
+                    "axes."
+                )
 
 
-class Pass:
-    """One forward pass of a batch, watched.
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    layer: Layer
+    probed: Probed
+    rows: int | None
+
+
+class Pass(Generic[_Result]):
+    """One forward pass of a batch, in which the calls of trainable layers were watched.
 
     Attributes:
+      gradients: which layers and variables.
       result: what the function returned.
+      tape: the persistent `tf.GradientTape` of the pass, which watches no variable by itself.
+      notes: sentences about layers that no rule knows.
     """
 
-    def __init__(self, gradients: LayerGradients, tape: Any, capture: Capture, result: Any) -> None:
-        self.gradients, self.tape, self.capture, self.result = gradients, tape, capture, result
+    result: _Result
+
+    def __init__(self, gradients: LayerGradients, num_records: int | None) -> None:
+        self.gradients = gradients
+        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self.notes: list[str] = []
+        self._num_records = num_records
+        self._calls: list[_Call] = []
+        self._paused = False
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While active, calls of the layers are recorded."""
+        layers = [layer for layer in self.gradients.layers if own_weights(layer)]
+        with self.tape, calls_seen(layers, self._watched):
+            yield
+
+    def _watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
+        mapped = self.gradients.mapped
+
+        def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
+            # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
+            if self._paused or tf.compat.v1.get_default_graph() is not self._graph:
+                return original(inputs, *args, **kwargs)
+            # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
+            rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
+            plain = not args and all(value is None for value in kwargs.values())
+            usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
+            probed = rule(layer, original, inputs) if rule is not None and usable else None
+            if probed is None:
+                probed = self._by_map(layer, original, inputs, args, kwargs)
+                if rule is None and not mapped:
+                    self.notes.append(
+                        f"{layer.name} ({type(layer).__name__}): no rule for its gradient norms, so its per-record "
+                        "gradients are held in memory."
+                    )
+            self.tape.watch(probed.probes)
+            self._calls.append(_Call(layer, probed, probed.probes[0].shape[0]))
+            return probed.finish()
+
+        return call
+
+    def _by_map(
+        self,
+        layer: Layer,
+        original: Callable[..., Structure],
+        inputs: Structure,
+        args: tuple[Structure, ...],
+        kwargs: dict[str, Structure],
+    ) -> Probed:
+        """Any layer: its own variables' gradients by one record, mapped over the records."""
+        outputs = original(inputs, *args, **kwargs)
+        variables = own_weights(layer)
+        given = (inputs, args, kwargs)
+        tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
+
+        def again(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            left = iter(leaves)
+            filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
+            one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
+            return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
+
+        def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
+            leaves, by_outputs = values
+            graph = tf.compat.v1.get_default_graph()
+            known = len(graph.get_operations())
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                results = again(leaves)
+                _refuse_random(layer, graph, known)
+            found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
+            refuse_varying_shapes(graph, known)
+            return found
+
+        def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+            self._paused = True
+            try:
+                rows = [by_record.split(part) for part in tensors], [by_record.split(part) for part in gradients]
+                each = map_apart(one, rows)
+            finally:
+                self._paused = False
+            pairs = zip(variables, each, strict=True)
+            return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
+
+        return Probed(tf.nest.flatten(outputs), lambda: outputs, contributions)
+
+    @property
+    def rows_each(self) -> list[int]:
+        """For each call, how many rows the layer saw for one record."""
+        known = self.gradients.rows_each
+        if known is not None:
+            if len(known) != len(self._calls):
+                raise UnsupportedLayerError(
+                    f"The layers were called {len(self._calls)} times and {len(known)} times when the model was checked: a "
+                    "pass must call the same layers each time."
+                )
+            return list(known)
+        num = self._num_records
+        found = []
+        for call in self._calls:
+            if num is None or call.rows is None or call.rows % num:
+                raise UnsupportedLayerError(
+                    f"{call.layer.name} saw {call.rows} rows for {num} records: the first dimension of what layers see "
+                    "must run over records, with equally many rows for each."
+                )
+            found.append(call.rows // num)
+        return found
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensors between layers, where their shapes are known."""
-        return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self.capture.probes)
+        return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self._probes)
 
-    def contributions(self, values: Any, weights: Any) -> list[Contribution | None]:
-        """For each variable what the records contribute to the gradient of `sum(weights * values)`.
+    @property
+    def _probes(self) -> list[tf.Tensor]:
+        return [probe for call in self._calls for probe in call.probed.probes]
+
+    def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
+        """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`.
 
         Args:
           values: tensor computed in this pass.
           weights: of the same shape.
         """
-        probes = self.capture.probes
-        at_probes = self.tape.gradient(values, probes, output_gradients=weights, unconnected_gradients="zero")
-        found = {variable.ref(): part for variable, part in self.capture.contributions(at_probes)}
-        return [found.get(variable.ref()) for variable in self.gradients.variables]
+        at_probes = iter(
+            self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
+        )
+        parts: dict[tf.Variable, list[Contribution]] = {variable.ref(): [] for variable in self.gradients.variables}
+        for call, rows in zip(self._calls, self.rows_each, strict=True):
+            own = [next(at_probes) for _ in call.probed.probes]
+            for variable, part in call.probed.contributions(own, ByRecord(rows)):
+                parts.setdefault(variable.ref(), []).append(part)
+        found = [parts[variable.ref()] for variable in self.gradients.variables]
+        return [combined(each) if each else None for each in found]
 
     def clipped_sum(
-        self, losses: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat", weights: Any = None
-    ) -> tuple[ClippedSum, RecordStatistics]:
-        """The sum over records of their gradients, each clipped.
+        self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
+    ) -> tuple[ClippedSum, PerExample]:
+        """Sums the records' gradients, each clipped.
 
         Args:
           losses: of shape [n], computed in this pass; loss i depends on record i alone.
           mask: bool tensor of shape [n]; False marks padding.
-          l2_norm_clip: the bound C.
-          clipping: see `clip_factors`.
+          clip: the bound C, and how it is met.
           weights: float tensor of shape [n] that multiplies the losses before the clip, or None.
 
         Returns:
-          The `ClippedSum`, and the records' losses and whether they were clipped (*not private* as they are).
+          The `ClippedSum`, and exact values of single records (*not private* as they are).
 
         #### Formal guarantee
 
-        As for `clipped_sum` of `gradients.vectorized`, for losses that depend on one record each (`LayerGradients.checked`
+        As for `clipped_sum` of `gradients.vmap`, for losses that depend on one record each (`LayerGradients.checked`
         tries that): a record contributes a vector of l2 norm at most C up to rounding, and exactly zero if it is masked
         or its loss or its gradient's squared norm is NaN or Inf. Hence A = C and D = 2C.
         """
@@ -238,11 +378,20 @@ class Pass:
         squares = [part.squared_norms() for _, part in used]
         finite = tf.math.is_finite(tf.add_n(squares))
         keep &= finite
-        factors = clip_factors(squares, l2_norm_clip, clipping, layer_names([variable for variable, _ in used]))
-        statistics = RecordStatistics.of(losses * weights, factors, keep)
+        factors = clip.factors(squares, layer_names([variable for variable, _ in used]))
+        examples = PerExample.of(losses * weights, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
 
         totals = total([part for _, part in used], factors, finite)
         sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
-        return ClippedSum(tensors, l2_norm_clip), statistics
+        return ClippedSum(tensors, clip), examples
+
+
+def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
+    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
+    if drawn is not None:
+        raise UnsupportedLayerError(
+            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "
+            "gradients would come from other draws than the loss (contract C5). Draw in a layer of its own."
+        )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
-from tfp_dpvi.gradients.clipping import clip_factors, clip_record, select_finite
-from tfp_dpvi.gradients.contributions import Contribution, Groups, total
+from tfp_dpvi._tf import tf, tfd, tfp
+from tfp_dpvi.gradients.clip import Clip, select_finite
+from tfp_dpvi.gradients.factors import Contribution, Groups, total
 
 
-def assign(key: Any, num: Any, num_groups: int) -> Any:
+def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
     """Groups of `num` records: independent and uniform, int32 of shape [num].
 
     #### Formal guarantee
@@ -22,8 +21,10 @@ def assign(key: Any, num: Any, num_groups: int) -> Any:
     return tf.random.stateless_uniform([num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM)
 
 
-def _changed(distribution: Any, of_rows: Callable[[Any], Any], num: Any) -> Any:
-    """The distribution with all parameters changed that have `num` rows."""
+def _changed(
+    distribution: tfd.Distribution, of_rows: Callable[[tf.Tensor], tf.Tensor], num: int | None
+) -> tfd.Distribution:
+    """Returns the distribution with all parameters changed that have `num` rows."""
     plain = getattr(distribution, "tensor_distribution", distribution)  # What a TFP layer returns wraps it.
     try:
         composite = tfp.experimental.as_composite(plain)
@@ -37,7 +38,7 @@ def _changed(distribution: Any, of_rows: Callable[[Any], Any], num: Any) -> Any:
     return tf.nest.pack_sequence_as(composite, changed, expand_composites=True)
 
 
-def rows_of_distribution(distribution: Any, rows: Any, num: Any) -> Any:
+def rows_of_distribution(distribution: tfd.Distribution, rows: tf.Tensor, num: int | None) -> tfd.Distribution:
     """The batch members `rows` of a TFP distribution with `num` of them (None: as many as there are) in its first dimension.
 
     Raises:
@@ -46,7 +47,7 @@ def rows_of_distribution(distribution: Any, rows: Any, num: Any) -> Any:
     return _changed(distribution, lambda leaf: tf.gather(leaf, rows), num)
 
 
-def distribution_where(distribution: Any, chosen: Any, num: Any) -> Any:
+def distribution_where(distribution: tfd.Distribution, chosen: tf.Tensor, num: int | None) -> tfd.Distribution:
     """The same distribution with ones as parameters of all batch members that are not chosen.
 
     Nothing of theirs is in it then, nor a NaN, which would pass through zeros.
@@ -55,14 +56,14 @@ def distribution_where(distribution: Any, chosen: Any, num: Any) -> Any:
       TypeError: a distribution that TFP cannot take apart.
     """
 
-    def select(leaf: Any) -> Any:
+    def select(leaf: tf.Tensor) -> tf.Tensor:
         keep = tf.reshape(chosen, [-1] + [1] * (leaf.shape.rank - 1))
         return tf.where(keep, leaf, tf.ones_like(leaf))
 
     return _changed(distribution, select, num)
 
 
-def members_of(groups: Any, mask: Any, num_groups: int, expected_batch_size: float) -> Groups:
+def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:
     """The records of each group.
 
     Args:
@@ -83,15 +84,15 @@ def members_of(groups: Any, mask: Any, num_groups: int, expected_batch_size: flo
 
 def clipped_group_sum(
     parts: Sequence[Contribution | None],
-    variables: Sequence[Any],
-    groups: Any,
-    mask: Any,
+    variables: Sequence[tf.Variable],
+    groups: tf.Tensor,
+    mask: tf.Tensor,
     *,
     num_groups: int,
-    l2_norm_clip: float,
+    clip: Clip,
     expected_batch_size: float,
     static: bool,
-) -> list[Any]:
+) -> list[tf.Tensor]:
     """Sum over groups of their gradients, each clipped.
 
     Args:
@@ -100,7 +101,7 @@ def clipped_group_sum(
       groups: int32 tensor of shape [n].
       mask: bool tensor of shape [n]; False marks padding.
       num_groups: b.
-      l2_norm_clip: the bound C2.
+      clip: the bound C2.
       expected_batch_size: about how many records there are, to choose the cheaper form by.
       static: keep shapes fixed, as XLA needs it, at b times the work.
 
@@ -116,13 +117,13 @@ def clipped_group_sum(
         return sums
     if static:
         every = [part for _, part in used]
-        found = _loop_over_groups(every, groups, mask, num_groups, l2_norm_clip, variables[0].dtype)
+        found = _loop_over_groups(every, groups, mask, num_groups, clip, variables[0].dtype)
     else:
         members = members_of(groups, mask, num_groups, expected_batch_size)
         of_groups = [part.of_groups(members) for _, part in used]
         squares = [part.squared_norms() for part in of_groups]
         finite = tf.math.is_finite(tf.add_n(squares))
-        factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip_factors(squares, l2_norm_clip)]
+        factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)]
         found = total(of_groups, factors, finite)
     for (number, _), part in zip(used, found, strict=True):
         sums[number] = part
@@ -130,12 +131,12 @@ def clipped_group_sum(
 
 
 def _loop_over_groups(
-    parts: Sequence[Contribution], groups: Any, mask: Any, num_groups: int, l2_norm_clip: float, dtype: Any
-) -> list[Any]:
-    def body(group: Any, sums: Any) -> tuple[Any, Any]:
+    parts: Sequence[Contribution], groups: tf.Tensor, mask: tf.Tensor, num_groups: int, clip: Clip, dtype: tf.DType
+) -> list[tf.Tensor]:
+    def body(group: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weights = tf.cast((groups == group) & mask, dtype)
         gradient, _ = select_finite([part.weighted_sum(weights) for part in parts], tf.constant(True))
-        clipped = clip_record(gradient, l2_norm_clip)
+        clipped = clip.clip_record(gradient)
         return group + 1, [before + part for before, part in zip(sums, clipped, strict=True)]
 
     start = [tf.zeros(part.shape, dtype) for part in parts]

@@ -1,20 +1,31 @@
-"""From the arguments of `fit` to records, a feed and public numbers; everything bad is refused here, before it costs."""
+"""The arguments of `fit`, turned into data; everything bad is refused here, before it costs."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.models import planning, workers
-from tfp_dpvi.models.feeds import ArrayFeed, DatasetFeed
-from tfp_dpvi.models.records import Records, by_column, make_records
-from tfp_dpvi.models.sources import RecordSource, SourceFeed, wants_stream
+import numpy as np
+
+from tfp_dpvi._tf import Metric, keras, refuse_keras_3, tf
+from tfp_dpvi.data import (
+    ArrayData,
+    Data,
+    DatasetData,
+    RecordSource,
+    StreamedData,
+    by_column,
+    make_records,
+    wants_stream,
+)
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.sampling import make_sampler
+from tfp_dpvi.training.distribution import Workers
 
 _DEFAULT_BATCH_SIZE = 256
 
-_WAYS_OUT = {
+_REFUSED = {
     "shuffle": "records are sampled at random in every step; leave it out.",
     "validation_split": "it would show exact losses of private records; split yourself and give validation_data=.",
     "class_weight": "give sample_weight=, which acts inside the clip.",
@@ -22,130 +33,128 @@ _WAYS_OUT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """What a fit learns from.
-
-    Attributes:
-      feed: where each step's records come from.
-      traced: the sampler that the step is traced with.
-      tensors: tensors of the shapes that it is traced with.
-      records: the records, or stand-ins of their shapes for those that stay where they are.
-      num_records: the public N.
-      batch_size: the expected batch size, the public denominator q N.
-      steps_per_epoch: likewise public.
-    """
-
-    feed: ArrayFeed | DatasetFeed | SourceFeed
-    traced: Any
-    tensors: Any
-    records: Records
-    num_records: int
-    batch_size: float
-    steps_per_epoch: int
+def refuse(arguments: Mapping[str, object]) -> None:
+    """Raises for arguments of Keras's `fit` that have no place here, and for unknown ones."""
+    for name, value in arguments.items():
+        if name in _REFUSED:
+            raise ValueError(f"{name}={value!r} is not supported: {_REFUSED[name]}")
+        raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
 
 
-def of_dataset(
+def check_counts(**counts: int | None) -> None:
+    """Raises unless each is None or an integer of at least 1."""
+    for name, value in counts.items():
+        if value is not None:
+            try:
+                check.count(name, value, 1)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+
+
+def check_scope(model: keras.Model) -> None:
+    """Raises where `fit` is called in the scope of a strategy that the model was not built in."""
+    outer = tf.distribute.get_strategy()
+    if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, model.variables)):
+        raise ValueError(
+            "fit is called in the scope of a tf.distribute strategy that the model was not built in: build and compile the "
+            "model inside strategy.scope() too, so that its variables are on all replicas."
+        )
+
+
+def make_data(  # noqa: D417
     model: Any,
-    dataset: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     *,
-    sampling: str | None,
-    sampling_probability: float | None,
-    num_records: int | None,
-    steps_per_epoch: int | None,
-) -> Given:
-    """A user's batches, with their declaration of how they were drawn.
+    batch_size: int | None = None,
+    num_records: int | None = None,
+    sampling: str | None = None,
+    sampling_probability: float | None = None,
+    steps_per_epoch: int | None = None,
+    physical_batch_size: int | None = None,
+    validate: bool = True,
+    stream: bool | None = None,
+) -> Data:
+    """Returns the records of `fit` with their sampler, after the model has been built and tried on their shapes.
+
+    Args:
+      model: a `DPModel`.
+      physical_batch_size: of `compile`.
+      x: see `DPModel.fit`, as the rest.
 
     Raises:
-      TypeError, ValueError: undeclared, or not for this model.
+      TypeError, ValueError: not records, not for this model, or a sampling scheme that is not declared.
     """
-    if workers.several(model.distribute_strategy):
-        raise ValueError(
-            "x is a dataset, and several workers train: each would draw batches of its own and take its share of "
-            "another one, so that a record could be in a step, or in an epoch, more than once. Pass the same arrays "
-            "on every worker."
+    if x is None:
+        raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
+    check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None or batch_size is not None:
+            raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
+        return _of_dataset(
+            model,
+            DatasetData(
+                x,
+                sampling=sampling,
+                probability=sampling_probability,
+                num_records=num_records,
+                steps_per_epoch=steps_per_epoch,
+                physical_batch_size=physical_batch_size,
+                dtype=model.record_dtype,
+            ),
         )
-    feed = DatasetFeed(
-        dataset,
-        sampling=sampling,
-        probability=sampling_probability,
-        num_records=num_records,
-        steps_per_epoch=steps_per_epoch,
-        physical_batch_size=model._dp.settings.physical_batch_size,
-        dtype=model._record_dtype,
-    )
-    assert num_records is not None
-    assert steps_per_epoch is not None
+    if sampling_probability is not None:
+        raise ValueError(
+            f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
+        )
+    x, y = by_column("x", x), by_column("y", y)
+    source = None
+    if wants_stream((x, y), stream):
+        source = RecordSource(x, y, sample_weight, model.record_dtype)
+        records, available = source.probe, source.num
+    else:
+        records = make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+        available = records.num
     with model.distribute_strategy.scope():
-        model._prepare(feed.probe)
-    model._check_data(feed.probe)
-    if model._batch_needs is not None and model._batch_needs.whole:
+        model.prepare(records)
+    model.check_records(records)
+    num_records = available if num_records is None else int(num_records)
+    batch_size = min(_DEFAULT_BATCH_SIZE, num_records) if batch_size is None else int(batch_size)
+    Workers(model.distribute_strategy).check_same(
+        available, num_records, batch_size, steps_per_epoch, records=records if source is None else source.some()
+    )
+    sampler = make_sampler(
+        sampling or "poisson",
+        num_available=available,
+        num_records=num_records,
+        batch_size=batch_size,
+        physical_batch_size=physical_batch_size,
+        needs=model.batch_needs,
+    )
+    public = (num_records, float(min(batch_size, num_records)), steps_per_epoch or math.ceil(num_records / batch_size))
+    return ArrayData(records, sampler, *public) if source is None else StreamedData(source, sampler, *public)
+
+
+def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
+    if Workers(model.distribute_strategy).several:
+        raise ValueError(
+            "x is a dataset, and several workers train: each would draw batches of its own, so that a record could be in a step "
+            "more than once.\nPass the same arrays on every worker."
+        )
+    with model.distribute_strategy.scope():
+        model.prepare(data.records)
+    model.check_records(data.records)
+    if model.batch_needs.whole:
         raise ValueError(
             "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
             "samples by itself. Pass arrays."
         )
-    return Given(
-        feed, feed.sampler, feed.probe_tensors, feed.probe, num_records, feed.expected_batch_size, steps_per_epoch
-    )
+    return data
 
 
-def of_arrays(
-    model: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    *,
-    batch_size: int | None,
-    sampling: str | None,
-    num_records: int | None,
-    steps_per_epoch: int | None,
-    validate: bool,
-    stream: bool | None,
-) -> Given:
-    """Records that `fit` samples from by itself.
-
-    Raises:
-      TypeError, ValueError: not records, or not for this model.
-    """
-    state = model._dp
-    x, y = by_column("x", x), by_column("y", y)
-    source = None
-    if wants_stream((x, y), stream):
-        source = RecordSource(x, y, sample_weight, model._record_dtype)
-        records = source.probe
-    else:
-        records = make_records(x, y, sample_weight, dtype=model._record_dtype, validate=validate)
-    with model.distribute_strategy.scope():
-        model._prepare(records)
-    model._check_data(records, in_memory=source is None)
-    available = records.num if source is None else source.num
-    public_num = available if num_records is None else int(num_records)
-    batch_size = min(_DEFAULT_BATCH_SIZE, public_num) if batch_size is None else int(batch_size)
-    if workers.several(model.distribute_strategy):
-        compared = records if source is None else source.some()
-        workers.check_same_records(
-            model.distribute_strategy, compared, available, public_num, batch_size, state.steps_run
-        )
-    sampler = planning.make_sampler(
-        sampling or "poisson",
-        available,
-        public_num,
-        batch_size,
-        state.settings.physical_batch_size,
-        model.trainable_variables,
-        model._batch_needs,
-    )
-    expected = float(min(batch_size, public_num))
-    steps = steps_per_epoch or math.ceil(public_num / batch_size)
-    if source is None:
-        feed = ArrayFeed(records, sampler)
-        return Given(feed, sampler, feed.tensors, records, public_num, expected, steps)
-    streamed = SourceFeed(source, sampler)
-    return Given(streamed, streamed.given, streamed.probe_tensors, records, public_num, expected, steps)
-
-
-def check_validation(data: Any, public: bool, unsafe: bool, dtype: Any) -> Any:
-    """`validation_data` as a tuple of tensors, or None.
+def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> tuple[tf.Tensor, ...] | None:
+    """Returns `validation_data` as a tuple of tensors, or None.
 
     Raises:
       ValueError: private and not declared unsafe, or of another form.
@@ -154,9 +163,8 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: Any) -> Any:
         return None
     if not (public or unsafe):
         raise ValueError(
-            "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those "
-            "records. Say validation_is_public=True if the records are public, or unsafe_validation=True to accept "
-            "that they are not protected."
+            "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those records.\nSay "
+            "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
         )
     if not isinstance(data, tuple) or len(data) not in (2, 3):
         raise ValueError(
@@ -171,9 +179,18 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: Any) -> Any:
     return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
 
-def refuse(arguments: dict[str, Any]) -> None:
-    """Raises for arguments of Keras's `fit` that have no place here, with the way out, and for unknown ones."""
-    for name, value in arguments.items():
-        if name in _WAYS_OUT:
-            raise ValueError(f"{name}={value!r} is not supported: {_WAYS_OUT[name]}")
-        raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
+def validation_metrics(metrics: Any) -> list[Metric]:
+    """Returns Keras metric objects from objects, functions and names; `ValueError` for a name that is ambiguous."""
+    objects = []
+    refuse_keras_3("validation_metrics", list(metrics or ()))
+    for metric in metrics or ():
+        if metric in ("accuracy", "acc"):
+            raise ValueError(
+                f"validation_metrics={metric!r} depends on what predict returns: say binary_accuracy for the mean of 0/1 "
+                "outcomes, or sparse_categorical_accuracy for class probabilities."
+            )
+        found = keras.metrics.get(metric)
+        if not isinstance(found, Metric):
+            found = keras.metrics.MeanMetricWrapper(found, name=getattr(found, "__name__", "metric"))
+        objects.append(found)
+    return objects

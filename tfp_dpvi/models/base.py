@@ -1,35 +1,33 @@
-"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and keeps the books."""
+"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and accounts for the privacy spent."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._keras import Model, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Optimizer, refuse_keras_3, tf
+from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import arguments, beginning, exporting, planning, resuming, saving, workers
-from tfp_dpvi.models import settings as settings_lib
-from tfp_dpvi.models.loop import StepGradients
-from tfp_dpvi.models.records import Records
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
+from tfp_dpvi.models import arguments, exporting
+from tfp_dpvi.models.fitting import FittedModel
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport, SamplingScheme, Sensitivity
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.training.budget import PrivacyTarget
+from tfp_dpvi.training.compiled import CompiledSteps
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
-LOG = logging.getLogger("tfp_dpvi")
-_STEPS_PER_CALL = 50
 
-
-class DPModel(Model):
+class DPModel(FittedModel):
     """Base of the private models, and the point to subclass for any other: override `record_loss`.
 
     ```python
@@ -89,129 +87,80 @@ class DPModel(Model):
         """
         return None
 
-    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
-        """One step's per-record gradient function and exact gradient; for models with draws of their own.
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns how records' gradients are computed and clipped, with its sensitivity; for models with draws of their own.
 
         Args:
-          key: int64 tensor of shape [2] for Monte Carlo draws.
-          num_records: the public N.
+          spec: the public numbers of a step.
         """
-        variables = self.trainable_variables
+        variables, clip = self.trainable_variables, self.clip
 
-        def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+        def record_gradient(record: dict[str, tf.Tensor], keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
             del keep
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                self._clear_losses()
-                loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
-                loss = tf.convert_to_tensor(loss)
-                if loss.shape.rank != 0:
-                    raise ValueError(
-                        f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
-                        "take entry [0] of a batch of one."
-                    )
-                # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
-                loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
-                if "sample_weight" in record:
-                    loss *= record["sample_weight"]
-            self._clear_losses()
+                loss = self._whole_record_loss(record)
             return loss, tape.gradient(loss, variables, unconnected_gradients="zero")
 
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            exact_loss = self.data_independent_loss(num_records)
-        exact = None
-        if exact_loss is not None:
-            exact = tape.gradient(exact_loss, variables, unconnected_gradients="zero")
-        return StepGradients(record_gradient, variables, exact, data_independent_loss=exact_loss)
+        def draw(key: tf.Tensor) -> StepGradient:
+            del key
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = self.data_independent_loss(spec.num_records)
+            exact = None if loss is None else tape.gradient(loss, variables, unconnected_gradients="zero")
+            return mapped(record_gradient, variables, clip, data_independent=exact, data_independent_loss=loss)
 
-    @property
-    def _caveats(self) -> tuple[str, ...]:
-        """For subclasses: sentences for the report."""
-        return ()
+        return ClippedGradient(draw, clip)
 
-    @property
-    def step_identity(self) -> tuple[Any, ...]:
-        """For subclasses: whatever settings `step_gradients` reads; the step is traced anew when they change."""
-        return ()
-
-    @property
-    def gains_from_xla(self) -> bool:
-        """For subclasses: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say."""
-        return True
-
-    @property
-    def _batch_needs(self) -> planning.BatchNeeds | None:
-        """For subclasses whose `step_gradients` has a `clip_batch`: what they ask of the sampler."""
-        return None
-
-    def _noise(
-        self, sampling: SamplingScheme, expected_batch_size: float
-    ) -> tuple[Sensitivity, tuple[float, ...] | None]:
-        """For subclasses: the sensitivity of what a step releases, and the noise scales of its parts (`ClippedSum`)."""
-        del sampling, expected_batch_size
-        return Sensitivity(), None
-
-    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
-        """For subclasses: the signatures of `export`, given `tf.TensorSpec`s of the records x and, if there is one, y."""
-        return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
-
-    def _check_unchanged(self) -> None:
-        """For subclasses: raises if what this fit was priced for has been changed while it runs."""
-
-    def _refuse_while_fitting(self, call: str) -> None:
-        if self._dp.train_function is not None:
-            raise RuntimeError(
-                f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
-                f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
-            )
-
-    def _check_precision(self, variables: Sequence[Any] = ()) -> None:
-        """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
-        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in self._flatten_layers()]
-        held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
-        for name, dtype, shown in held:
-            if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
-                raise ValueError(
-                    f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
-                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
-                )
-
-    def _check_trainable(self) -> None:
-        """Layers are frozen by compiling again, as in Keras: what a step is made of is known from then on."""
-        self._check_precision(self.trainable_variables)
-        now = tuple(id(variable) for variable in self.trainable_variables)
-        if self._dp.trained not in (None, now):
+    def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns `record_loss` with everything that the record's layers add to it, times its weight."""
+        self._clear_losses()
+        loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
+        loss = tf.convert_to_tensor(loss)
+        if loss.shape.rank != 0:
             raise ValueError(
-                "The model's trainable variables are not those of its last fit: `trainable` was changed, or layers were. Call "
-                "compile again, as Keras asks for after such a change; nothing was spent."
+                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
+                "take entry [0] of a batch of one."
             )
-        self._dp.trained = now
+        # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
+        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
+        self._clear_losses()
+        return loss * record["sample_weight"] if "sample_weight" in record else loss
 
-    def _check_optimizer(self, optimizer: Any) -> None:
-        """For subclasses: raises if this optimizer does not fit the model."""
-        if isinstance(optimizer, TermwiseOptimizer):
-            raise ValueError(
-                f"optimizer={type(optimizer).__name__} has a clip for groups of records, and this model has no batch-wise "
-                "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
-            )
+    @property
+    def batch_needs(self) -> BatchNeeds:
+        """What the clipped gradient asks of a physical batch; for subclasses whose gradient works on a batch at once."""
+        return BatchNeeds(sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables))
 
-    def _check_data(self, records: Records, in_memory: bool = False) -> None:
-        """For subclasses: raises if these records do not fit the model, before anything is spent.
+    def prepare(self, records: Records) -> None:
+        """Makes the variables, if layers have not been called yet.
 
         Args:
-          records: all of them, or some where they are streamed or a dataset's.
-          in_memory: they are all.
+          records: of the right shapes and dtypes.
         """
-
-    def _prepare(self, records: Records) -> None:
-        """Makes the variables, if layers have not been called yet."""
         if not self.trainable_variables:
             # Zeros and not a record: layers may initialise themselves from what they see first.
             self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
         self.built = True
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the report; for subclasses."""
+        return ()
+
+    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
+        """Returns the signatures of `export`, given the specs of records x and, if there is one, y; for subclasses."""
+        return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raises if this optimizer does not fit the model; for subclasses."""
+        if isinstance(optimizer, TermwiseOptimizer):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} has a clip for groups of records, and this model has no batch-wise "
+                "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
+            )
 
     # ------------------------------------------------------------------ compile
 
@@ -247,7 +196,7 @@ class DPModel(Model):
           noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
           planned_epochs: with `epsilon`, how many epochs in all the budget is to last for; by default the first `fit`
             spends it all.
-          ledger: a `PrivacyLedger` to keep the books in: on disk, shared with other models of the same data, with a
+          ledger: a `PrivacyLedger`: on disk, shared with other models of the same data, with a
             budget of its own. Default: one in memory, of this model alone.
           neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
           accountant: "pld" (tight) or "rdp".
@@ -274,33 +223,13 @@ class DPModel(Model):
             raise ValueError(
                 "optimizer is missing: give for instance dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
             )
-        dp_optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
-        self._check_optimizer(dp_optimizer)
-        settings_lib.check_target(epsilon, delta, dp_optimizer.noise_multiplier)
-        settings_lib.check_count("planned_epochs", planned_epochs)
-        settings_lib.check_count("physical_batch_size", physical_batch_size)
-        settings_lib.check_count("steps_per_execution", steps_per_execution)
-        settings_lib.check_adjacency(neighboring_relation, accountant)
-        if planned_epochs is not None and epsilon is None:
-            raise ValueError(
-                f"planned_epochs={planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
-            )
-        if ledger is not None and not _same_books(ledger, self._dp.ledger):
-            if not isinstance(ledger, PrivacyLedger):
-                raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-            if self._dp.ledger.num_releases and not ledger.continues(self._dp.ledger):
-                raise ValueError(
-                    f"ledger: this model has {self._dp.ledger.num_releases} releases in another ledger, which must not be "
-                    "forgotten. Give the ledger to the first compile, or build a new model."
-                )
-        metric_objects = settings_lib.check_metrics(validation_metrics)
-        super().compile(optimizer=dp_optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
-        state = self._dp
-        state.ledger = state.ledger if ledger is None else ledger
-        state.settings = settings_lib.PrivacySettings(
-            epsilon=None if epsilon is None else float(epsilon),
-            delta=None if delta is None else float(delta),
-            noise_multiplier=dp_optimizer.noise_multiplier,
+        optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+        self.check_optimizer(optimizer)
+        arguments.check_counts(steps_per_execution=steps_per_execution)
+        target = PrivacyTarget(
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
             neighboring_relation=neighboring_relation,
@@ -308,307 +237,51 @@ class DPModel(Model):
             jit_compile=jit_compile,
             unsafe_training_metrics=bool(unsafe_training_metrics),
         )
-        state.auto_steps_per_execution = steps_per_execution is None
-        state.validation_metrics = metric_objects
-        state.private_metrics = private_metrics
-        state.loops = {}
-        state.trained = None
-        state.plan = None
-
-    @property
-    def metrics(self) -> list[Any]:
-        """Epsilon spent, the privatised metrics and the validation metrics."""
-        if not hasattr(self, "_dp"):
-            return []
+        ledger = self._ledger_after(ledger)
+        metric_objects = arguments.validation_metrics(validation_metrics)
+        super().compile(optimizer=optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
         state = self._dp
-        return [state.epsilon_metric, state.loss_metric, *state.private_metrics, *state.validation_metrics]
+        state.ledger, state.target, state.plan = ledger, target, None
+        state.compiled = CompiledSteps(optimizer, self.distribute_strategy, jit_compile, self.run_eagerly)
+        state.steps_per_execution_is_set = steps_per_execution is not None
+        state.validation_metrics, state.private_metrics = metric_objects, private_metrics
 
-    # ------------------------------------------------------------------ fit
-
-    def fit(  # noqa: D417
-        self,
-        x: Any = None,
-        y: Any = None,
-        *,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        sample_weight: Any = None,
-        num_records: int | None = None,
-        sampling: str | None = None,
-        sampling_probability: float | None = None,
-        steps_per_epoch: int | None = None,
-        initial_epoch: int = 0,
-        validation_data: Any = None,
-        validation_is_public: bool = False,
-        unsafe_validation: bool = False,
-        validation_freq: Any = 1,
-        validation_batch_size: int | None = None,
-        validate: bool = True,
-        stream: bool | None = None,
-        **refused: Any,
-    ) -> Any:
-        """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
-
-        Args:
-          x: array of shape [N, ...], or dict or tuple of such arrays; or a pandas DataFrame, which is a dict of its columns by
-            name; or, for records that do not fit into memory, memory
-            maps or sources with a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of
-            batches x, (x, y) or (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
-          y: likewise, or None for models of whole records.
-          batch_size: *expected* batch size B, default 256: each step includes each record with probability
-            B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
-          epochs: passes of ceil(num_records / batch_size) steps each.
-          verbose: as in Keras.
-          callbacks: Keras callbacks; they see public and privatised values only. With
-            `dpvi.callbacks.PrivateBackupAndRestore` an interrupted fit goes on from its last epoch.
-          sample_weight: array of shape [N] of weights >= 0. They multiply a record's loss before the clip, so they
-            cannot raise anyone's influence above it.
-          num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
-            count) to keep the exact one hidden.
-          sampling: for arrays "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step,
-            which is priced under replace-one by the RDP accountant. For a dataset your declaration of how its batches
-            were drawn: "poisson", or "each_record_once_per_epoch", which is priced without amplification.
-          sampling_probability: of a dataset of Poisson batches.
-          steps_per_epoch: default ceil(num_records / batch_size).
-          initial_epoch: as in Keras.
-          validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
-          validation_is_public: you state that the validation records are public.
-          unsafe_validation: show exact losses of private validation records; the report says so.
-          validation_freq: as in Keras.
-          validation_batch_size: default 1024.
-          validate: look for NaN and infinite values first. This check is the curator's, outside the guarantee; without
-            it such records contribute exactly zero. Streamed records are not looked through.
-          stream: read the rows that a step draws from where they are stored, instead of holding all on the device; by
-            default for sources that are no arrays and for memory maps above 2 GiB. Same batches, same guarantee.
-
-        Returns:
-          A Keras `History`: epsilon, public and privatised values only.
+    def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
+        """Returns the ledger to use from now on.
 
         Raises:
-          RuntimeError: not compiled.
-          BudgetExhaustedError: nothing is left of the budget; nothing was run.
-          ValueError, TypeError: bad arguments; nothing was spent.
+          ValueError: the model has releases in another one.
         """
-        state = self._dp
-        if state.settings is None or self.optimizer is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
-            )
-        self._refuse_while_fitting("fit")
-        arguments.refuse(refused)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        outer = tf.distribute.get_strategy()
-        if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, self.variables)):
+        held = self._dp.ledger
+        if ledger is None or ledger is held:
+            return held
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+        same = ledger.path is not None and ledger.path == held.path
+        if held.num_releases and not same and not ledger.continues(held):
             raise ValueError(
-                "fit is called in the scope of a tf.distribute strategy that the model was not built in: build and compile the "
-                "model inside strategy.scope() too, so that its variables are on all replicas."
+                f"ledger: this model has {held.num_releases} releases in another ledger, which must not be "
+                "forgotten. Give the ledger to the first compile, or build a new model."
             )
-        if x is None:
-            raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
-        settings_lib.check_count("epochs", epochs)
-        settings_lib.check_count("batch_size", batch_size, default_hint=" It is the expected batch size.")
-        settings_lib.check_count("num_records", num_records)
-        settings_lib.check_count("steps_per_epoch", steps_per_epoch)
-        if not 0 <= initial_epoch < epochs:
-            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
-        validation = arguments.check_validation(
-            validation_data, validation_is_public, unsafe_validation, self._record_dtype
-        )
-        backup = resuming.find(callbacks)
-        refuse_keras_3("callbacks", callbacks)
-        if backup is not None:
-            resuming.check(self, isinstance(x, tf.data.Dataset))
-        common: dict[str, Any] = {"sampling": sampling, "num_records": num_records, "steps_per_epoch": steps_per_epoch}
-        if isinstance(x, tf.data.Dataset):
-            if y is not None or sample_weight is not None or batch_size is not None:
-                raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-            given = arguments.of_dataset(self, x, sampling_probability=sampling_probability, **common)
-        else:
-            if sampling_probability is not None:
-                raise ValueError(
-                    f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
-                )
-            given = arguments.of_arrays(
-                self, x, y, sample_weight, batch_size=batch_size, validate=validate, stream=stream, **common
-            )
-        self._check_trainable()
-        if replicas > 1 and self._batch_needs is not None and self._batch_needs.whole:
-            raise ValueError(
-                f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
-                "batch out: fit it outside the strategy's scope."
-            )
-        begun = beginning.begin(self, given, epochs=epochs, initial_epoch=initial_epoch, backup=backup)
-        run, initial_epoch = begun.run, begun.initial_epoch
-        self._remember(begun.plan, given, num_records)
-        if run is None:
-            return resuming.empty_history(self, epochs)
-        if backup is not None:
-            backup.attach(lambda epoch: resuming.snapshot(self, begun.plan, epoch), initial_epoch)
-            callbacks = resuming.put_last(callbacks, backup)
-        if state.settings.unsafe_training_metrics:
-            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
-        if validation is not None and unsafe_validation and not validation_is_public:
-            state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
-            state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
-        user_steps = self._steps_per_execution.numpy()
-        if state.auto_steps_per_execution:
-            self._steps_per_execution.assign(min(_STEPS_PER_CALL, given.steps_per_epoch))
-        state.train_function = run
-        try:
-            with workers.naming_lost_workers(self.distribute_strategy, run.books):
-                return super().fit(
-                    # Keras counts steps on it; records are sampled inside the step.
-                    tf.data.Dataset.range(replicas).batch(replicas).repeat(),
-                    epochs=epochs,
-                    steps_per_epoch=given.steps_per_epoch,
-                    initial_epoch=initial_epoch,
-                    verbose=verbose,
-                    callbacks=callbacks,
-                    validation_data=validation,
-                    validation_freq=validation_freq,
-                    validation_batch_size=validation_batch_size or 1024,
-                )
-        finally:
-            run.close()
-            state.train_function = self.train_function = None  # It holds the fit's key and records.
-            self._steps_per_execution.assign(user_steps)
-            if state.unsafe_validation:
-                state.unsafe_validation, self.test_function = False, None
+        return ledger
 
-    def _remember(self, plan: PrivacyPlan, given: arguments.Given, declared: int | None) -> None:
-        state = self._dp
-        state.plan, state.inputs = plan, exporting.specs_of(given.records)
-        state.num_records, state.num_records_declared = given.num_records, declared is not None
-
-    @property
-    def _record_dtype(self) -> Any:
-        return np.dtype(keras.backend.floatx())
-
-    def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, Any]]:
-        """The function that `Model.fit` calls for each execution; made by `fit`."""
-        if self._dp.train_function is None:
-            raise RuntimeError(
-                "make_train_function and train_on_batch work outside fit in Keras, but a private step needs the plan and "
-                "the sampler that fit makes. Call fit."
-            )
-        return self._dp.train_function
-
-    def train_step(self, data: Any) -> Any:
-        """Refused: a batch that was not sampled here cannot be accounted for."""
-        raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        """One batch of `evaluate`: the mean of `record_loss` over the given records."""
-        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
-        if y is None:
-            losses = tf.vectorized_map(self.record_loss, x)
-        else:
-            losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
-        self._clear_losses()
-        self._dp.loss_metric.update_state(losses, sample_weight=weight)
-        return {self._loss_name: self._dp.loss_metric.result()}
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras: exact losses and metrics of the given records, which are *not private* unless those are public."""
-        with self._one_step_an_execution():
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras: the model's outputs for the given inputs."""
-        with self._one_step_an_execution():
-            return super().predict(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _one_step_an_execution(self) -> Iterator[None]:
-        """Outside training: Keras would count a call of an earlier traced function as many batches, and drop the rest."""
-        counter = self._steps_per_execution
-        before = None if counter is None else counter.numpy()
-        if counter is not None:
-            counter.assign(1)
-        try:
-            yield
-        finally:
-            if counter is not None:
-                counter.assign(before)
-
-    @property
-    def _loss_name(self) -> str:
-        return "unsafe_loss" if self._dp.unsafe_validation else "loss"
-
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a batch chosen by the caller is no random sample."""
-        raise RuntimeError(
-            "train_on_batch: a batch chosen by the caller is no random sample and cannot be accounted for. Call fit, "
-            "which samples by itself."
-        )
-
-    # ------------------------------------------------------------------ files
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments that the model was built with, and its books. A subclass adds those of its own `__init__`.
-
-        The seed is left out: it is as good as the key.
-        """
-        return saving.base_config(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
-        return saving.from_config(cls, config, custom_objects)
-
-    def get_compile_config(self) -> dict[str, Any] | None:
-        """What `compile` was given."""
-        return saving.compile_config(self)
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
-        saving.compile_from_config(self, config)
-
-    def save_own_variables(self, store: Any) -> None:
-        """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
-        for metric in self.metrics:
-            metric.reset_state()
-        super().save_own_variables(store)
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras; what cannot be loaded leaves the model as it was. Weights come without their books: see `save`.
-
-        Raises:
-          ValueError: the file cannot be read, or its weights have other shapes.
-        """
-        with saving.loading_weights(self, filepath):
-            return super().load_weights(filepath, *args, **kwargs)
-
-    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
-        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `dpvi.keras.Model.save`.
-
-        `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see
-        `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
-        holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
-
-        Args:
-          filepath: ends in ".keras".
-          overwrite: False refuses an existing file.
-          save_format: None or "keras"; for a SavedModel see `export`.
-          **kwargs: none.
-
-        Raises:
-          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
-            earlier file stays as it was.
-        """
-        saving.check_path(filepath, overwrite, save_format, kwargs)
-        self.get_config()  # What it refuses, it refuses before anything is written.
-        with saving.replaced(filepath) as temporary:
-            super().save(temporary)
-
-    # ------------------------------------------------------------------ books
+    # ------------------------------------------------------------------ what was spent
 
     @property
     def privacy_ledger(self) -> PrivacyLedger:
         """What has been released from these data, in every fit so far."""
         return self._dp.ledger
+
+    @property
+    def num_releases(self) -> int:
+        """Releases charged for these data, without those that a running fit has reserved ahead."""
+        running = self._dp.running
+        return self._dp.ledger.num_releases - (0 if running is None else running.steps_ahead)
+
+    @property
+    def accumulated(self) -> dict[str, Any]:
+        """The last fit's accumulators over released values, by the name of the joint release."""
+        return self._dp.accumulated
 
     @property
     def privacy_plan(self) -> PrivacyPlan | None:
@@ -618,7 +291,7 @@ class DPModel(Model):
     @property
     def privacy_budget(self) -> float | None:
         """The lifetime epsilon that `compile` was given, or None."""
-        return None if self._dp.settings is None else self._dp.settings.epsilon
+        return None if self._dp.target is None else self._dp.target.epsilon
 
     def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
         """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
@@ -659,7 +332,7 @@ class DPModel(Model):
           ValueError: no delta here nor in `compile`.
         """
         state = self._dp
-        target = state.settings
+        target = state.target
         if delta is None:
             delta = None if target is None else target.delta
         if delta is None:
@@ -672,9 +345,5 @@ class DPModel(Model):
             num_records=state.num_records,
             num_records_declared=state.num_records_declared,
             seeded=state.seed is not None,
-            caveats=self._caveats,
+            caveats=self.caveats,
         )
-
-
-def _same_books(one: Any, other: PrivacyLedger) -> bool:
-    return one is other or (isinstance(one, PrivacyLedger) and one.path is not None and one.path == other.path)

@@ -6,14 +6,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import register_keras_serializable, tf, tfp
+from tfp_dpvi._tf import register_keras_serializable, tf, tfp
+from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import through_draws
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
 from tfp_dpvi.models import base, exporting
-from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
-from tfp_dpvi.models.records import Records, make_records
 
 tfd = tfp.distributions
 
@@ -126,42 +127,42 @@ class DPVI(base.DPModel):
 
     # ------------------------------------------------------------------ the step
 
-    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
-        """Draws parameters once and says how one record's gradient and the exact KL gradient follow from them.
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one.
 
         Args:
-          key: int64 tensor of shape [2] for the draws.
-          num_records: the public N that divides the KL term.
+          spec: the public numbers of a step; N divides the KL term.
         """
-        variables = self.trainable_variables
-        surrogate, prior = self.surrogate_posterior, self.prior
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
-            outer.watch(variables)
-            pairs = [
-                surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(_random.fold_in(key, draw)))
-                for draw in range(self.num_draws)
-            ]
-            divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
-            divergence = tf.add_n(divergences) / (self.num_draws * num_records)
-        exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
-        draws = [params for params, _ in pairs]
+        variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
+        surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
 
-        def record_loss(record: Any) -> Any:
-            losses = [-self._record_log_prob(params, record) for params in draws]
-            loss = tf.add_n(losses) / self.num_draws
-            return loss * record["sample_weight"] if "sample_weight" in record else loss
+        def draw(key: tf.Tensor) -> StepGradient:
+            with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
+                outer.watch(variables)
+                pairs = [
+                    surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(_random.fold_in(key, number)))
+                    for number in range(num_draws)
+                ]
+                divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
+                divergence = tf.add_n(divergences) / (num_draws * spec.num_records)
+            exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
+            draws = [params for params, _ in pairs]
 
-        through = through_draws(
-            record_loss, tf.nest.flatten(draws), outer, variables, aligned=self.gradients == "aligned"
-        )
-        return StepGradients(
-            through.record_gradient, through.released, exact, through.pull_back, data_independent_loss=divergence
-        )
+            def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
+                loss = tf.add_n([-self._record_log_prob(params, record) for params in draws]) / num_draws
+                return loss * record["sample_weight"] if "sample_weight" in record else loss
 
-    @property
-    def step_identity(self) -> tuple[Any, ...]:
-        """The settings that a traced step holds."""
-        return (self.gradients, self.num_draws)
+            through = through_draws(record_loss, tf.nest.flatten(draws), outer, variables, aligned=aligned)
+            return mapped(
+                through.record_gradient,
+                through.released,
+                clip,
+                data_independent=exact,
+                data_independent_loss=divergence,
+                pull_back=through.pull_back,
+            )
+
+        return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
     def _record_log_prob(self, params: Any, record: Any) -> Any:
         """Log-likelihood of one record: the likelihood sees a batch of one."""
@@ -175,10 +176,11 @@ class DPVI(base.DPModel):
         return distribution.log_prob(_as_event(value, distribution))
 
     @property
-    def _record_dtype(self) -> Any:
+    def record_dtype(self) -> np.dtype:
+        """See `DPModel`."""
         return self._model.dtype.as_numpy_dtype
 
-    def _check_data(self, records: Records, in_memory: bool = False) -> None:
+    def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
         if self._model.generative and records.y is not None:
             raise ValueError(
@@ -219,7 +221,8 @@ class DPVI(base.DPModel):
     # ------------------------------------------------------------------ what is learned
 
     @property
-    def _caveats(self) -> tuple[str, ...]:
+    def caveats(self) -> tuple[str, ...]:
+        """See `DPModel`."""
         return (
             "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts, and "
             "at small budgets the records inform it little: do not read its intervals as calibrated.",
@@ -286,7 +289,8 @@ class DPVI(base.DPModel):
         drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
-    def _export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
+    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
+        """See `DPModel`."""
         return exporting.of_posterior(self, inputs)
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -337,7 +341,7 @@ class DPVI(base.DPModel):
 
     def _inputs(self, x: Any) -> Any:
         """New records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
-        checked = make_records(x, None, None, dtype=self._record_dtype, validate=False).x
+        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
 
 

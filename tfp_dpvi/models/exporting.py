@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random, export
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws
 
@@ -18,19 +18,17 @@ _SEEDED = "`seed` makes the draws: other numbers, other draws; the same, the sam
 
 
 def export_model(model: Any, path: str | os.PathLike[str], *, delta: float | None, overwrite: bool) -> None:
-    """Writes what `model._export_functions()` gives; see `DPModel.export`."""
+    """Writes what `model.export_functions()` gives; see `DPModel.export`."""
     state = model._dp
     if state.inputs is None or state.ledger.num_releases == 0:
         raise RuntimeError(
             f"{type(model).__name__}.export before fit: nothing was learned, and there is nothing to report. Call fit first. "
             "(Weights that were loaded into a new model come without its books: use model.save and load_model.)"
         )
-    if delta is None and (state.settings is None or state.settings.delta is None):
+    if delta is None and (state.target is None or state.target.delta is None):
         raise ValueError("delta is not known, and the export holds the privacy report: say export(path, delta=1e-5).")
     report = model.privacy_report(delta)
-    export.write(
-        path, model._export_functions(state.inputs), report, title=f"Model `{model.name}`", overwrite=overwrite
-    )
+    export.write(path, model.export_functions(state.inputs), report, title=f"Model `{model.name}`", overwrite=overwrite)
 
 
 def specs_of(records: Any) -> dict[str, Any]:

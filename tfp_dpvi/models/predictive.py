@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 
 tfd = tfp.distributions
 

@@ -17,10 +17,12 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _registry
-from tfp_dpvi._keras import keras, tf
-from tfp_dpvi.models.records import Records
+from tfp_dpvi._tf import Model, keras, layers_within, steps_per_execution, tf
+from tfp_dpvi.data import Records
+from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+from tfp_dpvi.training.fit import Progress
 
 _VERSION = 1
 _SETTINGS = ("epsilon", "delta", "planned_epochs", "accountant", "physical_batch_size", "jit_compile")
@@ -44,9 +46,9 @@ def base_config(model: Any) -> dict[str, Any]:
     books = {
         "version": _VERSION,
         "ledger": state.ledger.to_config(),
-        "fits": state.fits,
-        "steps_run": state.steps_run,
-        "epochs_run": state.epochs_run,
+        "fits": state.progress.fits,
+        "steps_run": state.progress.steps,
+        "epochs_run": state.progress.epochs,
         "num_records": state.num_records,
         "num_records_declared": state.num_records_declared,
         "plan": None if state.plan is None else state.plan.to_json(),
@@ -70,12 +72,12 @@ def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any
     state = model._dp
     state.ledger = PrivacyLedger.from_config(books["ledger"])
     # `state.identity` stays new: two processes may load one file, and their fits are not the same.
-    for name in ("fits", "steps_run", "epochs_run", "num_records", "num_records_declared"):
-        setattr(state, name, books[name])
+    state.progress = Progress(books["fits"], books["steps_run"], books["epochs_run"])
+    state.num_records, state.num_records_declared = books["num_records"], books["num_records_declared"]
     state.plan = None if books["plan"] is None else PrivacyPlan.from_json(books["plan"])
     if books["inputs"] is not None:
         state.inputs = _registry.decode(books["inputs"])
-        model._prepare(_no_records(state.inputs))
+        model.prepare(_no_records(state.inputs))
     return model
 
 
@@ -93,16 +95,16 @@ def _no_records(inputs: dict[str, Any]) -> Records:
 def compile_config(model: Any) -> dict[str, Any] | None:
     """The arguments of `compile`, JSON-ready; None before it."""
     state = model._dp
-    if state.settings is None:
+    if state.target is None:
         return None
     return {
-        **{name: getattr(state.settings, name) for name in _SETTINGS},
-        "neighboring_relation": state.settings.neighboring_relation.name,
-        "unsafe_training_metrics": state.settings.unsafe_training_metrics,
+        **{name: getattr(state.target, name) for name in _SETTINGS},
+        "neighboring_relation": state.target.neighboring_relation.name,
+        "unsafe_training_metrics": state.target.unsafe_training_metrics,
         "optimizer": keras.utils.serialize_keras_object(model.optimizer),
         "metrics": [keras.utils.serialize_keras_object(one) for one in state.private_metrics],
         "validation_metrics": [keras.utils.serialize_keras_object(one) for one in state.validation_metrics],
-        "steps_per_execution": None if state.auto_steps_per_execution else int(model._steps_per_execution.numpy()),
+        "steps_per_execution": int(steps_per_execution(model).numpy()) if state.steps_per_execution_is_set else None,
         "run_eagerly": bool(model.run_eagerly),
     }
 
@@ -228,7 +230,81 @@ def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
 def _made(model: Any) -> list[Any]:
     """The variables that exist; a part that was not built has none yet, and is filled when it has (checkpoints)."""
     found: list[Any] = []
-    for layer in model._flatten_layers():  # The model first.
+    for layer in layers_within(model):  # The model first.
         with contextlib.suppress(ValueError):
             found += layer.variables
     return list({id(variable): variable for variable in found}.values())
+
+
+def variables_of(model: Any) -> list[tf.Variable]:
+    """Returns all variables that a step reads and writes."""
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
+    for metric in model.metrics:  # They may hold exact losses of records that were evaluated.
+        for variable in metric.variables:
+            held.pop(variable.ref(), None)
+    return [*held.values(), *model.optimizer.variables]
+
+
+class SavedModel(Model):
+    """The part of `DPModel` that is saved and loaded. `_dp` holds everything that concerns privacy."""
+
+    _dp: State
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the model was built with, and its books. A subclass adds those of its own `__init__`.
+
+        The seed is left out: it is as good as the key.
+        """
+        return base_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
+        return from_config(cls, config, custom_objects)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given."""
+        return compile_config(self)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
+        compile_from_config(self, config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
+        for metric in self.metrics:
+            metric.reset_state()
+        super().save_own_variables(store)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; what cannot be loaded leaves the model as it was. Weights come without their books: see `save`.
+
+        Raises:
+          ValueError: the file cannot be read, or its weights have other shapes.
+        """
+        with loading_weights(self, filepath):
+            return super().load_weights(filepath, *args, **kwargs)
+
+    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
+        """Saves model, compile settings, optimizer state and books in one `.keras` file; see `dpvi.keras.Model.save`.
+
+        `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see
+        `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
+        holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+
+        Args:
+          filepath: ends in ".keras".
+          overwrite: False refuses an existing file.
+          save_format: None or "keras"; for a SavedModel see `export`.
+          **kwargs: none.
+
+        Raises:
+          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
+            earlier file stays as it was.
+        """
+        check_path(filepath, overwrite, save_format, kwargs)
+        self.get_config()  # What it refuses, it refuses before anything is written.
+        with replaced(filepath) as temporary:
+            super().save(temporary)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._keras import register_keras_serializable, tf
-from tfp_dpvi.gradients import clipped_sum
-from tfp_dpvi.models import planning, saving
+from tfp_dpvi._tf import register_keras_serializable, tf
+from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
+from tfp_dpvi.models import saving
 from tfp_dpvi.models.dpvi import DPVI
-from tfp_dpvi.models.loop import StepGradients
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
 from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.sampling import BatchNeeds
 from tfp_dpvi.synthetic import Layout, Table, make_likelihood, make_prior, starting_point, table_clipped_sum
 from tfp_dpvi.synthetic.mixture import _Segments
 
@@ -59,28 +59,33 @@ class TableModel(DPVI):
         return self.gradients == "aligned" and self.num_draws == 1 and self.optimizer.clipping == "flat"
 
     @property
-    def _batch_needs(self) -> planning.BatchNeeds | None:
+    def batch_needs(self) -> BatchNeeds:
+        """What the formula asks of a physical batch."""
         if not self._has_formula:
-            return None
+            return super().batch_needs
         floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])
-        return planning.BatchNeeds(bytes_each=4 * floats, whole=False, static=True)
+        return BatchNeeds(bytes_each=4 * floats, batchwise=True)
 
-    def step_gradients(self, key: Any, num_records: int) -> StepGradients:
-        """As `DPVI.step_gradients`, with `clip_batch`."""
-        step = super().step_gradients(key, num_records)
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns `DPVI`'s clipped gradient, by the formula where that holds."""
+        general = super().clipped_gradient(spec)
         if not self._has_formula:
-            return step
-        params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
-        clip = self.optimizer.l2_norm_clip
+            return general
 
-        def clip_batch(records: Any, mask: Any, visit_key: Any) -> Any:
-            del visit_key
-            if "sample_weight" in records:
-                assert step.record_gradient is not None
-                return clipped_sum(step.record_gradient, records, mask, l2_norm_clip=clip)
-            return table_clipped_sum(self._segments, params, records["x"], mask, l2_norm_clip=clip)
+        def draw(key: tf.Tensor) -> StepGradient:
+            step = general.draw(key)
+            params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
 
-        return dataclasses.replace(step, record_gradient=None, clip_batch=clip_batch)
+            def clipped_sum(
+                records: dict[str, tf.Tensor], mask: tf.Tensor, own: tf.Tensor
+            ) -> tuple[ClippedSum, PerExample]:
+                if "sample_weight" in records:
+                    return step.clipped_sum(records, mask, own)
+                return table_clipped_sum(self._segments, params, records["x"], mask, general.clip)
+
+            return dataclasses.replace(step, clipped_sum=clipped_sum)
+
+        return dataclasses.replace(general, draw=draw, batchwise=True, identity=("formula", general.identity))
 
 
 class Synthesizer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from tfp_dpvi._keras import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.optimizers.dp_keras import (
     DPOptimizer,
     check_l2_norm_clip,

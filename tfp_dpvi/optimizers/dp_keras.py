@@ -8,7 +8,7 @@ import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from tfp_dpvi._keras import Optimizer, keras, register_keras_serializable
+from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable
 from tfp_dpvi.gradients import CLIPPINGS, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 
@@ -60,7 +60,7 @@ class DPOptimizer:
     Attributes:
       l2_norm_clip: bound C on the l2 norm of one record's gradient.
       noise_multiplier: noise standard deviation over C, or None if `compile(epsilon=, delta=)` is to calibrate it.
-      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.clip_factors`.
+      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`.
     """
 
     l2_norm_clip: float
@@ -112,9 +112,9 @@ class DPOptimizer:
 
         See `tfp_dpvi.optimizers.privatize`.
         """
-        if clipped.l2_norm_clip != self.l2_norm_clip:
+        if clipped.clip.l2_norm_clip != self.l2_norm_clip:
             raise ValueError(
-                f"clipped.l2_norm_clip is {clipped.l2_norm_clip}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: "
+                f"clipped.clip.l2_norm_clip is {clipped.clip.l2_norm_clip}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: "
                 "the noise would not fit the sum. Clip to optimizer.l2_norm_clip."
             )
         if noise_multiplier is None:
@@ -222,7 +222,7 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
       l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
       noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
       clipping: how a record's gradient is brought to norm C: "flat", "per_layer" or "normalized", see
-        `tfp_dpvi.gradients.clip_factors`. The same guarantee for each.
+        `tfp_dpvi.gradients.Clip`. The same guarantee for each.
       **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
         privacy.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, exactly
 
 
@@ -17,11 +17,13 @@ class PrivatizedGradients:
 
     Attributes:
       tensors: the gradients.
-      metrics: noisy means of what was summed beside them, see `ClippedSum.num_metrics`.
+      joint: noisy means of the joint releases, see `ClippedSum.num_joint`.
+      mean: the gradient's noisy mean, before `pull_back` and exact terms.
     """
 
     tensors: Sequence[Any]
-    metrics: Sequence[Any] = ()
+    joint: Sequence[Any] = ()
+    mean: Sequence[Any] = ()
 
 
 def privatize(
@@ -56,14 +58,15 @@ def privatize(
     multiplier = tf.cast(noise_multiplier, dtype)
     released = []
     for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
-        deviation = multiplier * exactly(clipped.l2_norm_clip * scale, dtype)
+        deviation = multiplier * exactly(clipped.clip.l2_norm_clip * scale, dtype)
         # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
         released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
-    num = len(released) - clipped.num_metrics
-    released, metrics = released[:num], released[num:]
+    num = len(released) - clipped.num_joint
+    mean, joint = released[:num], released[num:]
+    released = mean
     if pull_back is not None:
         released = list(pull_back(released))
     if data_independent is not None:
         released = [part + exact for part, exact in zip(released, data_independent, strict=True)]
-    return PrivatizedGradients(released, metrics)
+    return PrivatizedGradients(released, joint, mean)

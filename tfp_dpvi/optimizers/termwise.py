@@ -12,7 +12,7 @@ import math
 import numbers
 from typing import Any
 
-from tfp_dpvi._keras import keras, register_keras_serializable
+from tfp_dpvi._tf import keras, register_keras_serializable
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, check_l2_norm_clip, make_dp_optimizer_class
 from tfp_dpvi.privacy import SamplingScheme, TermwiseNoise, termwise_noise
 

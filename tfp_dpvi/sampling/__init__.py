@@ -1,18 +1,20 @@
-"""Which records a step sees. The object that samples emits the event that is accounted for (contract C4)."""
+"""Which records a step sees. The object that samples states the event that is accounted for (contract C4)."""
 
 from tfp_dpvi.sampling.base import Sampler
+from tfp_dpvi.sampling.choose import BatchNeeds, make_sampler, register_sampler
+from tfp_dpvi.sampling.declared import DeclaredBatchSampler
 from tfp_dpvi.sampling.fixed_size import FixedSizeSampler
 from tfp_dpvi.sampling.full_batch import FullBatchSampler
-from tfp_dpvi.sampling.given import GivenBatchSampler
-from tfp_dpvi.sampling.host import HostDraws
 from tfp_dpvi.sampling.poisson import PoissonSampler, poisson_gaps
 
 __all__ = [
+    "BatchNeeds",
+    "DeclaredBatchSampler",
     "FixedSizeSampler",
     "FullBatchSampler",
-    "GivenBatchSampler",
-    "HostDraws",
     "PoissonSampler",
     "Sampler",
+    "make_sampler",
     "poisson_gaps",
+    "register_sampler",
 ]

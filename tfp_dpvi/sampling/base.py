@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import SamplingScheme
 
 Carry = TypeVar("Carry")
-Visit = Callable[[Any, Any, Any], Any]
+Body = Callable[[Carry, tf.Tensor, tf.Tensor], Carry]
+"""`body(carry, indices, mask) -> carry`, see `Sampler.for_each_batch`."""
 
 
 class Sampler(abc.ABC):
-    """Draws the records of one logical batch and walks over them in physical batches of a fixed size.
+    """Draws the records of one step and hands them out in physical batches of a fixed size.
 
     Attributes:
       num_available: how many records there are to draw from.
-      physical_batch_size: static number P of records per visit; a memory limit, without effect on the guarantee.
+      physical_batch_size: static number P of records at a time; a memory limit, without effect on the guarantee.
     """
 
     num_available: int
@@ -26,15 +28,15 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def scheme(self) -> SamplingScheme:
-        """The scheme to account for, true of what `walk` does."""
+        """The scheme to account for, true of what `for_each_batch` does."""
 
     @abc.abstractmethod
-    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
-        """Visits the sampled records; compiles to one loop with static shapes.
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
+        """Calls `body` for each physical batch of the sample; compiles to one loop with static shapes.
 
         Args:
           key: int64 tensor of shape [2], fresh for each step.
-          visit: `visit(carry, indices, mask) -> carry`; `indices` is int64 of shape [P], all in
+          body: `body(carry, indices, mask) -> carry`; `indices` is int64 of shape [P], all in
             [0, num_available), and `mask` is bool of shape [P], False for padding.
           initial: structure of tensors, the first carry.
 
@@ -42,7 +44,12 @@ class Sampler(abc.ABC):
           The last carry.
         """
 
+    def on(self, records: dict[str, tf.Tensor]) -> Sampler:
+        """Returns the sampler for these records: itself, unless they say which of them take part."""
+        del records
+        return self
+
     @property
     @abc.abstractmethod
-    def identity(self) -> tuple[Any, ...]:
-        """Hashable; equal for samplers whose traced `walk` is the same."""
+    def identity(self) -> Hashable:
+        """Hashable; equal for samplers whose traced `for_each_batch` is the same."""

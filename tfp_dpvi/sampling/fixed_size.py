@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Hashable
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FixedSizeSampling
-from tfp_dpvi.sampling.base import Sampler, Visit
+from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
-def distinct_indices(key: Any, num: int, count: int) -> Any:
+def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
     """A uniformly random set of `count` of the integers 0 .. num - 1, in O(count) time and memory.
 
     Where many are wanted, those with the largest of `num` random numbers. Where few are, the first `count` distinct ones
@@ -29,7 +29,7 @@ def distinct_indices(key: Any, num: int, count: int) -> Any:
         raise ValueError(f"batch_size={count} of {num} records is too large to index with 64 bits.")
     places = tf.range(size, dtype=tf.int64)
 
-    def draw(number: Any) -> tuple[Any, Any]:
+    def draw(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         values = tf.random.stateless_uniform(
             [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64, alg=_random.ALGORITHM
         )
@@ -39,10 +39,10 @@ def distinct_indices(key: Any, num: int, count: int) -> Any:
         by_place = tf.sort(tf.where(first, place, size) * num + values)
         return tf.reduce_sum(tf.cast(first, tf.int64)), by_place[:count] % num
 
-    def again(number: Any, found: Any, _: Any) -> Any:
+    def again(number: tf.Tensor, found: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
         return tf.logical_or(tf.equal(number, 0), found < count)
 
-    def body(number: Any, found: Any, indices: Any) -> tuple[Any, Any, Any]:
+    def body(number: tf.Tensor, found: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         del found, indices
         found, indices = draw(number)
         return number + 1, found, indices
@@ -57,7 +57,7 @@ class FixedSizeSampler(Sampler):
     Args:
       num_available: number of records N.
       batch_size: records in each step, below N.
-      physical_batch_size: records per visit, default all of the batch.
+      physical_batch_size: records at a time, default all of the batch.
 
     #### Formal guarantee
 
@@ -83,23 +83,23 @@ class FixedSizeSampler(Sampler):
         return FixedSizeSampling(self.num_available, self.batch_size)
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> Hashable:
         """See `Sampler`."""
         return ("fixed_size", self.num_available, self.batch_size, self.physical_batch_size)
 
-    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         indices = distinct_indices(key, self.num_available, self.batch_size)
         size = self.physical_batch_size
         pieces = math.ceil(self.batch_size / size)
         if pieces == 1:
-            return visit(initial, indices, tf.ones([size], tf.bool))
+            return body(initial, indices, tf.ones([size], tf.bool))
         padding = pieces * size - self.batch_size
         indices = tf.reshape(tf.pad(indices, [[0, padding]]), [pieces, size])
         mask = tf.reshape(tf.range(pieces * size) < self.batch_size, [pieces, size])
 
-        def body(piece: Any, carry: Any) -> tuple[Any, Any]:
-            return piece + 1, visit(carry, indices[piece], mask[piece])
+        def one(piece: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return piece + 1, body(carry, indices[piece], mask[piece])
 
         begin = (tf.constant(0), initial)
-        return tf.while_loop(lambda piece, _: piece < pieces, body, begin, parallel_iterations=1)[1]
+        return tf.while_loop(lambda piece, _: piece < pieces, one, begin, parallel_iterations=1)[1]

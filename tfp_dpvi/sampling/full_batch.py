@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FullBatch
-from tfp_dpvi.sampling.base import Sampler, Visit
+from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 class FullBatchSampler(Sampler):
@@ -14,7 +14,7 @@ class FullBatchSampler(Sampler):
 
     Args:
       num_available: number of records, at least 1.
-      physical_batch_size: records per visit, default all of them.
+      physical_batch_size: records at a time, default all of them.
     """
 
     def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
@@ -31,21 +31,21 @@ class FullBatchSampler(Sampler):
         return FullBatch()
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> Hashable:
         """See `Sampler`."""
         return ("full_batch", self.num_available, self.physical_batch_size)
 
-    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         del key
         count, size = self.num_available, self.physical_batch_size
         if size == count:
-            return visit(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
+            return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
 
-        def body(start: Any, carry: Any) -> tuple[Any, Any]:
+        def one(start: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             indices = start + tf.range(size, dtype=tf.int64)
             mask = indices < count
-            return start + size, visit(carry, tf.minimum(indices, count - 1), mask)
+            return start + size, body(carry, tf.minimum(indices, count - 1), mask)
 
         begin = (tf.constant(0, tf.int64), initial)
-        return tf.while_loop(lambda start, _: start < count, body, begin, parallel_iterations=1)[1]
+        return tf.while_loop(lambda start, _: start < count, one, begin, parallel_iterations=1)[1]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Hashable
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PoissonSampling
-from tfp_dpvi.sampling.base import Sampler, Visit
+from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
-def poisson_gaps(key: Any, shape: list[int], probability: float, limit: int) -> Any:
+def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: int) -> tf.Tensor:
     """Distances between consecutive included records: geometric on {1, 2, ...}, cut at `limit + 1`.
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
@@ -28,7 +28,7 @@ def poisson_gaps(key: Any, shape: list[int], probability: float, limit: int) -> 
     return tf.cast(tf.minimum(skipped, tf.constant(limit, tf.float64)), tf.int64) + 1
 
 
-def partial_sums(gaps: Any) -> Any:
+def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
     """Cumulative sums of positive int64 of shape [P], exact below 2^53 and at least 2^53 beyond.
 
     As products with triangular matrices of ones, in about sqrt(P) rows: XLA's own cumulative sum takes three times as long.
@@ -52,7 +52,7 @@ class PoissonSampler(Sampler):
     Args:
       num_available: number of records N, at least 1 and at most 2^40.
       probability: inclusion probability q in (0, 1).
-      physical_batch_size: records per visit; default `q N + 3 sqrt(q N)`, which one visit covers nearly always.
+      physical_batch_size: records at a time; default `q N + 3 sqrt(q N)`, which covers nearly every sample.
 
     #### Formal guarantee
 
@@ -83,23 +83,23 @@ class PoissonSampler(Sampler):
         return PoissonSampling(self.probability)
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> Hashable:
         """See `Sampler`."""
         return ("poisson", self.num_available, self.probability, self.physical_batch_size)
 
-    def walk(self, key: Any, visit: Visit, initial: Any) -> Any:
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         count = self.num_available
 
-        def more(last: Any, *_: Any) -> Any:
+        def more(last: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return last < count - 1
 
-        def body(last: Any, number: Any, carry: Any) -> tuple[Any, Any, Any]:
+        def one(last: tf.Tensor, number: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             gaps = poisson_gaps(_random.fold_in(key, number), [self.physical_batch_size], self.probability, count)
             indices = last + partial_sums(gaps)
             mask = indices < count
-            carry = visit(carry, tf.minimum(indices, count - 1), mask)
+            carry = body(carry, tf.minimum(indices, count - 1), mask)
             return indices[-1], number + 1, carry
 
         start = (tf.constant(-1, tf.int64), tf.constant(0, tf.int64), initial)
-        return tf.while_loop(more, body, start, parallel_iterations=1)[2]
+        return tf.while_loop(more, one, start, parallel_iterations=1)[2]

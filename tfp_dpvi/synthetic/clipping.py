@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients import ClippedSum, RecordStatistics, clip_factors
-from tfp_dpvi.gradients.clipping import product_epsilon
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients import Clip, ClippedSum, PerExample, product_epsilon
 from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
 
 
 def table_clipped_sum(
-    segments: _Segments, params: Any, codes: Any, mask: Any, *, l2_norm_clip: float
-) -> tuple[ClippedSum, RecordStatistics]:
+    segments: _Segments, params: Any, codes: Any, mask: Any, clip: Clip
+) -> tuple[ClippedSum, PerExample]:
     """Sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
 
     What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures, in one structure's order.
@@ -30,7 +29,7 @@ def table_clipped_sum(
       params: structured as a draw from `make_prior`.
       codes: int32 tensor of shape [P, columns], -1 for missing.
       mask: bool tensor of shape [P]; False marks padding.
-      l2_norm_clip: the bound C; `math.inf` switches clipping off.
+      clip: the bound C; `math.inf` switches clipping off.
 
     Returns:
       The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the records' losses and whether
@@ -63,7 +62,7 @@ def table_clipped_sum(
     norms += terms * product_epsilon(norms.dtype) * (norms + tf.reduce_sum(tf.square(shares), axis=1))
     keep = mask & tf.math.is_finite(log_prob) & tf.math.is_finite(norms)
     # Selected, never multiplied by zero (contract C8).
-    (factors,) = clip_factors([tf.where(keep, norms, tf.ones_like(norms))], l2_norm_clip)
+    (factors,) = clip.factors([tf.where(keep, norms, tf.ones_like(norms))])
     weighted = tf.where(keep[:, tf.newaxis], shares, tf.zeros_like(shares)) * factors[:, tf.newaxis]
     by_level = tf.cast(tf.matmul(weighted, chosen, transpose_a=True), tf.float64)
     by_component = tf.cast(tf.reduce_sum(weighted, axis=0), tf.float64)
@@ -71,7 +70,7 @@ def table_clipped_sum(
     sums = [tf.cast(part, dtype) for part in sums]
     nobody = ~tf.reduce_any(keep)  # Then the parameters themselves may be NaN.
     sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
-    return ClippedSum(sums, l2_norm_clip), RecordStatistics.of(-log_prob, [factors], keep)
+    return ClippedSum(sums, clip), PerExample.of(-log_prob, [factors], keep)
 
 
 def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._keras import tf, tfp
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.synthetic.columns import MISSING, _Numeric
 from tfp_dpvi.synthetic.table import Table

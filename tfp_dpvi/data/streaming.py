@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import mmap
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.models.records import Records
-from tfp_dpvi.sampling import FixedSizeSampler, FullBatchSampler, GivenBatchSampler, HostDraws, PoissonSampler, Sampler
+from tfp_dpvi import _random
+from tfp_dpvi._tf import tf
+from tfp_dpvi.data.records import Records
+from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 RESIDENT_BYTES = 2**31
 """Memory maps up to this size are loaded: a device's memory is faster than any disk."""
@@ -165,44 +167,102 @@ def _map_of(leaf: Any) -> tuple[Any, int]:
     return mapped, leaf.__array_interface__["data"][0] - begins
 
 
-class SourceFeed:
-    """Batches of a `RecordSource` drawn by a sampler on the host, each one step, read ahead while steps run.
+class _HostDraws:
+    """Draws the indices that a sampler draws inside a step, as NumPy arrays on the host.
 
-    The same records in the same order as from arrays on the device; the sampler's scheme is what is accounted for.
+    Args:
+      sampler: the sampler.
+      batches: how many batches are enough nearly always.
+
+    #### Formal guarantee
+
+    None of its own: indices and order are those of `sampler.for_each_batch` with the step's sampling key, none is dropped, and
+    `sampler.scheme` is what they are accounted for.
+    """
+
+    def __init__(self, sampler: Sampler, batches: int) -> None:
+        self._sampler, self._batches = sampler, batches
+        self._drawer = functools.cache(self._make)
+
+    def _make(self, batches: int, compiled: bool) -> Callable[..., Any]:
+        size = self._sampler.physical_batch_size
+
+        def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            def record(carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                pieces, masks, number = carry
+                at = tf.minimum(number, batches - 1)  # What has no room is counted, and all is drawn again with more.
+                return pieces.write(at, tf.cast(indices, tf.int64)), masks.write(at, mask), number + 1
+
+            pieces = tf.TensorArray(tf.int64, batches, element_shape=[size], clear_after_read=False)
+            masks = tf.TensorArray(tf.bool, batches, element_shape=[size], clear_after_read=False)
+            # Every entry is written before, so that both have a shape whatever is drawn.
+            pieces = pieces.unstack(tf.zeros([batches, size], tf.int64))
+            masks = masks.unstack(tf.zeros([batches, size], tf.bool))
+            sampling_key = _random.keys_of_step(key, step)[0]
+            pieces, masks, number = self._sampler.for_each_batch(sampling_key, record, (pieces, masks, tf.constant(0)))
+            return pieces.stack(), masks.stack(), number
+
+        signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
+        return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
+
+    def __call__(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
+        """Returns what step `step` draws, and how many physical batches that takes.
+
+        Args:
+          key: the fit's key.
+          step: number of the step.
+          compiled: draw what the loop draws when XLA compiles it; TensorFlow's generators give other numbers then.
+        """
+        batches = self._batches
+        while True:
+            pieces, masks, number = self._drawer(batches, compiled)(key, tf.constant(step, tf.int64))
+            if number <= batches:
+                return pieces.numpy()[masks.numpy()], int(number)
+            batches = int(number)
+
+
+class StreamedData:
+    """Records of a `RecordSource`, of which each step's are drawn on the host and read ahead while steps run. See `Data`.
+
+    The same records in the same order as from arrays on the device; the drawing sampler's scheme is what is accounted for.
 
     Args:
       source: the records.
-      sampler: draws from them.
+      draws: the sampler that draws from them.
+      num_records: the public N.
+      batch_size: the public denominator qN.
+      steps_per_epoch: public.
     """
 
-    def __init__(self, source: RecordSource, sampler: Sampler) -> None:
-        if isinstance(sampler, FullBatchSampler):
+    resumable = True
+
+    def __init__(
+        self, source: RecordSource, draws: Sampler, num_records: int, batch_size: float, steps_per_epoch: int
+    ) -> None:
+        if isinstance(draws, FullBatchSampler):
             raise ValueError(
                 f"batch_size is not below the number of records, {source.num}, and they are read from where they are stored: a "
                 "step would read them all. Choose a smaller batch_size, or pass arrays."
             )
-        assert isinstance(sampler, PoissonSampler | FixedSizeSampler)
-        self.sampler, self._source = sampler, source
-        # Room that no batch passes but once in 10^15; what passes it is not lost, it is traced anew.
-        size = sampler.physical_batch_size
-        if isinstance(sampler, PoissonSampler):
-            mean = sampler.num_available * sampler.probability
-        else:
-            mean = float(sampler.batch_size)
-        visits = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / size))
-        self._draws = HostDraws(sampler, visits)
-        self._rows = size * visits
-        self.given = self._given(self._rows)
-        self.probe_tensors = tf.nest.map_structure(
-            tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows)
-        )
-        self.probe_tensors["mask"] = tf.zeros([self._rows], tf.bool)
+        self.num_records, self.batch_size, self.steps_per_epoch = num_records, batch_size, steps_per_epoch
+        self.records = source.probe
+        self._source, self._scheme, self._size = source, draws.scheme, draws.physical_batch_size
+        # Room that no sample passes but once in 10^15; what passes it is not lost, it is traced anew.
+        mean = source.num * batch_size / num_records
+        batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
+        self._draws = _HostDraws(draws, batches)
+        self._rows = self._size * batches
+        self.sampler: Sampler = self._sampler(self._rows)
+        self.tensors = tf.nest.map_structure(tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows))
+        self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
-    def _given(self, rows: int) -> GivenBatchSampler:
-        return GivenBatchSampler(rows, self.sampler.scheme, self.sampler.physical_batch_size)
+    def _sampler(self, rows: int) -> DeclaredBatchSampler:
+        return DeclaredBatchSampler(rows, self._scheme, self._size)
 
-    def calls(self, steps: int, key: Any, first: int, compiled: bool) -> Iterator[tuple[int, Sampler, Any]]:
-        """One call for each batch."""
+    def calls(
+        self, steps: int, key: tf.Tensor, first: int, compiled: bool
+    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+        """Yields one call for each batch."""
         ready: queue.Queue[Any] = queue.Queue(_READY)
         stopped = threading.Event()
 
@@ -234,14 +294,14 @@ class SourceFeed:
                 if isinstance(batch, Exception):
                     raise batch
                 rows, arrays = batch
-                yield 1, self._given(rows), tf.nest.map_structure(tf.convert_to_tensor, arrays)
+                yield 1, self._sampler(rows), tf.nest.map_structure(tf.convert_to_tensor, arrays)
         finally:
             stopped.set()
             reader.join()
 
-    def _batch(self, indices: np.ndarray, visits: int) -> tuple[int, Any]:
-        # What is drawn comes before what is padding, in every visit, so that the records can be laid end to end.
-        rows = max(self._rows, visits * self.sampler.physical_batch_size)
+    def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
+        # What is drawn comes before what is padding, in every physical batch, so that the records can be laid end to end.
+        rows = max(self._rows, batches * self._size)
         arrays = self._source.take(indices, rows)
         arrays["mask"] = np.arange(rows) < len(indices)
         return rows, arrays

@@ -10,12 +10,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import rounding_of_pairs
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
 _DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
@@ -34,12 +33,12 @@ class Groups:
     """
 
     num: int
-    of_each: Any
-    members: Any
-    present: Any
+    of_each: tf.Tensor
+    members: tf.Tensor
+    present: tf.Tensor
     size: float
 
-    def positions(self, values: Any) -> Any:
+    def positions(self, values: tf.Tensor) -> tf.Tensor:
         """Of values of shape [n, T, D] each group's, of shape [b, m T, D], with zeros where no record is."""
         chosen = tf.where(self.present[:, :, None, None], tf.gather(values, self.members), tf.zeros([], values.dtype))
         shape = tf.shape(chosen)
@@ -58,11 +57,11 @@ class Contribution(abc.ABC):
     shape: tuple[int, ...]
 
     @abc.abstractmethod
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> tf.Tensor:
         """Upper bounds on the records' squared l2 norms, of shape [n]; tight to rounding. NaN or Inf if a factor is."""
 
     @abc.abstractmethod
-    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """`sum_i weights[i] gradient[i]` in the variable's shape.
 
         Args:
@@ -91,14 +90,14 @@ class Direct(Contribution):
     """
 
     shape: tuple[int, ...]
-    values: Any
+    values: tf.Tensor
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
         flat = self._flat()
         return tf.reduce_sum(tf.square(flat), axis=1) + flat.shape[1] * tiny(flat.dtype)
 
-    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
         flat = self._flat() if finite else _select(weights, self._flat())
         return tf.reshape(tf.linalg.matmul(weights[None], flat), self.shape)
@@ -113,7 +112,7 @@ class Direct(Contribution):
         """See `Contribution`."""
         return self
 
-    def _flat(self) -> Any:
+    def _flat(self) -> tf.Tensor:
         return tf.reshape(self.values, [tf.shape(self.values)[0], int(np.prod(self.shape))])
 
 
@@ -127,12 +126,12 @@ class Outer(Contribution):
     """
 
     shape: tuple[int, ...]
-    left: Any
-    right: Any
+    left: tf.Tensor
+    right: tf.Tensor
 
     @classmethod
     def of_cheaper_form(
-        cls, shape: tuple[int, ...], left: Any, right: Any, positions: float | None = None
+        cls, shape: tuple[int, ...], left: tf.Tensor, right: tf.Tensor, positions: float | None = None
     ) -> Contribution:
         """These factors where norms from them are cheaper than per-record gradients, or else those gradients.
 
@@ -148,7 +147,7 @@ class Outer(Contribution):
             return outer
         return outer.materialize()
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> tf.Tensor:
         """See `Contribution`.
 
         What sums lose by underflow, and by rounding where the sum over pairs of positions cancels, is added, so that no
@@ -168,7 +167,7 @@ class Outer(Contribution):
         lost = rounding_of_pairs(k + d + tf.square(positions), most.dtype) * tf.square(most) + flushed
         return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
 
-    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
         left, right = (
             (self.left, self.right) if finite else (_select(weights, part) for part in (self.left, self.right))
@@ -204,10 +203,10 @@ class Lookup(Contribution):
     """
 
     shape: tuple[int, ...]
-    ids: Any
-    values: Any
+    ids: tf.Tensor
+    values: tf.Tensor
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> tf.Tensor:
         """See `Contribution`; rounding is treated as in `Outer`."""
         d = self.values.shape[2]
         squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * tiny(self.values.dtype)
@@ -220,7 +219,7 @@ class Lookup(Contribution):
         lost = rounding_of_pairs(d + tf.square(positions), most.dtype) * tf.square(most)
         return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
 
-    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
         values = (self.values if finite else _select(weights, self.values)) * weights[:, None, None]
         flat = tf.reshape(values, [-1, self.values.shape[2]])
@@ -256,16 +255,16 @@ class Rows(Contribution):
 
     shape: tuple[int, ...]
     num: int
-    groups: Any
-    ids: Any
-    values: Any
+    groups: tf.Tensor
+    ids: tf.Tensor
+    values: tf.Tensor
 
-    def squared_norms(self) -> Any:
+    def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
         squares = tf.reduce_sum(tf.square(self.values), axis=1) + self.shape[1] * tiny(self.values.dtype)
         return tf.math.unsorted_segment_sum(squares, self.groups, self.num)
 
-    def weighted_sum(self, weights: Any, *, finite: bool = False) -> Any:
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
         of_rows = tf.gather(weights, self.groups)
         values = (self.values if finite else _select(of_rows, self.values)) * of_rows[:, None]
@@ -294,7 +293,7 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
     return Direct(parts[0].shape, tf.add_n([part.materialize().values for part in parts]))
 
 
-def total(parts: Sequence[Contribution], weights: Sequence[Any], finite: Any) -> list[Any]:
+def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
     """The weighted sum of each variable's gradients, with no selecting where all factors are finite.
 
     Args:
@@ -303,23 +302,18 @@ def total(parts: Sequence[Contribution], weights: Sequence[Any], finite: Any) ->
       finite: bool tensor of shape [n]. A finite norm says that all factors are.
     """
 
-    def sums(finite: bool) -> list[Any]:
+    def sums(finite: bool) -> list[tf.Tensor]:
         return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]
 
     return tf.cond(tf.reduce_all(finite), lambda: sums(True), lambda: sums(False))
 
 
-def _select(weights: Any, values: Any) -> Any:
+def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Zeros in the rows of weight 0: 0 x NaN would be NaN (contract C8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def _at_least_zero(squares: Any) -> Any:
+def _at_least_zero(squares: tf.Tensor) -> tf.Tensor:
     """Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it."""
     return tf.where(squares < 0, tf.zeros_like(squares), squares)
-
-
-def tiny(dtype: Any) -> float:
-    """The smallest normal number: TensorFlow flushes what is below it to zero."""
-    return float(np.finfo(dtype.as_numpy_dtype).tiny)

@@ -1,13 +1,15 @@
-"""What `fit` is given, checked and turned into structures of arrays with one record a row."""
+"""Records as structures of arrays with one record a row, checked."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
+from tfp_dpvi._tf import tf
+from tfp_dpvi.sampling import Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +28,85 @@ class Records:
     sample_weight: Any
     num: int
 
-    def tensors(self) -> dict[str, Any]:
-        """Tensors under the keys "x", "y" and "sample_weight", as far as they were given."""
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """Returns tensors under the keys "x", "y" and "sample_weight", as far as there are such."""
         parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
         given = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, given)
 
 
+class Data(Protocol):
+    """Where the records of a fit come from: in memory, streamed, or batches of a dataset.
+
+    Attributes:
+      sampler: what each step's records are taken by inside the step; its scheme is what is accounted for.
+      tensors: tensors of the shapes that the step is traced with.
+      records: the records, or one of their shapes for those that stay where they are.
+      num_records: the public N.
+      batch_size: the expected batch size, the public denominator qN.
+      steps_per_epoch: likewise public.
+      resumable: whether an interrupted fit may draw from the same records again.
+    """
+
+    @property
+    def sampler(self) -> Sampler: ...  # noqa: D102
+
+    @property
+    def tensors(self) -> dict[str, tf.Tensor]: ...  # noqa: D102
+
+    @property
+    def records(self) -> Records: ...  # noqa: D102
+
+    @property
+    def num_records(self) -> int: ...  # noqa: D102
+
+    @property
+    def batch_size(self) -> float: ...  # noqa: D102
+
+    @property
+    def steps_per_epoch(self) -> int: ...  # noqa: D102
+
+    @property
+    def resumable(self) -> bool: ...  # noqa: D102
+
+    def calls(
+        self, steps: int, key: tf.Tensor, first: int, compiled: bool
+    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+        """Yields `(steps, sampler, tensors)` for each call of the compiled loop that `steps` steps take.
+
+        Args:
+          steps: how many steps in all.
+          key: int64 tensor of shape [2] of the fit.
+          first: the number of the first of them.
+          compiled: whether XLA compiles the loop; TensorFlow's generators give other numbers then.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayData:
+    """Records in the device's memory; the sampler inside the step draws from them. See `Data`."""
+
+    records: Records
+    sampler: Sampler
+    num_records: int
+    batch_size: float
+    steps_per_epoch: int
+    tensors: dict[str, tf.Tensor] = dataclasses.field(init=False)
+    resumable: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", self.records.tensors())
+
+    def calls(
+        self, steps: int, key: tf.Tensor, first: int, compiled: bool
+    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+        """Yields one call for all steps."""
+        del key, first, compiled
+        yield steps, self.sampler, self.tensors
+
+
 def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bool) -> Records:
-    """Checks and converts the arguments of `fit`.
+    """Returns the arguments of `fit`, checked and converted.
 
     Args:
       x: array, dict or tuple of arrays, or table with named columns (which is a dict of them), with one record a row.
@@ -64,7 +136,7 @@ def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bo
 
 
 def by_column(name: str, value: Any) -> Any:
-    """A pandas DataFrame (or any table like it) as a dict of its columns; anything else as it is.
+    """Returns a pandas DataFrame (or any table like it) as a dict of its columns; anything else as it is.
 
     Raises:
       ValueError: columns without names of their own.

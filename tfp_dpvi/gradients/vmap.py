@@ -1,28 +1,24 @@
-"""Clipped sums for any model: one record's gradient, mapped over the batch with `tf.vectorized_map`."""
+"""Clipped sums for any model: one example's gradient, mapped over the batch with `tf.vectorized_map`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import ClippedSum, clip_factors, refuse_low_precision
-from tfp_dpvi.gradients.contributions import tiny
-from tfp_dpvi.gradients.mapping import map_records
-from tfp_dpvi.gradients.shapes import refuse_varying_shapes
-from tfp_dpvi.gradients.side_effects import refuse_writes
-from tfp_dpvi.gradients.statistics import RecordStatistics
+from tfp_dpvi._tf import Structure, map_apart, tf
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, ClippedSum, refuse_low_precision, tiny
+from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
 
 _LARGE = 4096
-"""Entries of a record's gradient from which a matrix product is faster than a loop over products."""
+"""Entries of an example's gradient from which a matrix product is faster than a loop over products."""
 
 _BLOCK = 256
 """Records that are added up in float32. A longer running sum can round one record's presence up to many clips, as it crosses
 powers of two; within a block it is 2 * 255 * 256 / 2**24 = 0.8 % of a clip at most, and blocks are added up in float64."""
 
-RecordGradient = Callable[[Any, Any], tuple[Any, Sequence[Any]]]
+RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
 
 `keep` is a scalar bool: False for padding. The function may use it to select away a bad record before it multiplies
@@ -31,19 +27,18 @@ anything; `clipped_sum` selects once more in any case.
 
 
 def clipped_sum(
-    record_gradient: RecordGradient, records: Any, mask: Any, *, l2_norm_clip: float, clipping: str = "flat"
-) -> tuple[ClippedSum, RecordStatistics]:
-    """Sum over a batch of per-record gradients, each clipped to a joint l2 norm.
+    record_gradient: RecordGradient, records: Structure, mask: tf.Tensor, clip: Clip
+) -> tuple[ClippedSum, PerExample]:
+    """Sums per-example gradients over a batch, each clipped to a joint l2 norm.
 
     Args:
       record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of float tensors.
       records: structure of tensors with a common leading dimension P (the physical batch).
       mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
-      l2_norm_clip: the bound C, positive; `math.inf` switches clipping off (and privacy with it).
-      clipping: see `clip_factors`.
+      clip: the bound C, and how it is met.
 
     Returns:
-      The `ClippedSum`, and the records' losses and whether they were clipped (*not private* as they are).
+      The `ClippedSum`, and exact values of single examples (*not private* as they are).
 
     Raises:
       ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
@@ -55,7 +50,7 @@ def clipped_sum(
     exact arithmetic; in float32 a sum of n records exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
     """
 
-    def one(record_and_mask: Any) -> tuple[Any, list[Any]]:
+    def one(record_and_mask: tuple[Structure, tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         record, keep = record_and_mask
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
@@ -64,25 +59,31 @@ def clipped_sum(
         refuse_varying_shapes(graph, num_known)
         return loss, list(gradient)
 
-    losses, gradients = map_records(one, (records, mask))
+    losses, gradients = map_apart(one, (records, mask))
     refuse_low_precision(gradients)
     rows = [tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients]
     # Squares that are flushed to zero are made up for, so that a norm is never too small.
     squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
-    factors = clip_factors(squares, l2_norm_clip, clipping)
-    statistics = RecordStatistics.of(losses, factors, keep)
+    factors = clip.factors(squares)
+    examples = PerExample.of(losses, factors, keep)
+    # Selected, since 0 x NaN is NaN (C8).
+    rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
+    shapes = [part.shape[1:] for part in gradients]
     total = [
-        tf.reshape(_weighted_sum(part, factor, keep), gradient.shape[1:])
-        for part, factor, gradient in zip(rows, factors, gradients, strict=True)
+        tf.reshape(_weighted_sum(part, factor), shape)
+        for part, factor, shape in zip(rows, factors, shapes, strict=True)
     ]
-    return ClippedSum(total, l2_norm_clip), statistics
+    each = [
+        tf.reshape(part * factor[:, None], [-1, *shape])
+        for part, factor, shape in zip(rows, factors, shapes, strict=True)
+    ]
+    return ClippedSum(total, clip), examples._replace(gradients=each)
 
 
-def _weighted_sum(rows: Any, factors: Any, keep: Any) -> Any:
-    """`sum_i factors[i] rows[i]` over kept rows; what is not kept is selected away, since 0 x NaN is NaN (C8)."""
-    rows = tf.where(keep[:, None], rows, tf.zeros([], rows.dtype))
+def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Returns `sum_i factors[i] rows[i]`."""
     if rows.dtype == tf.float64 or (rows.shape[0] is not None and rows.shape[0] <= _BLOCK):
         return _block_sums(rows[None], factors[None])[0]
     num_blocks = tf.shape(rows)[0] // _BLOCK if rows.shape[0] is None else rows.shape[0] // _BLOCK
@@ -93,8 +94,8 @@ def _weighted_sum(rows: Any, factors: Any, keep: Any) -> Any:
     return tf.cast(tf.reduce_sum(tf.cast(sums, tf.float64), axis=0), rows.dtype)
 
 
-def _block_sums(rows: Any, factors: Any) -> Any:
-    """`sum_i factors[b, i] rows[b, i]` for each block b."""
+def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Returns `sum_i factors[b, i] rows[b, i]` for each block b."""
     if rows.shape[2] < _LARGE:
         return tf.reduce_sum(rows * factors[:, :, None], axis=1)  # XLA makes one loop of it all.
     return tf.linalg.matmul(factors[:, None], rows)[:, 0]

@@ -1,4 +1,4 @@
-"""What keeps the records of a batch apart once they are mapped and compiled: shapes, and rounds, of their own.
+"""What keeps the examples of a batch apart: no writes, and shapes and rounds of their own once they are mapped and compiled.
 
 Under XLA (TensorFlow 2.15) all records of a mapped batch get the shape of one of them, without a word, where a shape depends on
 what a record holds: with `tf.boolean_mask` in its loss, one record decided which entries of all others counted, and moved
@@ -11,18 +11,18 @@ import contextlib
 import contextvars
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from tfp_dpvi.gradients.side_effects import called_nodes, first_added
+from tfp_dpvi._tf import operations_since, tf
 
+# Operations with a state that a loss may use: reading variables, calling functions, drawing numbers, raising errors.
+_HARMLESS = re.compile(
+    "ReadVariableOp|ResourceGather|VarHandleOp|VarIsInitializedOp|VariableShape|StatefulPartitionedCall|While|If|Case|Placeholder"
+    "|Assert|Random|TruncatedNormal|ParameterizedTruncated|Multinomial|StatefulUniform|StatefulStandardNormal"
+)
 # Their results have as many rows as their inputs' values say. (Sparse segments: mapped, they read other records' rows.)
-_COUNTING = (
-    "Where", "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "ListDiff", "DynamicPartition",
-    "NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5",
-    "SegmentSum", "SegmentMean", "SegmentProd", "SegmentMin", "SegmentMax", "SparseSegmentSum", "SparseSegmentMean",
-    "SparseSegmentSqrtN", "SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments",
-    "SparseSegmentSqrtNWithNumSegments",
-)  # fmt: skip
+_COUNTING = re.compile(
+    "Where$|Unique|ListDiff|DynamicPartition|NonMaxSuppression|(Sparse)?Segment(Sum|Mean|SqrtN|Prod|Min|Max)(WithNum|$)"
+)
 # Which of their inputs are sizes or places that give the result its shape.
 _SIZED = {
     "Slice": (1, 2), "StridedSlice": (1, 2, 3), "Range": (0, 1, 2), "LinSpace": (2,), "Fill": (0,), "Tile": (1,), "TopKV2": (1,),
@@ -39,6 +39,29 @@ class VaryingShapeError(ValueError):
     """Compiled by XLA, the records of a batch would not stay apart. Nothing was spent."""
 
 
+def refuse_writes(graph: tf.Graph, num_known: int) -> None:
+    """Raises if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
+
+    Batch normalisation in training mode and Keras metrics write to variables, which would hold records exactly and be
+    saved; tables, summaries and printing keep or show records in other places.
+
+    Args:
+      graph: the graph in which one record's loss was traced; in eager mode nothing is found.
+      num_known: how many operations it had before.
+
+    Raises:
+      ValueError: with the way out.
+    """
+    for op in operations_since(graph, num_known):
+        writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
+        if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
+            raise ValueError(
+                f"The loss of a record writes to a variable or elsewhere ({op.name}): what it leaves behind is neither clipped "
+                "nor noisy. Call batch normalisation with training=False or use layer or group normalisation, and keep "
+                "metrics, tables, summaries and printing out of the loss."
+            )
+
+
 @contextlib.contextmanager
 def strictly() -> Iterator[None]:
     """Where what is compiled cannot be looked at afterwards: refuses whatever may vary in a record's graph."""
@@ -49,7 +72,7 @@ def strictly() -> Iterator[None]:
         _STRICT.reset(token)
 
 
-def refuse_varying_shapes(graph: Any, num_known: int) -> None:
+def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
     """Raises if operations added to a graph since it had `num_known` of them have shapes that depend on the record.
 
     Args:
@@ -60,29 +83,31 @@ def refuse_varying_shapes(graph: Any, num_known: int) -> None:
       ValueError: with the way out.
     """
     strict = _STRICT.get()
-    inside = (*_COUNTING, *_SIZED, *_ROUNDS) if strict else _COUNTING
-    found = first_added(graph, num_known, lambda op: _varies(op, strict), lambda node: node.op in inside)
-    if found is not None:
-        more = " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
-        raise ValueError(
-            f"The loss of a record computes a tensor whose shape depends on the record's values ({found}), as tf.boolean_mask, "
-            "tf.where with one argument, tf.unique and x[:k] with a computed k do. Records of a batch are computed side by side "
-            f"and need one shape: weight or replace entries, tf.where(mask, x, 0.0), in place of dropping them.{more}"
-        )
+    for op in operations_since(graph, num_known):
+        if _varies(op, strict, of_record=op.graph is graph):
+            more = (
+                " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
+            )
+            raise ValueError(
+                f"The loss of a record computes a tensor whose shape depends on the record's values ({op.name}), as "
+                "tf.boolean_mask, tf.where with one argument, tf.unique and x[:k] with a computed k do. Records of a batch are "
+                "computed side by side and need one shape: weight or replace entries, tf.where(mask, x, 0.0), in place of "
+                f"dropping them.{more}"
+            )
 
 
-def _varies(op: Any, strict: bool) -> bool:
-    if op.type in _COUNTING:
-        return _depends_on_record(op)
-    if strict and op.type in _ROUNDS:
+def _varies(op: tf.Operation, strict: bool, of_record: bool) -> bool:
+    """Whether an operation's result may vary in shape; in a called function, whose inputs are not followed, by its kind."""
+    if _COUNTING.match(op.type):
+        return not of_record or _depends_on_record(op)
+    if strict and (op.type in _ROUNDS or (op.type in _SIZED and not of_record)):
         return True
-    sizes = _SIZED.get(op.type, ())
     # A shape that was set by hand may hide one that varies.
     unknown = strict or not all(out.shape.is_fully_defined() for out in op.outputs)
-    return unknown and any(_depends_on_record(op.inputs[number].op) for number in sizes)
+    return of_record and unknown and any(_depends_on_record(op.inputs[number].op) for number in _SIZED.get(op.type, ()))
 
 
-def _depends_on_record(op: Any) -> bool:
+def _depends_on_record(op: tf.Operation) -> bool:
     """Whether an operation reads the map's loop variable, by which records are gathered, at any distance."""
     waiting, seen = [op], set()
     while waiting:
@@ -97,7 +122,9 @@ def _depends_on_record(op: Any) -> bool:
     return False
 
 
-def refuse_dynamic_shapes(compiled: Any, arguments: tuple[Any, ...]) -> None:
+def refuse_dynamic_shapes(
+    compiled: tf.types.experimental.PolymorphicFunction, arguments: tuple[tf.Tensor, ...]
+) -> None:
     """Raises if XLA's form of a function has shapes that it only knows a bound of, which are those that depend on values.
 
     Or if it has decompositions that take rounds until the last matrix of a batch has converged.
@@ -110,9 +137,7 @@ def refuse_dynamic_shapes(compiled: Any, arguments: tuple[Any, ...]) -> None:
       VaryingShapeError: with what to do.
     """
     graph = compiled.get_concrete_function(*arguments).graph
-    operations = graph.get_operations()
-    kinds = [(op.type, op.name) for op in operations] + [(n.op, n.name) for n in called_nodes(graph, operations)]
-    found = next((name for kind, name in kinds if kind in _ROUNDS), None)
+    found = next((op.name for op in operations_since(graph, 0) if op.type in _ROUNDS), None)
     if found is not None:
         raise VaryingShapeError(
             f"Compiled by XLA, {found} decomposes the matrices of a batch in as many rounds as the slowest needs: one record's "

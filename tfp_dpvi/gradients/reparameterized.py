@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._keras import tf
-from tfp_dpvi.gradients.clipping import select_finite
-from tfp_dpvi.gradients.vectorized import RecordGradient
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.gradients.clip import select_finite
+from tfp_dpvi.gradients.vmap import RecordGradient
 
 _FEW = 64
 """Coordinates of the draws up to which a Jacobian costs less than pulling back every record of a batch."""
+
+PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +39,19 @@ class ThroughDraws:
     """
 
     record_gradient: RecordGradient
-    released: Sequence[Any]
-    pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None
+    released: Sequence[tf.Tensor]
+    pull_back: PullBack | None
 
 
 def through_draws(
-    record_loss: Callable[[Any], Any], draws: Sequence[Any], tape: Any, variables: Sequence[Any], *, aligned: bool
+    record_loss: Callable[[tf.Tensor], tf.Tensor],
+    draws: Sequence[tf.Tensor],
+    tape: tf.GradientTape,
+    variables: Sequence[tf.Variable],
+    *,
+    aligned: bool,
 ) -> ThroughDraws:
-    """Per-record gradients of a loss that depends on variables only through draws.
+    """Returns the per-record gradients of a loss that depends on variables only through draws.
 
     Args:
       record_loss: record -> scalar loss, reading `draws`.
@@ -55,12 +61,12 @@ def through_draws(
       aligned: clip the gradients by `draws` instead of those by `variables`.
     """
 
-    def pull_back(by_draws: Sequence[Any]) -> Any:
+    def pull_back(by_draws: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         return tape.gradient(draws, variables, output_gradients=by_draws, unconnected_gradients="zero")
 
     by_jacobian = None if aligned else _by_jacobian(pull_back, draws, variables)
 
-    def record_gradient(record: Any, keep: Any) -> tuple[Any, Sequence[Any]]:
+    def record_gradient(record: Structure, keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
             inner.watch(draws)
             loss = record_loss(record)
@@ -80,12 +86,10 @@ def through_draws(
     return ThroughDraws(record_gradient, variables, None)
 
 
-def _by_jacobian(
-    pull_back: Callable[..., Any], draws: Sequence[Any], variables: Sequence[Any]
-) -> Callable[..., Any] | None:
-    """`pull_back` as a product with the draws' Jacobian, where they are few: made once a step, and not for every record.
+def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> PullBack | None:
+    """Returns `pull_back` as a product with the draws' Jacobian, where they are few: made once a step, not for every record.
 
-    Gradients of the draws must be linear in what is pulled back, as all but made-up ones are.
+    Gradients of the draws must be linear in what is pulled back, as all but contrived ones are.
     """
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None
@@ -93,7 +97,7 @@ def _by_jacobian(
     if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
         return None
 
-    def of_coordinate(unit: Any) -> Any:
+    def of_coordinate(unit: tf.Tensor) -> tf.Tensor:
         parts = zip(tf.split(unit, sizes), draws, strict=True)
         return tf.concat(
             [tf.reshape(one, [-1]) for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])], axis=0
@@ -101,7 +105,7 @@ def _by_jacobian(
 
     jacobian = tf.vectorized_map(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
 
-    def product(by_draws: Sequence[Any]) -> list[Any]:
+    def product(by_draws: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)
         parts = tf.split(tf.linalg.matvec(jacobian, flat, transpose_a=True), [int(np.prod(v.shape)) for v in variables])
         return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]

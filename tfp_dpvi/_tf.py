@@ -1,0 +1,269 @@
+"""TensorFlow, TensorFlow Probability and Keras 2, with every private API of them that the library uses.
+
+Each private API is behind one function that says why it is needed; `tests/test_tf.py` fails once it no longer is.
+
+TensorFlow 2.15 ships Keras 2 as `tf.keras`. Later versions have Keras 3 there, and Keras 2 is the package `tf_keras`, which
+TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it would change other code of the same process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _check_versions(tensorflow: str, numpy: str) -> None:
+    """Raises `ImportError` for versions that are known not to work together."""
+    if _number(tensorflow) < (2, 15) or _number(tensorflow) in ((2, 16), (2, 17)):
+        raise ImportError(
+            f"tfp_dpvi does not run on TensorFlow {tensorflow}: TensorFlow Probability 0.25 needs 2.18 or later, and 0.22 needs "
+            "2.15.\nInstall a supported one: pip install 'tensorflow>=2.18,<2.22'."
+        )
+    if _number(numpy) >= (2, 4):
+        raise ImportError(
+            f"tfp_dpvi does not run on NumPy {numpy}: TensorFlow Probability 0.25 uses what NumPy 2.4 removed.\n"
+            "Install an earlier one: pip install 'numpy<2.4'."
+        )
+
+
+def _keras_2(tensorflow: str) -> Any:
+    """The module of Keras 2 that TensorFlow Probability uses."""
+    if _number(tensorflow) < (2, 16):
+        return tf.keras
+    try:
+        return importlib.import_module("tf_keras")
+    except ImportError as error:
+        minor = ".".join(tensorflow.split(".")[:2])
+        raise ImportError(
+            f"tfp_dpvi needs Keras 2, which TensorFlow {tensorflow} no longer has, from the package tf_keras ({error}).\n"
+            f"Install it: pip install 'tf_keras=={minor}.*'."
+        ) from error
+
+
+_check_versions(tf.__version__, np.__version__)
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+    from tensorflow_probability import distributions as tfd
+    from tf_keras import Model
+    from tf_keras.callbacks import Callback
+    from tf_keras.layers import Layer
+    from tf_keras.metrics import Metric
+    from tf_keras.optimizers import Optimizer
+    from tf_keras.optimizers.legacy import Optimizer as LegacyOptimizer
+else:
+    keras = _keras_2(tf.__version__)
+    Callback = keras.callbacks.Callback
+    Layer = keras.layers.Layer
+    Metric = keras.metrics.Metric
+    Model = keras.Model
+    Optimizer = keras.optimizers.Optimizer
+    LegacyOptimizer = keras.optimizers.legacy.Optimizer
+
+import tensorflow_probability as tfp  # noqa: E402  (after the checks: its own errors would come first)
+
+if not TYPE_CHECKING:
+    tfd = tfp.distributions
+register_keras_serializable = keras.utils.register_keras_serializable
+
+Structure: TypeAlias = tf.Tensor | Sequence[Any] | Mapping[str, Any]
+"""Tensors in a nest, as `tf.nest` takes them."""
+_Element = TypeVar("_Element")
+_Found = TypeVar("_Found")
+
+
+def refuse_keras_3(name: str, value: object) -> None:
+    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3.
+
+    Args:
+      name: the argument, for the message.
+      value: anything.
+    """
+    if not Layer.__module__.startswith("tf_keras."):
+        return  # Keras 2 is the package `keras` here.
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    for part in parts:
+        if any(kind.__module__.startswith("keras.") for kind in type(part).__mro__):
+            raise TypeError(
+                f"{name}={type(part).__name__}(...) is an object of Keras 3, which TensorFlow Probability cannot use. Build it "
+                "from dpvi.keras\n(Keras 2), or set the environment variable TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."
+            )
+
+
+# ---------------------------------------------------------------------------- Keras 2
+
+
+def layers_within(layer: Layer, *, include_self: bool = True) -> list[Layer]:
+    """Returns a layer's sublayers at any depth, in the order in which Keras tracks them, itself first.
+
+    `tf.Module.submodules` also holds layers that Keras does not track, in another order.
+    """
+    return list(layer._flatten_layers(include_self=include_self))
+
+
+def own_weights(layer: Layer) -> list[tf.Variable]:
+    """Returns the trainable variables that a layer made itself; `trainable_weights` has its sublayers' too."""
+    return list(layer._trainable_weights) if layer.trainable else []
+
+
+def losses_added(layer: Layer) -> list[tf.Tensor]:
+    """Returns what `add_loss` holds of the latest call; `losses` would also compute weight regularizers."""
+    return [*layer._losses, *layer._eager_losses]
+
+
+def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
+    """Returns the losses of weights alone, such as regularizers; `losses` mixes them with those of inputs."""
+    return list(layer._callable_losses)
+
+
+def expects_training(layer: object) -> bool:
+    """Returns whether a layer takes the argument `training`; Keras computes it from the signature of `call`."""
+    return bool(getattr(layer, "_expects_training_arg", False))
+
+
+@contextlib.contextmanager
+def calls_seen(
+    layers: Sequence[Layer], wrap: Callable[[Layer, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """While active, each of these layers calls `wrap(layer, layer.call)` in place of its `call`.
+
+    Keras 2 has no hooks on a layer's forward pass, as PyTorch has. What is replaced is an attribute of these objects alone,
+    for one trace.
+    """
+    held = [vars(layer).get("call") for layer in layers]
+    try:
+        for layer in layers:
+            # Past Keras's attribute tracking, which would save it.
+            object.__setattr__(layer, "call", tf.autograph.experimental.do_not_convert(wrap(layer, layer.call)))
+        yield
+    finally:
+        for layer, call in zip(layers, held, strict=True):
+            if call is not None:
+                object.__setattr__(layer, "call", call)
+            elif "call" in vars(layer):
+                object.__delattr__(layer, "call")
+
+
+def steps_per_execution(model: Model) -> tf.Variable:
+    """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none."""
+    return model._steps_per_execution
+
+
+def learning_rate_variable(optimizer: Optimizer) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
+    """Returns an optimizer's learning rate or schedule; `learning_rate` gives a schedule's current value in its place."""
+    return optimizer._learning_rate
+
+
+def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether a strategy spans several workers, which only its extension knows."""
+    return bool(strategy.extended._in_multi_worker_mode())
+
+
+# ---------------------------------------------------------------------------- TensorFlow
+
+
+def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
+    """Yields the operations added to a graph since it had `num_known`, then those of functions that they call, at any depth.
+
+    `Graph.as_graph_def` shows called functions too, but as copies of no use to `map_apart`.
+
+    Args:
+      graph: where Python traces. Eager mode has no such graph, and yields none.
+      num_known: how many operations it had before.
+    """
+    if not isinstance(graph, tf.Graph):
+        return
+    waiting, seen = list(graph.get_operations()[num_known:]), {""}
+    for operation in waiting:  # Grows while it is walked.
+        yield operation
+        for value in operation.node_def.attr.values():
+            for called in [value.func, *value.list.func]:
+                function = operation.graph._get_function(called.name) if called.name not in seen else None
+                seen.add(called.name)
+                if function is not None:
+                    waiting += function.graph.get_operations()
+
+
+_SEGMENTS = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+
+
+def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
+    """`tf.vectorized_map(function, elements)`, in which no element reaches another's sums over segments.
+
+    TensorFlow (2.21, `parallel_for/pfor.py`) maps such a sum, which the gradient of `tf.gather(params, ids)` is, as one over
+    the segments of all elements, and adds the element's number times the number of segments to its ids. An id that is too
+    large lands in another element's segments: in a model with 4 groups one record with ids up to 80 moved the clipped sum by
+    41 clips. (XLA takes such ids without a word: https://github.com/tensorflow/tensorflow/issues/120245.) Here they land
+    nowhere: the operations of this function carry a converter, which `tf.vectorized_map` prefers to its own.
+    """
+
+    def traced(element: _Element) -> _Found:
+        graph = tf.compat.v1.get_default_graph()
+        num_known = len(graph.get_operations())
+        # Slices become tensors here, and not after the sums over them were looked for.
+        found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
+        for operation in operations_since(graph, num_known):
+            if operation.type in _SEGMENTS:
+                operation.pfor_converter = functools.partial(_convert_segments, operation.type)
+        return found
+
+    return tf.vectorized_map(traced, elements)
+
+
+def _convert_segments(kind: str, inputs: Any) -> Any:
+    """TensorFlow's conversion of a sum over segments, after ids that are too large were made negative, which drops them."""
+    from tensorflow.python.ops.parallel_for import pfor
+
+    inputs.stack_inputs([0, 1])
+    ids = inputs.stacked_input(1)
+    known = ids < tf.cast(inputs.unstacked_input(2), ids.dtype)
+    inputs.inputs[1] = pfor.wrap(tf.where(known, ids, -tf.ones_like(ids)), True)
+    return pfor._pfor_converter_registry[kind](inputs)
+
+
+# ---------------------------------------------------------------------------- NumPy
+
+
+def mapped_file(array: np.memmap) -> mmap.mmap:
+    """Returns the file map behind an array, of which NumPy shows the name alone."""
+    return array._mmap  # type: ignore[attr-defined]
+
+
+__all__ = [
+    "Callback",
+    "Layer",
+    "LegacyOptimizer",
+    "Metric",
+    "Model",
+    "Optimizer",
+    "Structure",
+    "calls_seen",
+    "expects_training",
+    "in_multi_worker_mode",
+    "keras",
+    "layers_within",
+    "learning_rate_variable",
+    "loss_functions",
+    "losses_added",
+    "map_apart",
+    "mapped_file",
+    "operations_since",
+    "own_weights",
+    "refuse_keras_3",
+    "register_keras_serializable",
+    "steps_per_execution",
+    "tf",
+    "tfd",
+    "tfp",
+]

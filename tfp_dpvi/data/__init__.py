@@ -1,0 +1,17 @@
+"""Where the records of a fit come from, checked before anything is spent."""
+
+from tfp_dpvi.data.dataset import DatasetData
+from tfp_dpvi.data.records import ArrayData, Data, Records, by_column, make_records
+from tfp_dpvi.data.streaming import RecordSource, StreamedData, wants_stream
+
+__all__ = [
+    "ArrayData",
+    "Data",
+    "DatasetData",
+    "RecordSource",
+    "Records",
+    "StreamedData",
+    "by_column",
+    "make_records",
+    "wants_stream",
+]

@@ -1,0 +1,166 @@
+"""Batches of a `tf.data.Dataset` whose maker declares how they were drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.data.records import Records
+from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
+from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
+
+_DECLARE = (
+    "Pass arrays, from which fit draws exact Poisson batches by itself, or declare how the batches were drawn:\n"
+    'fit(dataset, num_records=N, steps_per_epoch=T, sampling="each_record_once_per_epoch"), or sampling="poisson", '
+    "sampling_probability=q. Shuffling is not Poisson sampling."
+)
+
+
+class DatasetData:
+    """Batches that the user draws, each one step. See `Data`.
+
+    Args:
+      dataset: elements x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size.
+      sampling: "each_record_once_per_epoch" states that an epoch's batches are disjoint and that no record's batch depends
+        on the records' values (priced without amplification, under replace-one); "poisson" that each batch holds each
+        record independently with one probability, drawn anew for every step.
+      probability: the inclusion probability, for "poisson".
+      num_records: the public number of records N.
+      steps_per_epoch: batches in one pass.
+      physical_batch_size: rows in memory at a time, or None.
+      dtype: NumPy float type of the model.
+
+    Raises:
+      ValueError: not declared, or a declaration that is incomplete; the message says how to declare it.
+    """
+
+    resumable = False
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        sampling: str | None,
+        probability: float | None,
+        num_records: int | None,
+        steps_per_epoch: int | None,
+        physical_batch_size: int | None,
+        dtype: np.dtype,
+    ) -> None:
+        if sampling not in ("poisson", "each_record_once_per_epoch"):
+            declared = (
+                "without a declared sampling scheme"
+                if sampling is None
+                else f"and sampling={sampling!r} cannot be declared"
+            )
+            raise ValueError(f"x is a {type(dataset).__name__} {declared}. {_DECLARE}")
+        if num_records is None or steps_per_epoch is None:
+            missing = "num_records" if num_records is None else "steps_per_epoch"
+            raise ValueError(
+                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. {_DECLARE}"
+            )
+        self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
+        if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                'sampling="each_record_once_per_epoch" of an endless dataset: a pass must end for records to be in it once. '
+                "Leave out repeat(); fit makes a pass for each epoch."
+            )
+        self.num_records, self.steps_per_epoch = num_records, steps_per_epoch
+        self.batch_size = num_records / steps_per_epoch if probability is None else probability * num_records
+        self._dataset, self._dtype = dataset, dtype
+        self._rows = physical_batch_size or math.ceil(1.3 * self.batch_size) + 8
+        self._iterator: Iterator[Any] | None = None
+        self._used = 0
+        self.records = self._zeros()
+        self.sampler: Sampler = self._sampler(self._rows)
+        self.tensors = tf.nest.map_structure(
+            lambda part: tf.zeros([self._rows, *part.shape[1:]], part.dtype), self.records.tensors()
+        )
+        self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
+
+    def calls(
+        self, steps: int, key: tf.Tensor, first: int, compiled: bool
+    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+        """Yields one call for each batch."""
+        del key, first, compiled
+        for _ in range(steps):
+            tensors, rows = self._padded(self._next())
+            yield 1, self._sampler(rows), tensors
+
+    def _sampler(self, rows: int) -> DeclaredBatchSampler:
+        return DeclaredBatchSampler(rows, self._scheme, self._rows)
+
+    def _next(self) -> tf.Tensor:
+        """Returns the next batch; where records are in one batch of an epoch, each epoch is a pass of its own."""
+        endless = isinstance(self._scheme, PoissonSampling)
+        if self._iterator is None or (not endless and self._used == self.steps_per_epoch):
+            self._iterator, self._used = iter(self._dataset), 0
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            wanted = "endless: a batch used twice is no new sample" if endless else f"of {self.steps_per_epoch} batches"
+            raise ValueError(
+                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
+                "charged and drew no noise. Have the dataset draw as many batches as fit is to run."
+            ) from None
+        self._used += 1
+        return batch
+
+    def _named(self, element: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = element if isinstance(element, tuple) else (element,)
+        if not 1 <= len(parts) <= 3:
+            raise ValueError(
+                f"The dataset's elements have {len(parts)} parts; give x, (x, y) or (x, y, sample_weight)."
+            )
+        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        return tf.nest.map_structure(
+            lambda part: tf.cast(part, self._dtype) if part.dtype.is_floating or part.dtype.is_bool else part, named
+        )
+
+    def _padded(self, element: tf.Tensor) -> tuple[dict[str, tf.Tensor], int]:
+        """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, and no record dropped."""
+        named = self._named(element)
+        sizes = {int(part.shape[0]) for part in tf.nest.flatten(named)}
+        if len(sizes) != 1:
+            raise ValueError(f"A batch of the dataset has parts of different lengths: {sorted(sizes)}.")
+        size = sizes.pop()
+        rows = max(1, math.ceil(size / self._rows)) * self._rows
+
+        def pad(part: tf.Tensor) -> tf.Tensor:
+            return tf.pad(part, [[0, rows - size]] + [[0, 0]] * (part.shape.rank - 1))
+
+        padded = tf.nest.map_structure(pad, named)
+        padded["mask"] = tf.range(rows) < size
+        return padded, rows
+
+    def _zeros(self) -> Records:
+        """Returns one record of the dataset's shapes and dtypes, all zero, to check the model on without drawing a batch."""
+
+        def zeros(spec: tf.TensorSpec) -> np.ndarray:
+            if spec.shape.rank is None or spec.shape.rank == 0 or None in spec.shape.as_list()[1:]:
+                raise ValueError(
+                    f"The dataset's elements have shape {spec.shape}; each needs a batch dimension and known others. Use "
+                    "dataset.batch(...) and fixed record shapes."
+                )
+            kind = spec.dtype.as_numpy_dtype
+            floating = spec.dtype.is_floating or spec.dtype.is_bool
+            return np.zeros([1, *spec.shape.as_list()[1:]], self._dtype if floating else kind)
+
+        element = tf.nest.map_structure(zeros, self._dataset.element_spec)
+        parts = element if isinstance(element, tuple) else (element,)
+        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        return Records(named["x"], named.get("y"), named.get("sample_weight"), 1)
+
+
+def _declared_scheme(sampling: str, probability: float | None, steps_per_epoch: int) -> SamplingScheme:
+    if sampling == "poisson":
+        if probability is None:
+            raise ValueError('sampling="poisson" of a dataset needs sampling_probability=, the inclusion probability.')
+        return PoissonSampling(probability)
+    if probability is not None:
+        raise ValueError(f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.')
+    return EachRecordOncePerEpoch(steps_per_epoch)

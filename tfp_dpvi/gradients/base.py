@@ -1,0 +1,43 @@
+"""What every engine returns of single examples beside their clipped sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tfp_dpvi._tf import tf
+
+
+class PerExample(NamedTuple):
+    """Exact values of the examples of a physical batch: for monitoring and joint releases, and *not private* as they are.
+
+    Attributes:
+      losses: float tensor of shape [n], weights included; 0 where not kept.
+      clipped: bool tensor of shape [n]: the gradient was longer than the clip.
+      kept: bool tensor of shape [n]: False for padding and for examples that contribute nothing (contract C8).
+      gradients: the clipped per-example gradients, tensors of shape [n, ...], 0 where not kept; None where the engine never
+        forms them.
+    """
+
+    losses: tf.Tensor
+    clipped: tf.Tensor
+    kept: tf.Tensor
+    gradients: Sequence[tf.Tensor] | None = None
+
+    @classmethod
+    def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:
+        """Selects losses, and finds who was clipped.
+
+        Args:
+          losses: float tensor of shape [n].
+          factors: float tensors of shape [n], what parts of the gradients are multiplied by.
+          kept: bool tensor of shape [n].
+        """
+        least = factors[0]
+        for factor in factors[1:]:
+            least = tf.minimum(least, factor)
+        return cls(tf.where(kept, losses, tf.zeros_like(losses)), kept & (least < 1), kept)
+
+    def sum_of_losses(self) -> tf.Tensor:
+        """Returns the exact training loss, a scalar."""
+        return tf.reduce_sum(self.losses)

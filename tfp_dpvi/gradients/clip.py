@@ -1,0 +1,244 @@
+"""The clip: a bound on one example's gradient, ways to meet it, and the sum of clipped gradients with its sensitivity."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.privacy import Sensitivity
+
+Scheme = Callable[[Sequence[tf.Tensor], tf.Tensor, Sequence[str]], Sequence[tf.Tensor]]
+"""`scheme(squared norms of the parts of a gradient, bound, layer of each part) -> a factor for each part`.
+
+Norms and factors have shape [n]; the gradient that is multiplied by the factors must have a joint norm of at most the bound.
+"""
+
+CLIPPINGS: dict[str, Scheme] = {}
+"""Schemes by name; see `register_clipping`."""
+
+_SMALLEST = 1e-12
+"""Far below, float32 would flush noise to zero."""
+
+_STABILITY = 0.01
+
+_TENSOR_FLOAT_32 = 2.0**-10
+"""Machine epsilon of matrix products on GPUs that round their factors."""
+
+
+def register_clipping(name: str, scheme: Scheme) -> None:
+    """Adds a way of clipping, which optimizers then take as `clipping=name`.
+
+    Args:
+      name: a new name.
+      scheme: see `Scheme`. Factors that exceed the bound all the same are scaled down to it.
+
+    Raises:
+      ValueError: the name is taken.
+    """
+    if name in CLIPPINGS:
+        raise ValueError(f"name={name!r} is registered already: choose another.")
+    CLIPPINGS[name] = scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A bound on the l2 norm of one example's gradient, and how a longer gradient is brought under it.
+
+    Attributes:
+      l2_norm_clip: the bound C > 0, a number (or a scalar tensor); `math.inf` switches clipping off, and privacy with it.
+      clipping: "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is
+        clipped to C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which gives
+        small gradients the weight of large ones (Bu et al. 2022, arXiv:2206.07136); or a name of `register_clipping`.
+
+    #### Formal guarantee
+
+    A gradient scaled by `factors` has a joint norm of at most C under each scheme, so the sensitivity is the same. Where
+    products of matrices, by which sums are made, round their factors (TensorFloat-32), the bound is C less that rounding.
+
+    Raises:
+      ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite bound.
+    """
+
+    l2_norm_clip: float
+    clipping: str = "flat"
+
+    def __post_init__(self) -> None:
+        bound = self.l2_norm_clip
+        if self.clipping not in CLIPPINGS:
+            raise ValueError(f"clipping={self.clipping!r} is unknown: choose one of {', '.join(map(repr, CLIPPINGS))}.")
+        if tf.is_tensor(bound):
+            return
+        if not isinstance(bound, numbers.Real) or isinstance(bound, bool) or not float(bound) >= _SMALLEST:
+            raise ValueError(
+                f"l2_norm_clip must be a positive number, got {bound!r}. It bounds the l2 norm of one record's "
+                "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
+            )
+        if math.isinf(bound) and self.clipping != "flat":
+            raise ValueError(f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}.")
+        object.__setattr__(self, "l2_norm_clip", float(bound))
+
+    def factors(self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None) -> list[tf.Tensor]:
+        """Returns what each part of a gradient is multiplied by; finite where the norms are.
+
+        Args:
+          squared_norms: for each part its squared l2 norm, float tensors of one shape (over examples).
+          layers: for each part a name of its layer; None: each part is its own.
+        """
+        dtype = squared_norms[0].dtype
+        bound = exactly(self.l2_norm_clip, dtype)
+        if product_epsilon(dtype) == _TENSOR_FLOAT_32:
+            bound *= 1.0 - 2.0 * _TENSOR_FLOAT_32
+        layers = [str(number) for number in range(len(squared_norms))] if layers is None else layers
+        factors = list(CLIPPINGS[self.clipping](squared_norms, bound, layers))
+        if CLIPPINGS[self.clipping] in _BUILT_IN:
+            return factors
+        joint = tf.sqrt(tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)]))
+        return [factor * _down_to(bound, joint) for factor in factors]
+
+    def clip_record(self, gradient: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Scales one gradient to a joint l2 norm of at most the bound, all parts alike ("flat").
+
+        The norm is taken of the gradient over its largest entry, so that finite gradients whose squares overflow are
+        clipped like any other. (`tf.linalg.global_norm` has no vectorised form under `tf.vectorized_map`.)
+
+        Args:
+          gradient: finite float tensors, the parts of one record's gradient.
+        """
+        largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(part)) for part in gradient]))
+        unit = tf.where(largest > 0, largest, tf.ones_like(largest))
+        parts = [part / unit for part in gradient]
+        root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
+        bound = exactly(self.l2_norm_clip, root.dtype)
+        # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
+        scale = tf.where(unit * root > bound, bound / root, unit)
+        return [part * scale for part in parts]
+
+
+def _down_to(bound: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
+    return tf.where(norm > bound, bound / norm, tf.ones_like(norm))
+
+
+def _flat(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+    return [_down_to(bound, tf.sqrt(tf.add_n(squared_norms)))] * len(layers)
+
+
+def _per_layer(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+    share = bound / len(set(layers)) ** 0.5
+    factors = {
+        layer: _down_to(
+            share, tf.sqrt(tf.add_n([s for s, of in zip(squared_norms, layers, strict=True) if of == layer]))
+        )
+        for layer in dict.fromkeys(layers)
+    }
+    return [factors[layer] for layer in layers]
+
+
+def _normalized(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+    return [bound / (tf.sqrt(tf.add_n(squared_norms)) + _STABILITY)] * len(layers)
+
+
+_BUILT_IN = (_flat, _per_layer, _normalized)
+register_clipping("flat", _flat)
+register_clipping("per_layer", _per_layer)
+register_clipping("normalized", _normalized)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedSum:
+    """A sum of per-example gradients, each clipped, before noise.
+
+    Attributes:
+      tensors: one tensor per variable, in the variables' order and shapes.
+      clip: the bound C on one example's joint l2 norm over all tensors.
+      sensitivity: how far one example can move the sum, in units of C: its presence against its absence (A) and its
+        replacement by another (D).
+      noise_scales: for each tensor, the standard deviation that its noise is to have over `noise_multiplier * C`; None: 1
+        for all. `sensitivity` is that of the tensors divided by these.
+      num_joint: how many of the last tensors are joint releases and no part of the gradient.
+
+    #### Formal guarantee
+
+    For data sets S and S' that differ by the presence of one record, and equal randomness,
+    `||sum(S) - sum(S')|| <= sensitivity.add_or_remove * C` in exact arithmetic, whatever the record holds.
+
+    Raises:
+      ValueError: a tensor is of another type than float32 and float64.
+    """
+
+    tensors: Sequence[tf.Tensor]
+    clip: Clip
+    sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
+    noise_scales: Sequence[float] | None = None
+    num_joint: int = 0
+
+    def __post_init__(self) -> None:
+        refuse_low_precision(self.tensors)
+
+
+def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
+    """Raises `ValueError` for tensors that are neither float32 nor float64: sums in float16 round by many clips."""
+    for part in tensors:
+        dtype = tf.as_dtype(part.dtype)
+        if dtype not in (tf.float32, tf.float64):
+            raise ValueError(
+                f"A gradient is of dtype {dtype.name}, whose rounding lets one record move a sum by many clips: use float32 and "
+                "float64 alone,\nfor variables and draws."
+            )
+
+
+def layer_names(variables: Sequence[tf.Variable]) -> list[str]:
+    """Returns for each Keras variable the layer that it belongs to, as its name says; its number if the name says nothing."""
+    names = [variable.name for variable in variables]
+    return [name.rsplit("/", 1)[0] if "/" in name else f"{number}" for number, name in enumerate(names)]
+
+
+def select_finite(gradient: Sequence[tf.Tensor], keep: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Selects zeros in place of a gradient with any NaN or Inf in it, or of one that is not to be kept (contract C8).
+
+    Args:
+      gradient: float tensors, the parts of one record's gradient.
+      keep: scalar bool tensor.
+
+    Returns:
+      The gradient or zeros, *selected*, never multiplied (0 x NaN is NaN); and whether it was kept.
+    """
+    for part in gradient:
+        keep = keep & tf.reduce_all(tf.math.is_finite(part))
+    return [tf.where(keep, part, tf.zeros_like(part)) for part in gradient], keep
+
+
+# ---------------------------------------------------------------------------- rounding
+
+
+def exactly(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Casts a number; `tf.cast` of a Python float rounds it to float32 on the way."""
+    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
+def product_epsilon(dtype: tf.DType) -> float:
+    """Returns the relative rounding of matrix products of this float type, here and now."""
+    rounds = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
+    if rounds and tf.config.list_physical_devices("GPU"):
+        return _TENSOR_FLOAT_32
+    return float(np.finfo(dtype.as_numpy_dtype).eps)
+
+
+def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.Tensor:
+    """Returns the relative rounding of a sum of products of two entries of Gram matrices, over the sum of the rows' lengths, squared.
+
+    Args:
+      terms: how many numbers are added up, in all sums together.
+      dtype: float type; sums of float32 are of float32 also where the factors are rounded to TensorFloat-32.
+    """
+    added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
+    return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
+
+
+def tiny(dtype: tf.DType) -> float:
+    """Returns the smallest normal number: TensorFlow flushes what is below it to zero."""
+    return float(np.finfo(dtype.as_numpy_dtype).tiny)

@@ -1,0 +1,325 @@
+"""Which layers a model has, and how each one's per-example weight gradients follow from its inputs and output gradients.
+
+One rule a layer class: a forward pass that shows the tensor at which the gradient is taken, and the contributions that
+follow. Every other trainable layer is mapped over records with `tf.vectorized_map`, for its own variables alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf
+from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
+
+Found = list[tuple[tf.Variable, Contribution]]
+"""Pairs of a variable and what the records contribute to its gradient."""
+
+
+class UnsupportedLayerError(ValueError):
+    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRecord:
+    """Sorts the rows that a layer saw by record: a record may have several (draws), which follow each other.
+
+    Attributes:
+      rows: how many rows there are for each record.
+    """
+
+    rows: int
+
+    def split(self, values: tf.Tensor) -> tf.Tensor:
+        """[rows, ...] -> [n, rows of a record, ...]."""
+        return tf.reshape(values, [-1, self.rows, *values.shape[1:]])
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        """[rows, ..., D] -> [n, T, D] with a T that is known while tracing."""
+        inner = values.shape[1:-1].num_elements()
+        if inner is None or values.shape[-1] is None:
+            raise UnsupportedLayerError(
+                f"A layer saw shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
+            )
+        return tf.reshape(values, [-1, inner * self.rows, values.shape[-1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """A layer's forward pass, cut where the gradient is to be taken.
+
+    Attributes:
+      probes: tensors whose gradients are wanted, the layer's rows in their first dimension.
+      finish: from the probes to the layer's output.
+      contributions: `(gradients at the probes) -> Found`.
+    """
+
+    probes: Sequence[tf.Tensor]
+    finish: Callable[[], tf.Tensor]
+    contributions: Callable[[Sequence[tf.Tensor], ByRecord], Found]
+
+
+Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
+"""`rule(layer, layer's own call, inputs) -> Probed`, or None where this use of the layer is not one that the rule knows."""
+
+
+def _before_activation(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    """Returns what the layer gives to its activation."""
+    activation = layer.activation
+    # Past Keras's attribute tracking: an activation may be a layer.
+    object.__setattr__(layer, "activation", keras.activations.linear)
+    try:
+        return call(inputs)
+    finally:
+        object.__setattr__(layer, "activation", activation)
+
+
+def _with_kernel(
+    layer: Layer,
+    call: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
+) -> Probed:
+    """A layer that computes `activation(linear(inputs, kernel) + bias)`.
+
+    Args:
+      layer: the layer.
+      call: its own forward pass.
+      inputs: what it sees.
+      of_kernel: from the gradient before the activation to the kernel's contributions.
+    """
+    outputs = _before_activation(layer, call, inputs)
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        found: Found = [(layer.kernel, of_kernel(gradients[0], by_record))]
+        if layer.use_bias:
+            values = by_record(gradients[0])
+            # Without positions to sum over a reshape does: no pass over memory.
+            one = values.shape[1] == 1
+            values = tf.reshape(values, [-1, values.shape[2]]) if one else tf.reduce_sum(values, axis=1)
+            found.append((layer.bias, Direct(tuple(layer.bias.shape), values)))
+        return found
+
+    return Probed([outputs], lambda: layer.activation(outputs), contributions)
+
+
+def _dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if not tf.is_tensor(inputs) or inputs.shape.rank is None or inputs.shape.rank < 2:
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.of_cheaper_form(tuple(layer.kernel.shape), by_record(inputs), by_record(gradient))
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _patches(
+    images: tf.Tensor, kernel_size: Sequence[int], strides: Sequence[int], rates: Sequence[int], padding: str
+) -> tf.Tensor:
+    """[rows, H, W, C] -> [rows, H', W', kh kw C], in the order of a kernel [kh, kw, C, ...]."""
+    return tf.image.extract_patches(
+        images, sizes=[1, *kernel_size, 1], strides=[1, *strides, 1], rates=[1, *rates, 1], padding=padding
+    )
+
+
+def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """Conv1D and Conv2D."""
+    rank = layer.rank
+    if layer.data_format != "channels_last" or layer.groups != 1 or inputs.shape.rank != rank + 2:
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+    shape, sizes, strides, rates = map(
+        tuple, (layer.kernel.shape, layer.kernel_size, layer.strides, layer.dilation_rate)
+    )
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        images = inputs
+        if layer.padding == "causal":
+            images = tf.pad(inputs, [[0, 0], [rates[0] * (sizes[0] - 1), 0], [0, 0]])
+        padding = "VALID" if layer.padding == "causal" else layer.padding.upper()
+        if rank == 2 and strides == rates == (1, 1) and shape[3] < shape[2]:
+            return _by_patches_of_gradients(shape, images, gradient, padding, by_record)
+        if rank == 1:
+            patches = _patches(images[:, None], (1, *sizes), (1, *strides), (1, *rates), padding)
+        else:
+            patches = _patches(images, sizes, strides, rates, padding)
+        return Outer.of_cheaper_form(shape, by_record(patches), by_record(gradient))
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _by_patches_of_gradients(
+    shape: tuple[int, ...], images: tf.Tensor, gradient: tf.Tensor, padding: str, by_record: ByRecord
+) -> Direct:
+    """Kernel gradients of a convolution with fewer channels out than in, whose patches would be the larger ones.
+
+    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: patches of g, padded, in the opposite order.
+    """
+    height, width, channels, filters = shape
+    same = padding == "SAME"
+    pads = [[size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1] for size in (height, width)]
+    padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
+    left, right = by_record(images), by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID"))
+    values = tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters])
+    return Direct(shape, tf.transpose(tf.reverse(values, [2, 3]), [0, 2, 3, 1, 4]))
+
+
+def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """Conv2DTranspose, the gradient of a convolution: input and output change places."""
+    if layer.data_format != "channels_last" or layer.output_padding is not None or layer.groups != 1:
+        return None
+    if tuple(layer.dilation_rate) != (1, 1) or None in inputs.shape.as_list()[1:]:
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        patches = _patches(gradient, layer.kernel_size, layer.strides, (1, 1), layer.padding.upper())
+        return Outer.of_cheaper_form(tuple(layer.kernel.shape), by_record(patches), by_record(inputs))
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    ids = tf.cast(inputs, tf.int32)
+    if ids.shape.rank is None or ids.shape.rank < 1:
+        return None
+    # An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+    known = (ids >= 0) & (ids < layer.embeddings.shape[0])
+    ids = tf.where(known, ids, tf.zeros_like(ids))
+    outputs = tf.nn.embedding_lookup(layer.embeddings, ids)
+    outputs = tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype))
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        values = by_record(gradients[0])
+        each = by_record(tf.expand_dims(ids, -1))[:, :, 0]
+        return [(layer.embeddings, Lookup(tuple(layer.embeddings.shape), each, values))]
+
+    return Probed([outputs], lambda: outputs, contributions)
+
+
+def _scaled(layer: Layer, normalized: tf.Tensor, axes: Sequence[int]) -> Probed:
+    """`normalized * gamma + beta`, with weights along `axes` of the tensor."""
+    rank = normalized.shape.rank
+    shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
+    others = [axis for axis in range(1, rank) if axis not in axes]
+    outputs = normalized
+    if layer.scale:
+        outputs *= tf.reshape(layer.gamma, shape)
+    if layer.center:
+        outputs += tf.reshape(layer.beta, shape)
+
+    def summed(values: tf.Tensor, variable: tf.Variable, by_record: ByRecord) -> Direct:
+        each = tf.reshape(tf.reduce_sum(values, axis=others), [-1, 1, variable.shape.num_elements()])
+        each = tf.reduce_sum(by_record(each), axis=1)
+        return Direct(tuple(variable.shape), tf.reshape(each, [-1, *variable.shape]))
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        found: Found = []
+        if layer.scale:
+            found.append((layer.gamma, summed(gradients[0] * normalized, layer.gamma, by_record)))
+        if layer.center:
+            found.append((layer.beta, summed(gradients[0], layer.beta, by_record)))
+        return found
+
+    return Probed([outputs], lambda: outputs, contributions)
+
+
+def _layer_normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    rank = inputs.shape.rank
+    if rank is None or None in inputs.shape.as_list()[1:]:
+        return None
+    axes = [axis % rank for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])]
+    if 0 in axes or sorted(axes) != axes:
+        return None
+    mean, variance = tf.nn.moments(inputs, axes, keepdims=True)
+    return _scaled(layer, (inputs - mean) * tf.math.rsqrt(variance + layer.epsilon), axes)
+
+
+def _group_normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    rank = inputs.shape.rank
+    if rank is None or layer.axis % rank != rank - 1 or None in inputs.shape.as_list()[1:]:
+        return None
+    channels = inputs.shape[-1]
+    groups = channels if layer.groups == -1 else layer.groups
+    parts = tf.reshape(inputs, [-1, *inputs.shape[1:-1], groups, channels // groups])
+    axes = [*range(1, rank - 1), rank]
+    mean, variance = tf.nn.moments(parts, axes, keepdims=True)
+    normalized = tf.reshape((parts - mean) * tf.math.rsqrt(variance + layer.epsilon), [-1, *inputs.shape[1:]])
+    return _scaled(layer, normalized, [rank - 1])
+
+
+RULES: dict[type, Rule] = {
+    keras.layers.Dense: _dense,
+    keras.layers.Conv1D: _convolution,
+    keras.layers.Conv2D: _convolution,
+    keras.layers.Conv2DTranspose: _transposed_convolution,
+    keras.layers.Embedding: _embedding,
+    keras.layers.LayerNormalization: _layer_normalization,
+    keras.layers.GroupNormalization: _group_normalization,
+}
+"""By exact class: a subclass may compute something else."""
+
+
+# ---------------------------------------------------------------------------- which layers there are
+
+
+def layers_of(model: object) -> list[Layer]:
+    """Returns a Keras layer or model and all its sublayers; a plain function's from its closure, globals and attributes."""
+    found: dict[int, Layer] = {}
+    seen: set[int] = set()
+
+    def visit(thing: object, depth: int) -> None:
+        if id(thing) in seen or depth > 4:
+            return
+        seen.add(id(thing))
+        refuse_keras_3("layer", thing)
+        if isinstance(thing, keras.layers.Layer):
+            for layer in layers_within(thing):
+                found.setdefault(id(layer), layer)
+            return
+        parts: Iterable[object] = ()
+        if isinstance(thing, tf.Module):
+            parts = thing.submodules
+        elif isinstance(thing, list | tuple):
+            parts = thing
+        elif isinstance(thing, dict):
+            parts = thing.values()
+        elif callable(thing):
+            parts = _reached_by(thing)
+        for part in parts:
+            visit(part, depth + 1)
+
+    visit(model, 0)
+    return list(found.values())
+
+
+def _reached_by(function: Callable[..., object]) -> list[object]:
+    """Returns what a function or callable object holds: bound arguments, its closure, the globals that it names, attributes."""
+    held = [getattr(function, name, None) for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # An empty cell.
+            held.append(cell.cell_contents)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        held += [getattr(function, "__globals__", {}).get(name) for name in code.co_names]
+    elif hasattr(function, "__dict__") and not isinstance(function, type):
+        held.append(vars(function))
+    return held
+
+
+def refuse_mixing(layers: Sequence[Layer]) -> None:
+    """Raises for layers that let records influence each other (contract C3).
+
+    Raises:
+      ValueError: with the alternative.
+    """
+    for layer in layers:
+        names = {cls.__name__ for cls in type(layer).__mro__}
+        if names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"}:
+            raise ValueError(
+                f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one "
+                "record moves all gradients and no clip bounds its influence. Use dpvi.keras.layers.GroupNormalization or "
+                "LayerNormalization."
+            )

@@ -1,0 +1,100 @@
+"""What every engine of clipped gradients is: it states its sensitivity before anything is traced (contract C3)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, ClippedSum
+from tfp_dpvi.gradients.joint import JointRelease
+from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
+from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, Sensitivity
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpec:
+    """The public numbers of a step, which a clipped gradient may depend on.
+
+    Attributes:
+      sampling: how its records are drawn.
+      expected_batch_size: the public denominator qN.
+      num_records: the public N.
+      neighboring_relation: what neighbouring data sets are.
+    """
+
+    sampling: SamplingScheme
+    expected_batch_size: float
+    num_records: int
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGradient:
+    """The gradient of one step, once its Monte Carlo draws are made.
+
+    Attributes:
+      clipped_sum: `(records, mask, key) -> (ClippedSum, PerExample)` of a physical batch. The key is for draws that
+        belong to single records.
+      released: tensors with the shapes and dtypes of the sum's parts.
+      data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
+      pull_back: from the noisy mean to one tensor for each variable, without looking at records; None: it is that.
+      data_independent_loss: the scalar that `data_independent` is the gradient of, or None.
+      record_gradient: one record's loss and gradient before the clip, for engines that have it.
+    """
+
+    clipped_sum: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[ClippedSum, PerExample]]
+    released: Sequence[tf.Tensor]
+    data_independent: Sequence[tf.Tensor] | None = None
+    pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None
+    data_independent_loss: tf.Tensor | None = None
+    record_gradient: RecordGradient | None = None
+
+
+def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any) -> StepGradient:
+    """Returns the step's gradient of a model that says one record's: mapped over the batch, see `clipped_sum`.
+
+    Args:
+      record_gradient: one record's loss and gradient.
+      released: tensors of the gradient's shapes and dtypes.
+      clip: the clip.
+      **exact: other attributes of `StepGradient`.
+    """
+
+    def of_batch(records: Structure, mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:
+        del key
+        return clipped_sum(record_gradient, records, mask, clip)
+
+    return StepGradient(of_batch, released, record_gradient=record_gradient, **exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGradient:
+    """A model's clipped gradient: what `DPModel.clipped_gradient` returns.
+
+    Attributes:
+      draw: `key -> StepGradient`, makes the Monte Carlo draws that a step's records share; traced once.
+      clip: the bound C on the l2 norm of one record's gradient.
+      sensitivity: how far one record moves the sum, in units of the clip.
+      noise_scales: for each part of the sum the standard deviation of its noise over `noise_multiplier * l2_norm_clip`;
+        None: 1 for all.
+      joint: what is released with the gradient beside the metrics of `compile`.
+      batchwise: works on a physical batch at once, and not record by record. Without XLA, padding is cut off before.
+      gains_from_xla: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say.
+      identity: hashable; equal where `draw` traces the same.
+
+    #### Formal guarantee
+
+    What `draw` returns states the same sensitivity, which every step checks while it is traced.
+    """
+
+    draw: Callable[[tf.Tensor], StepGradient]
+    clip: Clip
+    sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
+    noise_scales: tuple[float, ...] | None = None
+    joint: tuple[JointRelease, ...] = ()
+    batchwise: bool = False
+    gains_from_xla: bool = True
+    identity: Hashable = ()

@@ -1,0 +1,454 @@
+"""`fit` of a private model: from records to a mechanism, its noise, and the train function that Keras calls."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._tf import Metric, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi.callbacks import PrivateBackupAndRestore
+from tfp_dpvi.data import Data, Records
+from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
+from tfp_dpvi.models import arguments, exporting, saving
+from tfp_dpvi.privacy import BudgetExhaustedError
+from tfp_dpvi.training import Mechanism, checkpoint
+from tfp_dpvi.training.budget import allowed_releases, calibrate
+from tfp_dpvi.training.checkpoint import Checkpoint
+from tfp_dpvi.training.distribution import Workers
+from tfp_dpvi.training.fit import PrivateFit
+
+LOG = logging.getLogger("tfp_dpvi")
+_STEPS_PER_CALL = 50
+
+
+class FittedModel(saving.SavedModel):
+    """The part of `DPModel` that fits and evaluates."""
+
+    @abc.abstractmethod
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """See `DPModel`."""
+
+    @abc.abstractmethod
+    def record_loss(self, x: Any, y: Any = None) -> Any:
+        """See `DPModel`."""
+
+    @property
+    def clip(self) -> Clip:
+        """The clip that the optimizer carries."""
+        return Clip(self.optimizer.l2_norm_clip, self.optimizer.clipping)
+
+    @property
+    def record_dtype(self) -> np.dtype:
+        """The float type that records are cast to."""
+        return np.dtype(keras.backend.floatx())
+
+    def check_records(self, records: Records) -> None:
+        """Raises if these records do not fit the model, before anything is spent; for subclasses.
+
+        Args:
+          records: all of them, or one of their shapes where they are streamed or a dataset's.
+        """
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Epsilon spent, the privatised metrics and the validation metrics."""
+        if not hasattr(self, "_dp"):
+            return []
+        state = self._dp
+        shown = [one for one in state.private_metrics if isinstance(one, Metric)]
+        return [state.epsilon_metric, state.loss_metric, *shown, *state.validation_metrics]
+
+    def _refuse_while_fitting(self, call: str) -> None:
+        if self._dp.running is not None:
+            raise RuntimeError(
+                f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
+                f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
+            )
+
+    def _check_precision(self, variables: Sequence[Any] = ()) -> None:
+        """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
+        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
+        held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
+        for name, dtype, shown in held:
+            if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
+                raise ValueError(
+                    f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
+                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
+                )
+
+    # ------------------------------------------------------------------ fit
+
+    def fit(  # noqa: D417
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        sample_weight: Any = None,
+        num_records: int | None = None,
+        sampling: str | None = None,
+        sampling_probability: float | None = None,
+        steps_per_epoch: int | None = None,
+        initial_epoch: int = 0,
+        validation_data: Any = None,
+        validation_is_public: bool = False,
+        unsafe_validation: bool = False,
+        validation_freq: Any = 1,
+        validation_batch_size: int | None = None,
+        validate: bool = True,
+        stream: bool | None = None,
+        **refused: Any,
+    ) -> Any:
+        """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
+
+        Args:
+          x: array of shape [N, ...], or dict or tuple of such arrays; or a pandas DataFrame, which is a dict of its columns by
+            name; or, for records that do not fit into memory, memory
+            maps or sources with a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of
+            batches x, (x, y) or (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
+          y: likewise, or None for models of whole records.
+          batch_size: *expected* batch size B, default 256: each step includes each record with probability
+            B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
+          epochs: passes of ceil(num_records / batch_size) steps each.
+          verbose: as in Keras.
+          callbacks: Keras callbacks; they see public and privatised values only. With
+            `dpvi.callbacks.PrivateBackupAndRestore` an interrupted fit goes on from its last epoch.
+          sample_weight: array of shape [N] of weights >= 0. They multiply a record's loss before the clip, so they
+            cannot raise anyone's influence above it.
+          num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
+            count) to keep the exact one hidden.
+          sampling: for arrays "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step,
+            which is priced under replace-one by the RDP accountant. For a dataset your declaration of how its batches
+            were drawn: "poisson", or "each_record_once_per_epoch", which is priced without amplification.
+          sampling_probability: of a dataset of Poisson batches.
+          steps_per_epoch: default ceil(num_records / batch_size).
+          initial_epoch: as in Keras.
+          validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
+          validation_is_public: you state that the validation records are public.
+          unsafe_validation: show exact losses of private validation records; the report says so.
+          validation_freq: as in Keras.
+          validation_batch_size: default 1024.
+          validate: look for NaN and infinite values first. This check is the curator's, outside the guarantee; without
+            it such records contribute exactly zero. Streamed records are not looked through.
+          stream: read the rows that a step draws from where they are stored, instead of holding all on the device; by
+            default for sources that are no arrays and for memory maps above 2 GiB. Same batches, same guarantee.
+
+        Returns:
+          A Keras `History`: epsilon, public and privatised values only.
+
+        Raises:
+          RuntimeError: not compiled.
+          BudgetExhaustedError: nothing is left of the budget; nothing was run.
+          ValueError, TypeError: bad arguments; nothing was spent.
+        """
+        self._check_fit(refused, epochs, initial_epoch)
+        validation = arguments.check_validation(
+            validation_data, validation_is_public, unsafe_validation, self.record_dtype
+        )
+        refuse_keras_3("callbacks", callbacks)
+        backup = checkpoint.find(callbacks)
+        data = self.make_data(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            num_records=num_records,
+            sampling=sampling,
+            sampling_probability=sampling_probability,
+            steps_per_epoch=steps_per_epoch,
+            validate=validate,
+            stream=stream,
+        )
+        with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
+            if run is None:
+                return self._history_of_nothing(epochs)
+            if backup is not None:
+                callbacks = checkpoint.put_last(callbacks, backup)
+            unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
+            with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
+                replicas = self.distribute_strategy.num_replicas_in_sync
+                return super().fit(
+                    # Keras counts steps on it; records are sampled inside the step.
+                    tf.data.Dataset.range(replicas).batch(replicas).repeat(),
+                    epochs=epochs,
+                    steps_per_epoch=data.steps_per_epoch,
+                    initial_epoch=initial_epoch,
+                    verbose=verbose,
+                    callbacks=callbacks,
+                    validation_data=validation,
+                    validation_freq=validation_freq,
+                    validation_batch_size=validation_batch_size or 1024,
+                )
+
+    def _check_fit(self, refused: dict[str, Any], epochs: int, initial_epoch: int) -> None:
+        if self._dp.target is None or self.optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
+            )
+        self._refuse_while_fitting("fit")
+        arguments.refuse(refused)
+        arguments.check_scope(self)
+        arguments.check_counts(epochs=epochs)
+        if not 0 <= initial_epoch < epochs:
+            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+
+    def make_data(self, x: Any, y: Any = None, sample_weight: Any = None, **settings: Any) -> Data:
+        """Returns records with their sampler, checked, for `mechanism` and a training loop of one's own.
+
+        Args:
+          x: as in `fit`.
+          y: as in `fit`.
+          sample_weight: as in `fit`.
+          **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`, `steps_per_epoch`, `validate` and
+            `stream` of `fit`.
+        """
+        physical = None if self._dp.target is None else self._dp.target.physical_batch_size
+        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
+
+    def mechanism(self, data: Data) -> Mechanism:
+        """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
+
+        Its sensitivity and price are known before anything is traced. The noise multiplier is that of the optimizer, or
+        None: see `Mechanism.calibrated`.
+
+        Args:
+          data: from `make_data`.
+        """
+        target = self._dp.target
+        assert target is not None
+        spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
+        return Mechanism(
+            sampler=data.sampler,
+            gradient=self.clipped_gradient(spec),
+            expected_batch_size=data.batch_size,
+            num_records=data.num_records,
+            noise_multiplier=target.noise_multiplier,
+            metrics=self._dp.private_metrics,
+            neighboring_relation=target.neighboring_relation,
+            accountant=target.accountant,
+            unsafe_loss=target.unsafe_training_metrics,
+        )
+
+    @contextlib.contextmanager
+    def _running(
+        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
+    ) -> Iterator[tuple[PrivateFit | None, int]]:
+        """Plans the fit, compiles its step and lends it to Keras; gives back what was reserved and did not run."""
+        state = self._dp
+        run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
+        state.inputs = exporting.specs_of(data.records)
+        state.num_records, state.num_records_declared = data.num_records, declared
+        if run is None:
+            yield None, initial_epoch
+            return
+        if state.target is not None and state.target.unsafe_training_metrics:
+            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
+        counter = steps_per_execution(self)
+        before = counter.numpy()
+        if not state.steps_per_execution_is_set:
+            counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
+        state.running = run
+        try:
+            yield run, initial_epoch
+        finally:
+            run.close()
+            state.accumulated = run.accumulated
+            state.running = self.train_function = None  # It holds the fit's key and records.
+            counter.assign(before)
+
+    def _begin(
+        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
+    ) -> tuple[PrivateFit | None, int]:
+        """Returns the fit, ready but for its first step, and its first epoch; None where a resumed fit has nothing left to do."""
+        state, workers = self._dp, Workers(self.distribute_strategy)
+        target, ledger, compiled = state.target, state.ledger, state.compiled
+        assert target is not None
+        assert compiled is not None
+        self._check_precision(self.trainable_variables)
+        draft = self.mechanism(data)
+        held = resumed = None
+        if backup is not None:
+            resumed = self._checkpoint(data)
+            held = backup.read()
+            if held is not None:
+                initial_epoch = resumed.check_epochs(held, epochs)
+        planned = (epochs - initial_epoch) * data.steps_per_epoch
+        compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
+        workers.check_same(
+            type(self).__name__,
+            target,
+            state.seed,
+            planned,
+            initial_epoch,
+            draft.sensitivity,
+            repr(draft.gradient.clip),
+        )
+
+        def plan() -> tuple[float, float]:
+            if held is not None and resumed is not None:
+                noise = resumed.restore(held, draft.plan(planned))
+            else:
+                calibrated = calibrate(
+                    draft,
+                    ledger,
+                    target,
+                    steps=planned,
+                    steps_per_epoch=data.steps_per_epoch,
+                    epochs_run=state.progress.epochs,
+                )
+                noise = calibrated.noise_multiplier or 0.0
+            mechanism = dataclasses.replace(draft, noise_multiplier=noise)
+            return noise, allowed_releases(mechanism.plan(planned), ledger, target)
+
+        noise, allowed = workers.from_chief(plan, 2)
+        mechanism = dataclasses.replace(draft, noise_multiplier=noise)
+        state.plan = mechanism.plan(planned)
+        if not allowed:
+            self._end_without_a_step(held, planned, backup, initial_epoch)
+            return None, initial_epoch
+        state.progress.fits += 1
+        run = PrivateFit(
+            self,
+            mechanism,
+            data,
+            compiled,
+            ledger=ledger,
+            target=target,
+            allowed=int(allowed),
+            planned=planned,
+            progress=state.progress,
+            seed=state.seed,
+            run=f"{state.identity}/{state.progress.fits}",
+            epsilon=state.epsilon_metric,
+        )
+        refusal: Exception | None = None
+        try:
+            run.prepare()
+        except Exception as error:
+            refusal = error
+        workers.agree(refusal)
+        if backup is not None and resumed is not None:
+            backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
+        return run, initial_epoch
+
+    def _checkpoint(self, data: Data) -> Checkpoint:
+        state = self._dp
+        assert state.target is not None
+        if not data.resumable or Workers(self.distribute_strategy).several:
+            raise ValueError(
+                "PrivateBackupAndRestore serves one process and arrays, memory maps or sources: a dataset's batches read again are "
+                "no new sample.\nNothing was spent."
+            )
+        variables = saving.variables_of(self)
+        return Checkpoint(
+            self.optimizer, variables, state.ledger, state.target, state.progress, seeded=state.seed is not None
+        )
+
+    def _end_without_a_step(self, held: Any, planned: int, backup: Any, initial_epoch: int) -> None:
+        if held is None:
+            budgets = ", ".join(f"epsilon {e:g} at delta {d:g}" for e, d in self._budgets())
+            raise BudgetExhaustedError(
+                f"budget: {budgets} allows no further release of this plan.\nRaise it with ledger.set_budget, or use more noise."
+            )
+        if planned:
+            LOG.warning(
+                "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s.",
+                initial_epoch,
+                held.directory,
+            )
+        elif backup.delete_checkpoint:
+            backup.forget()
+
+    def _budgets(self) -> list[tuple[float, float]]:
+        budget = self._dp.ledger.budget
+        return [*(self._dp.target.budgets if self._dp.target else ()), *([budget] if budget else [])]
+
+    def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
+        """Returns what `fit` returns where nothing is left to do."""
+        history = keras.callbacks.History()
+        history.set_model(self)
+        history.on_train_begin()
+        history.params = {"epochs": epochs, "verbose": 0}
+        self.history = history
+        return history
+
+    @contextlib.contextmanager
+    def _unsafe(self, unsafe_validation: bool) -> Iterator[None]:
+        """Names what validation shows of private records, and records in the ledger that it is shown."""
+        state = self._dp
+        if not unsafe_validation:
+            yield
+            return
+        state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
+        state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
+        try:
+            yield
+        finally:
+            state.unsafe_validation, self.test_function = False, None
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, Any]]:
+        """Returns the function that `Model.fit` calls for each execution; made by `fit`."""
+        if self._dp.running is None:
+            raise RuntimeError(
+                "make_train_function and train_on_batch work outside fit in Keras, but a private step needs the plan and "
+                "the sampler that fit makes. Call fit."
+            )
+        return self._dp.running
+
+    def train_step(self, data: Any) -> Any:
+        """Refused: a batch that was not sampled here cannot be accounted for."""
+        raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """One batch of `evaluate`: the mean of `record_loss` over the given records."""
+        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+        if y is None:
+            losses = tf.vectorized_map(self.record_loss, x)
+        else:
+            losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
+        self._clear_losses()
+        self._dp.loss_metric.update_state(losses, sample_weight=weight)
+        return {self._loss_name: self._dp.loss_metric.result()}
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras: exact losses and metrics of the given records, which are *not private* unless those are public."""
+        with self._one_step_an_execution():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras: the model's outputs for the given inputs."""
+        with self._one_step_an_execution():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _one_step_an_execution(self) -> Iterator[None]:
+        """Outside training: Keras would count a call of an earlier traced function as many batches, and drop the rest."""
+        counter = steps_per_execution(self)
+        before = None if counter is None else counter.numpy()
+        if counter is not None:
+            counter.assign(1)
+        try:
+            yield
+        finally:
+            if counter is not None:
+                counter.assign(before)
+
+    @property
+    def _loss_name(self) -> str:
+        return "unsafe_loss" if self._dp.unsafe_validation else "loss"
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: a batch chosen by the caller is no random sample."""
+        raise RuntimeError(
+            "train_on_batch: a batch chosen by the caller is no random sample and cannot be accounted for. Call fit, "
+            "which samples by itself."
+        )

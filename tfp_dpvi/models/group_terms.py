@@ -1,0 +1,148 @@
+"""The batch-wise term of a `DPVAE`: a regularizer of random groups of records (DESIGN section 5.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.divergences import Codes
+from tfp_dpvi.gradients import Clip, ClippedSum, LayerGradients, Pass, PerExample, groups
+from tfp_dpvi.privacy import TermwiseNoise
+
+tfd: Any = tfp.distributions
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """Losses of records, shape [n], the first draw of each record's latent variable, and the latents' distribution."""
+
+    losses: tf.Tensor
+    samples: tf.Tensor
+    posterior: tfd.Distribution
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupTerms:
+    """The sum of records' clipped gradients and of those of groups, and the noise that the two need.
+
+    Attributes:
+      terms: `(x, key, num_draws, training) -> Terms`.
+      regularizer: `Codes -> scalar`.
+      weight: what it is multiplied by.
+      prior: of a record's latent variable.
+      num_prior_samples: draws from it that the regularizer is given.
+      variables: what is learned.
+      reached: for each variable whether the regularizer depends on it.
+      num_groups: b.
+      clip: of a group's gradient.
+      expected_batch_size: qN.
+      noise: sensitivity and noise scales of both terms.
+      static: keep shapes fixed, as XLA needs it.
+    """
+
+    terms: Callable[..., Terms]
+    regularizer: Callable[[Codes], tf.Tensor]
+    weight: float
+    prior: tfd.Distribution
+    num_prior_samples: int
+    variables: Sequence[tf.Variable]
+    reached: tuple[bool, ...]
+    num_groups: int
+    clip: Clip
+    expected_batch_size: float
+    noise: TermwiseNoise
+    static: bool
+
+    @property
+    def noise_scales(self) -> tuple[float, ...]:
+        """For each variable the standard deviation of its noise over `noise_multiplier` times the records' clip."""
+        return tuple(self.noise.encoder_scale if yes else self.noise.rest_scale for yes in self.reached)
+
+    @property
+    def identity(self) -> Hashable:
+        """Hashable; equal where a step traces the same."""
+        return (id(self.regularizer), self.weight, self.num_prior_samples, self.num_groups, self.clip, self.noise)
+
+    def clipped_sum(
+        self,
+        layers: LayerGradients,
+        clip: Clip,
+        records: dict[str, tf.Tensor],
+        mask: tf.Tensor,
+        key: tf.Tensor,
+        num_draws: int,
+    ) -> tuple[ClippedSum, PerExample]:
+        """Returns the sum of both terms, for one division by the expected batch size."""
+        draw_key, group_key, prior_key = _random.split(key, 3)
+        assignment = groups.assign(group_key, tf.shape(mask)[0], self.num_groups)
+
+        def forward() -> tuple[Terms, tf.Tensor]:
+            terms = self.terms(records["x"], draw_key, num_draws, training=True)
+            return terms, self._value(terms, assignment, mask, prior_key)
+
+        one = layers.run(forward)
+        terms, value = one.result
+        clipped, per_example = one.clipped_sum(terms.losses, mask, clip, weights=records.get("sample_weight"))
+        factor = self.expected_batch_size / self.num_groups
+        # Subtracted, not added: TensorFlow 2.15 would join this sum and the loop's into one with a temporary variable, and the
+        # second call of the compiled step then fails (AlreadyExistsError at AddOpsRewrite_.../tmp_var).
+        both = [
+            part - tf.constant(-factor, part.dtype) * more
+            for part, more in zip(clipped.tensors, self._sums(one, value, assignment, mask), strict=True)
+        ]
+        return ClippedSum(both, clip, self.noise.sensitivity, self.noise_scales), per_example
+
+    def _sums(self, one: Pass, value: tf.Tensor, assignment: tf.Tensor, mask: tf.Tensor) -> list[tf.Tensor]:
+        parts = one.contributions(value, tf.ones_like(value))
+        return groups.clipped_group_sum(
+            [part if yes else None for part, yes in zip(parts, self.reached, strict=True)],
+            self.variables,
+            assignment,
+            mask,
+            num_groups=self.num_groups,
+            clip=self.clip,
+            expected_batch_size=self.expected_batch_size,
+            static=self.static,
+        )
+
+    def _value(self, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the regularizer's values for groups, each from its own records' codes alone.
+
+        One group's value has no part in the gradient by another's codes, so the sum serves for all of them.
+        """
+
+        def body(group: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return group + 1, total + self._of_group(group, terms, assignment, mask, prior_key)
+
+        # A loop of the graph, not of Python: 64 groups would take a minute to trace.
+        num, start = self.num_groups, (tf.constant(0), tf.zeros([], terms.samples.dtype))
+        return tf.while_loop(lambda group, _: group < num, body, start, maximum_iterations=num, parallel_iterations=1)[
+            1
+        ]
+
+    def _of_group(
+        self, group: tf.Tensor, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor
+    ) -> tf.Tensor:
+        chosen = (assignment == group) & mask
+        samples = self.prior.sample(self.num_prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
+        if self.static:
+            # All rows, at a fixed shape, with nothing of other groups' records in theirs.
+            weights = tf.cast(chosen, terms.samples.dtype)
+            shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
+            posterior = groups.distribution_where(terms.posterior, chosen, terms.samples.shape[0])
+            codes = Codes(shown, weights, posterior, self.prior, samples)
+        else:
+            rows = tf.where(chosen)[:, 0]
+            posterior = groups.rows_of_distribution(terms.posterior, rows, terms.samples.shape[0])
+            own = tf.gather(terms.samples, rows)
+            codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, self.prior, samples)
+        value = tf.convert_to_tensor(self.regularizer(codes))
+        if value.shape.rank != 0:
+            raise ValueError(
+                f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group of records. Reduce "
+                "it, for instance with tf.reduce_sum."
+            )
+        return tf.cast(value, terms.samples.dtype) * self.weight

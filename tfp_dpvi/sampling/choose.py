@@ -1,0 +1,118 @@
+"""From the arguments of `fit` to a sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from tfp_dpvi.sampling.base import Sampler
+from tfp_dpvi.sampling.fixed_size import FixedSizeSampler
+from tfp_dpvi.sampling.full_batch import FullBatchSampler
+from tfp_dpvi.sampling.poisson import PoissonSampler
+
+_MAX_BYTES = 2**27  # Per-example gradients held at a time, unless physical_batch_size says otherwise.
+_MAX_BATCHWISE = 1024  # Records added up in float32 by one matrix product: more of them round to more of a clip.
+_MAX_BATCHWISE_BYTES = 2**30  # What lies between layers in a physical batch, likewise.
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchNeeds:
+    """What a model's gradient asks of a physical batch.
+
+    Attributes:
+      bytes_each: memory that a record takes.
+      batchwise: the gradient works on a batch at once, see `ClippedGradient`.
+      whole: the whole sample is needed at once.
+      static: batches have a fixed shape, so padding costs time.
+    """
+
+    bytes_each: int
+    batchwise: bool = False
+    whole: bool = False
+    static: bool = True
+
+
+MakeSampler = Callable[[int, int, int, "int | None"], Sampler]
+"""`(num_available, num_records, batch_size, physical_batch_size) -> Sampler`; None leaves the last to the sampler."""
+
+_SAMPLERS: dict[str, MakeSampler] = {}
+
+
+def register_sampler(name: str, make: MakeSampler) -> None:
+    """Adds a sampler under a name, for `fit(sampling=name)`."""
+    _SAMPLERS[name] = make
+
+
+def make_sampler(
+    name: str,
+    *,
+    num_available: int,
+    num_records: int,
+    batch_size: int,
+    physical_batch_size: int | None,
+    needs: BatchNeeds,
+) -> Sampler:
+    """Returns the sampler that was asked for, or full batches if a batch is to hold all records.
+
+    Args:
+      name: "poisson", "fixed_size" or one of `register_sampler`.
+      num_available: records at hand.
+      num_records: the declared N; the inclusion probability is batch_size / N.
+      batch_size: expected size of a sample.
+      physical_batch_size: records in memory at a time; None for as many as one batch nearly always needs, within a memory bound.
+      needs: of the model's gradient.
+
+    Raises:
+      ValueError: an unknown name, or a sampler that needs the exact number of records.
+    """
+    if name not in _SAMPLERS:
+        raise ValueError(
+            f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling is neither and cannot "
+            "be accounted for as such."
+        )
+    most = physical_batch_size or _most_at_once(needs)
+    mean = num_available * batch_size / num_records
+    full = batch_size >= num_records
+    # Where all of a sample is needed at once, ten standard deviations are never passed.
+    room = num_available if full else min(num_available, math.ceil(mean + 10.0 * math.sqrt(mean)) + 10)
+    if needs.whole and most < room:
+        if physical_batch_size is not None:
+            raise ValueError(
+                f"physical_batch_size={physical_batch_size} would cut batches of up to {room} records in pieces, and a "
+                "batch_regularizer looks at groups from the whole batch. Leave physical_batch_size out."
+            )
+        most = room
+    most = min(most, room)
+    if full:
+        return FullBatchSampler(num_available, most)
+    make = _SAMPLERS[name]
+    if physical_batch_size is None and needs.static and not needs.whole:
+        # The sampler's own size covers nearly every sample with the least padding.
+        sampler = make(num_available, num_records, batch_size, None)
+        if sampler.physical_batch_size <= most:
+            return sampler
+    return make(num_available, num_records, batch_size, most)
+
+
+def _most_at_once(needs: BatchNeeds) -> int:
+    if needs.batchwise:
+        return max(1, min(_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES // max(1, needs.bytes_each)))
+    return max(1, _MAX_BYTES // max(1, needs.bytes_each))
+
+
+def _poisson(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
+    return PoissonSampler(num_available, batch_size / num_records, physical_batch_size)
+
+
+def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
+    if num_records != num_available:
+        raise ValueError(
+            f'num_records={num_records} and sampling="fixed_size": batches of a fixed size are accounted for by the exact '
+            'number of records. Leave num_records out, or use sampling="poisson".'
+        )
+    return FixedSizeSampler(num_available, batch_size, physical_batch_size)
+
+
+register_sampler("poisson", _poisson)
+register_sampler("fixed_size", _fixed_size)

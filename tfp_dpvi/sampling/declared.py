@@ -1,0 +1,60 @@
+"""Batches that somebody else drew, under the scheme that they declare."""
+
+from __future__ import annotations
+
+import copy
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.privacy import SamplingScheme
+from tfp_dpvi.sampling.base import Body, Carry, Sampler
+
+
+class DeclaredBatchSampler(Sampler):
+    """Takes all rows of a batch that was drawn elsewhere.
+
+    Args:
+      num_rows: rows of the padded batch.
+      scheme: how the batch was drawn, as its maker declares.
+      physical_batch_size: rows at a time.
+
+    #### Formal guarantee
+
+    None of its own: `scheme` is the declaration of whoever draws the batches, and what is accounted for holds only if
+    it is true.
+    """
+
+    def __init__(self, num_rows: int, scheme: SamplingScheme, physical_batch_size: int) -> None:
+        self.num_available, self.physical_batch_size = num_rows, min(physical_batch_size, num_rows)
+        self._scheme = scheme
+        self._mask: tf.Tensor | None = None
+
+    @property
+    def scheme(self) -> SamplingScheme:
+        """The declared scheme."""
+        return self._scheme
+
+    def on(self, records: dict[str, tf.Tensor]) -> Sampler:
+        """Returns the sampler for a batch whose "mask" says which rows are no padding."""
+        bound = copy.copy(self)
+        bound._mask = records["mask"]
+        return bound
+
+    def for_each_batch(self, key: tf.Tensor, body: Body, initial: Carry) -> Carry:
+        """See `Sampler`. Physical batches behind the last record are left out."""
+        del key
+        assert self._mask is not None, "call on(records) first"
+        present, count, size = self._mask, self.num_available, self.physical_batch_size
+        last = tf.reduce_max(tf.where(present, tf.range(1, count + 1, dtype=tf.int64), 0))
+
+        def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
+            indices = start + tf.range(size, dtype=tf.int64)
+            rows = tf.minimum(indices, count - 1)
+            return start + size, body(carry, rows, (indices < count) & tf.gather(present, rows))
+
+        begin = (tf.constant(0, tf.int64), initial)
+        return tf.while_loop(lambda start, _: start < last, one, begin, parallel_iterations=1)[1]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """See `Sampler`."""
+        return ("declared", self._scheme, self.num_available, self.physical_batch_size)

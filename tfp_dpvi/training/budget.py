@@ -1,0 +1,162 @@
+"""What a fit may spend: the target of `compile`, the noise that meets it, and the epsilons to show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    EpsilonCurve,
+    FullBatch,
+    PrivacyLedger,
+    PrivacyPlan,
+    UnsupportedPairError,
+)
+from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi.training.mechanism import Mechanism
+
+_NEARLY = 0.99  # A calibrated plan spends at least this share of its target.
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyTarget:
+    """What `compile` fixes.
+
+    Attributes:
+      epsilon: lifetime total for these data, or None with a noise multiplier.
+      delta: of every epsilon shown, or None if none was given (then none is shown while training).
+      noise_multiplier: noise standard deviation over the clip, or None with an epsilon.
+      planned_epochs: epochs that the budget is to last for, or None for those of the next fit.
+      accountant: by name.
+      neighboring_relation: what neighbouring data sets are.
+      physical_batch_size: records held in memory at a time, or None for the sampler's choice.
+      jit_compile: compile the step with XLA; None to try it and go without where an operation has no XLA form.
+      unsafe_training_metrics: show exact training losses.
+
+    Raises:
+      ValueError, TypeError: both or neither of epsilon and noise, an epsilon without a delta, or a value out of range.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    planned_epochs: int | None = None
+    accountant: str = "pld"
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    physical_batch_size: int | None = None
+    jit_compile: bool | None = None
+    unsafe_training_metrics: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(
+                "epsilon and noise_multiplier are both missing: say compile(epsilon=1.0, delta=1e-5) to calibrate the noise, or "
+                "give the optimizer a noise_multiplier."
+            )
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError(
+                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r}: each determines the other. Leave out "
+                "epsilon to set the noise by hand, or noise_multiplier to have it calibrated."
+            )
+        put = object.__setattr__
+        if self.epsilon is not None:
+            put(self, "epsilon", check.epsilon(self.epsilon))
+            if self.delta is None:
+                raise ValueError(
+                    f"epsilon={self.epsilon!r} needs a delta as well, for instance compile(epsilon=1.0, delta=1e-5)."
+                )
+        if self.delta is not None:
+            put(self, "delta", check.delta(self.delta))
+        for name in ("planned_epochs", "physical_batch_size"):
+            value = getattr(self, name)
+            put(self, name, None if value is None else check.count(name, value, 1))
+        if self.planned_epochs is not None and self.epsilon is None:
+            raise ValueError(
+                f"planned_epochs={self.planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
+            )
+        # Refuses an unknown accountant, and a relation that it does not price.
+        PrivacyPlan(FullBatch(), 1.0, 1, neighboring_relation=self.neighboring_relation, accountant=self.accountant)
+
+    @property
+    def budgets(self) -> tuple[tuple[float, float], ...]:
+        """(epsilon, delta) that the ledger's total must keep for this model."""
+        return () if self.epsilon is None or self.delta is None else ((self.epsilon, self.delta),)
+
+
+def calibrate(
+    mechanism: Mechanism,
+    ledger: PrivacyLedger,
+    target: PrivacyTarget,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    epochs_run: float,
+) -> Mechanism:
+    """Returns the mechanism with the noise of this fit: the target's, or the least that keeps the lifetime budget.
+
+    Args:
+      mechanism: without noise.
+      ledger: what is spent already.
+      target: of `compile`.
+      steps: how many this fit is to run.
+      steps_per_epoch: steps in an epoch.
+      epochs_run: epochs of earlier fits, which count towards `planned_epochs`.
+
+    Raises:
+      BudgetExhaustedError: nothing is left.
+      UnsupportedPairError: the ledger holds releases under another adjacency.
+      ValueError: the fit is longer than what `planned_epochs` leaves.
+    """
+    held = ledger.neighboring_relation
+    if held is not None and held is not target.neighboring_relation:
+        raise UnsupportedPairError(
+            f"neighboring_relation={target.neighboring_relation.name}, but these data have releases under {held.name} in the "
+            "ledger, and guarantees under different adjacencies do not compose: compile with the ledger's."
+        )
+    if target.epsilon is None or target.delta is None:
+        mechanism = dataclasses.replace(mechanism, noise_multiplier=target.noise_multiplier)
+        mechanism.plan(steps)  # Refuses what has no price.
+        return mechanism
+    if target.planned_epochs is not None:
+        left = math.ceil(round((target.planned_epochs - epochs_run) * steps_per_epoch, 6))
+        if steps > left > 0 or (epochs_run == 0 and steps > left):
+            raise ValueError(
+                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
+                f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
+            )
+        steps = max(steps, left)
+    spent = ledger.epsilon(target.delta, accountant=target.accountant)
+    if spent >= _NEARLY * target.epsilon:
+        raise BudgetExhaustedError(
+            f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
+            "spent.\nTo keep some for later fits, say compile(planned_epochs=...) before the first; or compile with a larger epsilon."
+        )
+    return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
+
+
+def allowed_releases(plan: PrivacyPlan, ledger: PrivacyLedger, target: PrivacyTarget) -> int:
+    """Returns how many of the plan's releases the ledger's budget and the model's own allow, after all that is spent."""
+    most = plan.num_releases
+    for budget in (*target.budgets, ledger.budget):
+        if budget is not None and most:
+            epsilon, delta = budget
+            most = plan.with_most_releases(
+                epsilon=epsilon, delta=delta, prior_events=ledger.events(), limit=most
+            ).num_releases
+    return most
+
+
+def epsilon_curve(
+    plan: PrivacyPlan, ledger: PrivacyLedger, target: PrivacyTarget, steps_per_epoch: int
+) -> Callable[[int], float] | None:
+    """Returns epsilon after each step of the plan, never below the exact one; None without a delta."""
+    if target.delta is None:
+        return None
+    if plan.noise_multiplier == 0:
+        return lambda step: math.inf
+    checkpoints = range(steps_per_epoch, plan.num_releases + 1, steps_per_epoch)
+    return EpsilonCurve(plan, ledger.events(), target.delta, checkpoints=checkpoints)

@@ -1,0 +1,229 @@
+"""Several replicas and several workers that train one model."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._tf import in_multi_worker_mode, tf
+from tfp_dpvi.data import Records
+from tfp_dpvi.gradients import ClippedSum, StepGradient, strictly
+
+_SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+
+
+class Replicas:
+    """The replicas of a strategy, or the one device without a strategy.
+
+    Each replica takes its share of every physical batch. The shares' sums are added up, and all replicas add one and the
+    same noise, drawn from the step's key, and make the same update.
+
+    Args:
+      strategy: of `tf.distribute`, or None.
+      jit_compile: XLA compiles the step, or with a strategy the clipped sums in it.
+      static: batches keep a fixed shape.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool) -> None:
+        self._strategy, self._jit_compile, self._static = strategy, jit_compile, static
+        self.num = 1 if strategy is None else strategy.num_replicas_in_sync
+
+    def number(self) -> tf.Tensor:
+        """Returns the number of the replica that this is traced for, int64; 0 without a strategy."""
+        context = tf.distribute.get_replica_context()
+        number = None if context is None else context.replica_id_in_sync_group
+        return tf.constant(0, tf.int64) if number is None else tf.cast(number, tf.int64)
+
+    def share(self, indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns this replica's part of a physical batch: parts are disjoint, of one size, and all of it together."""
+        if self.num == 1:
+            return indices, mask
+        size = -(-int(indices.shape[0]) // self.num)
+        padding = size * self.num - int(indices.shape[0])
+        begin = self.number() * size
+        indices = tf.concat([indices, tf.repeat(indices[:1], padding)], axis=0)
+        return indices[begin : begin + size], tf.pad(mask, [[0, padding]])[begin : begin + size]
+
+    def rows(
+        self, records: dict[str, tf.Tensor], indices: tf.Tensor, mask: tf.Tensor, batchwise: bool
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """Returns the records with these indices, and which of them are sampled."""
+        records = {name: part for name, part in records.items() if name != "mask"}
+        if batchwise and not self._static:
+            # Without XLA shapes may vary: no work for padding, but for one row, so that no batch is empty.
+            indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
+            mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
+        gather = _gather_for_xla if self._jit_compile and self._strategy is None else tf.gather
+        return tf.nest.map_structure(lambda part: gather(part, indices), records), mask
+
+    def clipped_sum(self, gradient: StepGradient) -> Callable[..., Any]:
+        """Returns the gradient's clipped sum, under a strategy compiled with XLA by itself where that was asked for.
+
+        Compiled code cannot read the variables of a replica, so only sums by tensors (of `pull_back`) are compiled.
+        """
+        if self._strategy is None or not self._jit_compile or gradient.pull_back is None:
+            return gradient.clipped_sum
+        stated: list[ClippedSum] = []
+
+        def tensors_of(*arguments: Any) -> Any:
+            with strictly():
+                clipped, per_example = gradient.clipped_sum(*arguments)
+            stated.append(clipped)
+            return list(clipped.tensors), per_example
+
+        def compiled(*arguments: Any) -> Any:
+            tensors, per_example = tf.function(tensors_of, jit_compile=True, autograph=False)(*arguments)
+            last = stated[-1]
+            return ClippedSum(tensors, last.clip, last.sensitivity, last.noise_scales), per_example
+
+        return compiled
+
+    def total(self, sums: Any) -> Any:
+        """Returns the sums over all replicas."""
+        if self.num == 1:
+            return sums
+        context = tf.distribute.get_replica_context()
+        *parts, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums.gradient, *sums.joint, sums.loss])
+        num = len(sums.gradient)
+        return sums._replace(gradient=parts[:num], joint=parts[num:], loss=loss)
+
+    def apply(self, optimizer: Any, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
+        """Updates; under a strategy without adding up gradients, which are the same everywhere already."""
+        if self._strategy is None:
+            optimizer.apply_gradients(pairs)
+        else:
+            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+
+    def run(self, step: Callable[[Any], Any], state: Any) -> Any:
+        """Runs a step on all replicas, which end in the same state."""
+        if self._strategy is None:
+            return step(state)
+        ended = self._strategy.run(step, args=(state,))
+        return tf.nest.map_structure(lambda part: self._strategy.experimental_local_results(part)[0], ended)
+
+
+class Workers:
+    """The worker processes of `MultiWorkerMirroredStrategy`, or this one process.
+
+    The first worker is the chief: it plans, owns the ledger, and tells the others the noise multiplier, the number of
+    steps and the key. So all draw the same sample and add one and the same noise.
+
+    Args:
+      strategy: the model's.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.several = in_multi_worker_mode(strategy)
+        self._strategy = strategy
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief."""
+        if not self.several:
+            return True
+        resolver = self._strategy.cluster_resolver
+        return resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
+
+    def check_same(self, *public: object, records: Records | None = None) -> None:
+        """Raises `ValueError` on every worker unless all have the same records, shapes and public numbers.
+
+        Each takes its share of one sample by place: with records of its own, one record's presence would move others from
+        one worker's data to another's.
+        """
+        if not self.several:
+            return
+        parts = () if records is None else tf.nest.flatten((records.x, records.y, records.sample_weight))
+        found = zlib.crc32(repr(public).encode())
+        for part in parts:
+            if part is not None:
+                found = zlib.crc32(np.ascontiguousarray(part).tobytes(), zlib.crc32(repr(part.shape).encode(), found))
+        rows = self._gathered([found])
+        if not (rows == rows[0]).all():
+            raise ValueError(
+                "x, y, num_records, batch_size or the settings of compile and fit differ between workers: run the same program on "
+                "the same arrays on all.\nNothing was spent."
+            )
+
+    def from_chief(self, make: Callable[[], Sequence[float]], num: int) -> list[float]:
+        """Returns, on every worker, the `num` numbers that `make` returns on the chief.
+
+        Raises:
+          RuntimeError: on the others, if `make` raises on the chief; there it raises its own error.
+        """
+        if not self.several:
+            return list(make())
+        refusal: Exception | None = None
+        own = [0.0] * num
+        if self.is_chief:
+            try:
+                own = list(make())
+            except Exception as error:
+                refusal = error
+        self.agree(refusal)
+        return [float(number) for number in self._gathered(own)[0]]
+
+    def agree(self, refusal: Exception | None) -> None:
+        """Raises on every worker if one of them has a refusal: its own there, `RuntimeError` on the others."""
+        if self.several:
+            refused = self._gathered([float(refusal is not None)])[:, 0]
+            if refusal is None and refused.any():
+                raise RuntimeError(
+                    f"Worker {int(np.argmax(refused))} has refused this fit: its message says why. Nothing was spent."
+                )
+        if refusal is not None:
+            raise refusal
+
+    def key(self, key: np.ndarray) -> tf.Tensor:
+        """Returns the chief's key, int64 of shape [2]."""
+        if not self.several:
+            return tf.constant(key)
+        halves = np.asarray(key, np.int64).view(np.uint32)  # float64 holds 53 bits.
+        first = np.asarray(self.from_chief(lambda: halves.tolist(), len(halves))).astype(np.uint32)
+        return tf.constant(first.view(np.int64), tf.int64)
+
+    @contextlib.contextmanager
+    def naming_lost(self, spent: Callable[[], str]) -> Iterator[None]:
+        """Turns what TensorFlow raises when a worker ends into a `RuntimeError` that says what was spent."""
+        try:
+            yield
+        except (*_LOST, tf.errors.InvalidArgumentError) as error:
+            if not self.several or not (isinstance(error, _LOST) or "Collective ops is aborted" in str(error)):
+                raise
+            raise RuntimeError(
+                f"Another worker has ended, or cannot be reached, and all are needed for a step. {spent()}\nStart all workers "
+                "again: TensorFlow does not take one back into a running cluster."
+            ) from error
+
+    def _gathered(self, own: Sequence[float]) -> np.ndarray:
+        """Returns each worker's numbers as float64, one row for every replica in their common order."""
+        strategy = self._strategy
+
+        def added(numbers: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            place = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=numbers.dtype)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * numbers)
+
+        with self.naming_lost(lambda: "Nothing was spent by this call."):
+            run = tf.function(lambda numbers: strategy.run(added, args=(numbers,)), autograph=False)
+            found = run(tf.constant(np.asarray(own, np.float64)))
+            return strategy.experimental_local_results(found)[0].numpy()
+
+
+def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    """`tf.gather(table, indices)`, which XLA on CPUs does not split over threads.
+
+    From TensorFlow 2.16 on it splits what reads more than half a MiB, and takes a gather to read the whole table: three rows
+    of ten numbers wait for a second thread, longer than a small step takes. It does not split updates in place.
+    """
+    rows = tf.gather(table, indices)
+    num = int(indices.shape[0])
+    if not _SPLITS_GATHERS or tf.config.list_physical_devices("GPU") or not num < (table.shape[0] or 0):
+        return rows
+    return tf.raw_ops.TensorStridedSliceUpdate(input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows)[
+        :num
+    ]

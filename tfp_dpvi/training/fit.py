@@ -1,0 +1,251 @@
+"""The train function of one private `fit`: reserves steps in the ledger, runs them, and says what may be shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Model, Structure, steps_per_execution, tf
+from tfp_dpvi.data import Data
+from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.training.budget import PrivacyTarget, allowed_releases, epsilon_curve
+from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.distribution import Workers
+from tfp_dpvi.training.mechanism import Mechanism
+from tfp_dpvi.training.step import StepState, initial_state
+
+_LOG = logging.getLogger("tfp_dpvi")
+_SHARE_OF_LEDGER = 0.02  # Of the time, at most, where steps are shorter than reservations: more are reserved at once.
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a model has come, over all its fits.
+
+    Attributes:
+      fits: how many were begun.
+      steps: how many steps ran.
+      epochs: how many epochs, the last one in part.
+    """
+
+    fits: int = 0
+    steps: int = 0
+    epochs: float = 0.0
+
+
+class Reservations:
+    """Steps of one fit that are paid for ahead of their release (contract C6), in blocks that grow.
+
+    Args:
+      ledger: the ledger.
+      plan: of the fit.
+      run: the fit's name, see `PrivacyLedger.reserve`.
+      seeded: whether its noise comes from a seed.
+      target: whose budget the ledger's total must keep.
+      strict: raise where the ledger allows fewer steps, as all workers run as many.
+    """
+
+    def __init__(
+        self, ledger: PrivacyLedger, plan: PrivacyPlan, *, run: str, seeded: bool, target: PrivacyTarget, strict: bool
+    ) -> None:
+        self._ledger, self._strict = ledger, strict
+        self._reserve = functools.partial(ledger.reserve, plan, run=run, seeded=seeded, budgets=target.budgets)
+        self._open: int | None = None
+        self._reserved = self._used = 0
+        self._at_once = 1
+        self._begun = self._took = 0.0
+        self._known = ledger.num_releases
+
+    @property
+    def ahead(self) -> int:
+        """Steps that are reserved and have not run."""
+        return self._reserved - self._used
+
+    @property
+    def ledger_moved(self) -> bool:
+        """Whether another model has used the ledger since the last reservation."""
+        return self._ledger.num_releases != self._known
+
+    def take(self, steps: int, most: int) -> int:
+        """Reserves steps; returns how many may run now, at least one.
+
+        Args:
+          steps: how many are to run now.
+          most: how many may be reserved at all.
+
+        Raises:
+          BudgetExhaustedError: a budget does not allow one more.
+        """
+        if self.ahead < steps:
+            self.close()
+            begun = time.perf_counter()
+            wanted = min(max(steps, self._at_once), most)
+            while self._open is None:
+                try:
+                    self._open = self._reserve(wanted)
+                except BudgetExhaustedError:  # Another model was quicker.
+                    if wanted == 1 or self._strict:
+                        raise
+                    wanted //= 2
+            self._reserved, self._used = wanted, 0
+            self._known = self._ledger.num_releases
+            self._begun, self._took = time.perf_counter(), time.perf_counter() - begun
+        steps = min(steps, self.ahead)
+        self._used += steps
+        return steps
+
+    def close(self) -> None:
+        """Gives back what was reserved and did not run."""
+        if self._open is None:
+            return
+        if self._used and (time.perf_counter() - self._begun) * _SHARE_OF_LEDGER < self._took:
+            self._at_once = 2 * self._reserved
+        reservation, self._open = self._open, None
+        self._ledger.confirm(reservation, self._used)
+        self._known -= self.ahead
+        self._reserved = self._used = 0
+
+
+class PrivateFit:
+    """The train function of one `fit`, which Keras calls for every `steps_per_execution` steps.
+
+    Args:
+      model: the Keras model, whose `stop_training` is set where a budget ends.
+      mechanism: with its noise.
+      data: where records come from.
+      compiled: the model's compiled steps.
+      ledger: pays for the steps.
+      target: of `compile`.
+      allowed: how many steps may run.
+      planned: steps of the whole fit.
+      progress: of the model; counted on.
+      seed: of a seeded run, or None.
+      run: the fit's name in the ledger.
+      epsilon: shows what is spent.
+
+    #### Formal guarantee
+
+    No step runs that is not in the ledger already, and no more steps in all than `allowed`. What is returned is epsilon,
+    or the number of steps, privatised metrics, and an exact loss only where the mechanism says so.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        mechanism: Mechanism,
+        data: Data,
+        compiled: CompiledSteps,
+        *,
+        ledger: PrivacyLedger,
+        target: PrivacyTarget,
+        allowed: int,
+        planned: int,
+        progress: Progress,
+        seed: int | None,
+        run: str,
+        epsilon: EpsilonSpent,
+    ) -> None:
+        self._model, self._mechanism, self._data, self._compiled = model, mechanism, data, compiled
+        self._ledger, self._target, self._progress, self._epsilon = ledger, target, progress, epsilon
+        self._allowed, self._planned, self._done = allowed, planned, 0
+        self._workers = Workers(model.distribute_strategy)
+        # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
+        self._key = self._workers.key(_random.new_key(seed))
+        self._noise = tf.constant(mechanism.noise_multiplier, tf.float64)
+        self.plan = mechanism.plan(planned)
+        self._reservations = Reservations(
+            ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
+        )
+        self.state: StepState = initial_state(mechanism, progress.steps)
+        self._curve: Callable[[int], float] | None = None
+        self._curve_from = 0
+
+    def prepare(self) -> None:
+        """Compiles the step and computes the epsilons to show: what cannot run fails before anything is spent."""
+        self._compiled.steps_for(self._mechanism, self._data.tensors)
+        self._make_curve(self._mechanism.plan(self._allowed))
+
+    def _make_curve(self, plan: PrivacyPlan) -> None:
+        self._curve_from = self._done
+        self._curve = epsilon_curve(plan, self._ledger, self._target, self._data.steps_per_epoch)
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are reserved and have not run."""
+        return self._reservations.ahead
+
+    @property
+    def accumulated(self) -> dict[str, Structure]:
+        """The accumulators over released values so far, by the name of the joint release."""
+        return {one.name: total for one, total in zip(self._mechanism.joint, self.state.accumulated, strict=True)}
+
+    def close(self) -> None:
+        """Gives back what was reserved and did not run."""
+        self._reservations.close()
+
+    def __call__(self, iterator: object) -> dict[str, float]:
+        """Runs the steps of one execution; returns the logs."""
+        del iterator  # Keras's own counting of steps.
+        progress = self._progress
+        if self._reservations.ledger_moved:
+            self._plan_again()
+        steps = min(int(steps_per_execution(self._model).numpy()), self._allowed - self._done)
+        steps = self._reservations.take(steps, self._allowed - self._done)
+        first = progress.steps
+        progress.steps += steps
+        progress.epochs += steps / self._data.steps_per_epoch
+        self._done += steps
+        before = self.state
+        for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
+            mechanism = dataclasses.replace(self._mechanism, sampler=sampler)
+            run = self._compiled.steps_for(mechanism, tensors)
+            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, self._noise)
+        if self._done == self._allowed < self._planned:
+            _LOG.warning(
+                "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned
+            )
+            self._model.stop_training = True
+        return self._logs(before, steps)
+
+    def spent(self) -> str:
+        """Returns a sentence for somebody whose step failed."""
+        num = self._ledger.num_releases - self.steps_ahead  # `close` gives them back.
+        return f"This worker's ledger has {num} releases in it; the steps that failed are paid for, whether they ran or not."
+
+    def _plan_again(self) -> None:
+        """Another model has used the ledger: what is left of the budgets and the epsilons shown are new."""
+        if self._workers.several:
+            raise RuntimeError(
+                "ledger: another model has used it during multi-worker training, which the other workers cannot learn. Fit one "
+                f"model at a time; {self._done} of {self._planned} steps ran."
+            )
+        self.close()
+        rest = self._mechanism.plan(self._planned - self._done)
+        most = allowed_releases(rest, self._ledger, self._target)
+        self._allowed = self._done + most
+        if most == 0:
+            raise BudgetExhaustedError(
+                f"ledger: another model has used up its budget; {self._done} of {self._planned} steps ran."
+            )
+        self._make_curve(rest.replace(num_releases=most))
+
+    def _logs(self, before: StepState, steps: int) -> dict[str, float]:
+        logs: dict[str, float] = {}
+        if self._curve is not None:
+            self._epsilon.value = float(self._curve(max(0, self._done - self._curve_from)))
+            logs["epsilon"] = self._epsilon.value
+        else:
+            logs["steps"] = self._progress.steps
+        totals = zip(self._mechanism.joint, self.state.accumulated, before.accumulated, strict=True)
+        for metric, now, then in totals:
+            if isinstance(metric, PrivateMetric):
+                metric.add(float(now) - float(then), steps)
+                logs[metric.name] = metric.current()
+        if self._mechanism.unsafe_loss:
+            logs["unsafe_loss"] = float(self.state.unsafe_loss - before.unsafe_loss) / steps
+        return logs

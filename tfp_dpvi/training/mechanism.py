@@ -1,0 +1,160 @@
+"""`Mechanism`: the private release that a fit makes again at every step, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.gradients import (
+    ClippedGradient,
+    ClippedSum,
+    JointRelease,
+    PerExample,
+    StepGradient,
+    joint_release,
+    joint_sensitivity,
+)
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, Sensitivity
+from tfp_dpvi.sampling import Sampler
+
+
+class Sums(NamedTuple):
+    """What a step adds up over the records of its sample, before noise: exact, hence not private.
+
+    Attributes:
+      gradient: the parts of the clipped sum.
+      joint: for each joint release its sum.
+      loss: the sum of the records' losses.
+      batches: int64 scalar, the number of physical batches.
+    """
+
+    gradient: list[tf.Tensor]
+    joint: list[tf.Tensor]
+    loss: tf.Tensor
+    batches: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """Sampler x clipped gradient x noise x joint releases: all that decides what a step costs.
+
+    Attributes:
+      sampler: draws the records of a step.
+      gradient: the clipped gradient, which states its sensitivity.
+      expected_batch_size: the public denominator qN.
+      num_records: the public number of records N.
+      noise_multiplier: standard deviation of the noise over the clip; None until `calibrated` finds it.
+      metrics: what is released with the gradient on the same sample, by the wish of `compile`.
+      neighboring_relation: what neighbouring data sets are.
+      accountant: by name.
+      unsafe_loss: also add up exact losses, which are *not private*.
+
+    #### Formal guarantee
+
+    One release is a Gaussian mechanism of `sensitivity` on a sample drawn by `sampler`, and `plan` prices just that.
+    """
+
+    sampler: Sampler
+    gradient: ClippedGradient
+    expected_batch_size: float
+    num_records: int
+    noise_multiplier: float | None = None
+    metrics: tuple[JointRelease, ...] = ()
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant: str = "pld"
+    unsafe_loss: bool = False
+
+    @property
+    def joint(self) -> tuple[JointRelease, ...]:
+        """Everything that is released with the gradient."""
+        return (*self.gradient.joint, *self.metrics)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of gradient and joint releases together, in units of the clip."""
+        return joint_sensitivity(self.joint, self.gradient.sensitivity)
+
+    def plan(self, num_releases: int) -> PrivacyPlan:
+        """Returns the plan of so many steps, which the ledger reserves and the report shows."""
+        clip = self.gradient.clip.l2_norm_clip
+        return PrivacyPlan(
+            sampling=self.sampler.scheme,
+            noise_multiplier=self.noise_multiplier or 0.0,
+            num_releases=num_releases,
+            neighboring_relation=self.neighboring_relation,
+            sensitivity=self.sensitivity,
+            accountant=self.accountant,
+            l2_norm_clip=None if math.isinf(clip) else clip,
+            num_records=self.num_records,
+            metrics=tuple(one.name for one in self.joint),
+            gradient_sensitivity=self.gradient.sensitivity if self.joint else None,
+        )
+
+    def calibrated(self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int) -> Mechanism:
+        """Returns the mechanism with the least noise that keeps everything in a ledger and so many steps within a budget.
+
+        Raises:
+          BudgetExhaustedError: nothing is left of the budget.
+        """
+        draft = self.plan(num_releases)
+        plan = PrivacyPlan.calibrate(
+            epsilon=epsilon,
+            delta=delta,
+            num_releases=num_releases,
+            prior_events=ledger.events(),
+            sampling=draft.sampling,
+            neighboring_relation=draft.neighboring_relation,
+            sensitivity=draft.sensitivity,
+            accountant=draft.accountant,
+        )
+        return dataclasses.replace(self, noise_multiplier=plan.noise_multiplier)
+
+    def zeros(self, gradient: StepGradient) -> Sums:
+        """Returns the sums over no record."""
+        # In float64 over several batches: a long float32 sum can round one record's presence up to many clips.
+        once = self.gradient.batchwise and self.sampler.physical_batch_size >= self.expected_batch_size
+        parts = [tf.zeros(part.shape, part.dtype if once else tf.float64) for part in gradient.released]
+        joint = [tf.zeros(one.shape, tf.float64) for one in self.joint]
+        return Sums(parts, joint, tf.zeros([], tf.float64), tf.constant(0, tf.int64))
+
+    def add(self, sums: Sums, clipped: ClippedSum, per_example: PerExample) -> Sums:
+        """Returns the sums with one more physical batch."""
+        stated = (clipped.clip, clipped.sensitivity, clipped.noise_scales)
+        priced = (self.gradient.clip, self.gradient.sensitivity, self.gradient.noise_scales)
+        if stated != priced:
+            raise AssertionError(f"The clipped sum states {stated}; the plan was priced for {priced}.")
+        parts = zip(sums.gradient, clipped.tensors, strict=True)
+        joint = zip(sums.joint, self.joint, strict=True)
+        return Sums(
+            [total + tf.cast(part, total.dtype) for total, part in parts],
+            [total + tf.cast(one.sum_of(per_example), total.dtype) for total, one in joint],
+            sums.loss + tf.cast(per_example.sum_of_losses(), tf.float64) if self.unsafe_loss else sums.loss,
+            sums.batches + 1,
+        )
+
+    def clipped_sum(self, sums: Sums, gradient: StepGradient) -> ClippedSum:
+        """Returns the sums of a whole sample as one clipped sum, gradient and joint releases together."""
+        parts = [tf.cast(total, part.dtype) for total, part in zip(sums.gradient, gradient.released, strict=True)]
+        stated = self.gradient
+        clipped = ClippedSum(parts, stated.clip, stated.sensitivity, stated.noise_scales)
+        return joint_release(self.joint, clipped, sums.joint, self.sensitivity)
+
+    @property
+    def identity(self) -> Hashable:
+        """Hashable; equal for mechanisms whose step traces the same. The noise multiplier is an argument of the step."""
+        return (
+            self.sampler.identity,
+            self.gradient.identity,
+            self.gradient.clip,
+            self.gradient.sensitivity,
+            self.gradient.noise_scales,
+            tuple(one.identity for one in self.joint),
+            self.expected_batch_size,
+            self.num_records,
+            self.unsafe_loss,
+        )

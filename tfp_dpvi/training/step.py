@@ -1,0 +1,184 @@
+"""The private step: sample, clip, sum, add noise, update. And the loop that compiles many of them into one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Optimizer, tf
+from tfp_dpvi.gradients import Released, StepGradient
+from tfp_dpvi.optimizers import PrivatizedGradients
+from tfp_dpvi.training.distribution import Replicas
+from tfp_dpvi.training.mechanism import Mechanism, Sums
+
+
+class StepState(NamedTuple):
+    """What one step hands to the next, beside the variables of model and optimizer.
+
+    Attributes:
+      step: int64 scalar, the number of the next step. A key and a number give a step's draws, so no number comes twice.
+      accumulated: for each joint release of the mechanism its accumulator over released values.
+      unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism asks for them, else 0.
+    """
+
+    step: tf.Tensor
+    accumulated: tuple[tf.Tensor, ...]
+    unsafe_loss: tf.Tensor
+
+
+def initial_state(mechanism: Mechanism, step: int = 0) -> StepState:
+    """Returns the state before the first step of a fit.
+
+    Args:
+      mechanism: the mechanism of the fit.
+      step: the number of its first step.
+    """
+    accumulated = tuple(one.initial() for one in mechanism.joint)
+    return StepState(tf.constant(step, tf.int64), accumulated, tf.zeros([], tf.float64))
+
+
+def private_step(
+    mechanism: Mechanism,
+    optimizer: Optimizer,
+    variables: Sequence[tf.Variable],
+    state: StepState,
+    records: dict[str, tf.Tensor],
+    key: tf.Tensor,
+    noise_multiplier: tf.Tensor,
+    replicas: Replicas,
+) -> StepState:
+    """Makes one private update of `variables` (Abadi et al. 2016, algorithm 1; Jälkö et al. 2017, algorithm 1).
+
+    A function of its arguments: all draws come from `key` and `state.step`. Its one effect is the optimizer's update.
+
+    Args:
+      mechanism: sampler, clip, joint releases.
+      optimizer: adds the noise, and updates.
+      variables: what is learned.
+      state: from the step before.
+      records: structures of tensors under "x", "y" and "sample_weight"; "mask" where a batch was padded.
+      key: int64 tensor of shape [2] of this fit.
+      noise_multiplier: standard deviation of the noise over the clip.
+      replicas: who shares the records of a batch.
+
+    #### Formal guarantee
+
+    The update is post-processing of one Gaussian release, which `mechanism.plan(1)` prices. The caller has reserved it.
+    """
+    sampling_key, draw_key, batch_key, noise_key = _random.keys_of_step(key, state.step)
+    gradient = mechanism.gradient.draw(draw_key)  # The Monte Carlo draws that all records share.
+
+    def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
+        batch, mask = replicas.rows(records, *replicas.share(indices, mask), mechanism.gradient.batchwise)
+        own_key = _random.fold_in(batch_key, sums.batches * replicas.num + replicas.number())
+        return mechanism.add(sums, *replicas.clipped_sum(gradient)(batch, mask, own_key))
+
+    sampler = mechanism.sampler.on(records)
+    sums = sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient))
+    sums = replicas.total(sums)
+    released = optimizer.privatize(
+        mechanism.clipped_sum(sums, gradient),
+        key=noise_key,
+        expected_batch_size=mechanism.expected_batch_size,
+        pull_back=gradient.pull_back,
+        data_independent=gradient.data_independent,
+        noise_multiplier=noise_multiplier,
+    )
+    replicas.apply(optimizer, zip(released.tensors, variables, strict=True))
+    return _after(mechanism, gradient, state, sums, released)
+
+
+def _after(
+    mechanism: Mechanism, gradient: StepGradient, state: StepState, sums: Sums, released: PrivatizedGradients
+) -> StepState:
+    exact = gradient.data_independent_loss
+    exact = tf.zeros([], released.mean[0].dtype) if exact is None else exact
+    accumulated = tuple(
+        one.accumulate(total, Released(mean, released.mean, state.step, tf.cast(exact, mean.dtype)))
+        for one, total, mean in zip(mechanism.joint, state.accumulated, released.joint, strict=True)
+    )
+    loss = state.unsafe_loss + sums.loss / mechanism.expected_batch_size
+    return StepState(state.step + 1, accumulated, loss)
+
+
+Steps = Callable[..., StepState]
+"""`steps(state, num_steps, records, key, noise_multiplier) -> state`."""
+
+
+def make_steps(
+    mechanism: Mechanism,
+    optimizer: Optimizer,
+    variables: Sequence[tf.Variable],
+    *,
+    jit_compile: bool = False,
+    run_eagerly: bool = False,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Steps:
+    """Returns `steps(state, num_steps, records, key, noise_multiplier=...) -> state`, which runs many steps in one call.
+
+    Args:
+      mechanism: see `private_step`.
+      optimizer: a DP optimizer; its variables are made if they are not there.
+      variables: what is learned.
+      jit_compile: compile with XLA.
+      run_eagerly: do not compile, to debug.
+      strategy: of `tf.distribute`; None for a single device.
+    """
+    optimizer.build(variables)
+    replicas = Replicas(strategy, jit_compile=jit_compile, static=jit_compile or run_eagerly)
+
+    def steps(
+        state: StepState, num_steps: tf.Tensor, records: dict[str, tf.Tensor], key: tf.Tensor, noise: tf.Tensor
+    ) -> StepState:
+        def one_step(state: StepState) -> StepState:
+            return private_step(mechanism, optimizer, variables, state, records, key, noise, replicas)
+
+        end = state.step + tf.cast(num_steps, tf.int64)
+        return tf.while_loop(
+            lambda state: state.step < end,
+            lambda state: (replicas.run(one_step, state),),
+            (state,),
+            parallel_iterations=1,
+        )[0]
+
+    if run_eagerly:
+        return steps
+    return tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
+
+
+def make_step(
+    mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
+) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
+    """Returns `step(state, records, key) -> state`, for a training loop of one's own.
+
+    ```python
+    data = model.make_data(x, y, batch_size=100)
+    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
+    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
+    state, key = training.initial_state(mechanism), training.new_key()
+    for _ in range(500):
+        with ledger.reserved(mechanism.plan(1)):
+            state = step(state, data.tensors, key)
+    ```
+
+    Args:
+      mechanism: with a noise multiplier.
+      optimizer: a DP optimizer.
+      variables: what is learned.
+      jit_compile: compile with XLA.
+
+    Raises:
+      ValueError: the mechanism has no noise multiplier.
+
+    #### Formal guarantee
+
+    That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
+    """
+    if mechanism.noise_multiplier is None:
+        raise ValueError(
+            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
+        )
+    steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
+    noise = tf.constant(mechanism.noise_multiplier, tf.float64)
+    return lambda state, records, key: steps(state, tf.constant(1, tf.int64), records, tf.constant(key), noise)
