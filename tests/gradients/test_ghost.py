@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tfp_dpvi.gradients.contributions import Lookup, Outer
 
 from tfp_dpvi import keras
 from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
-from tfp_dpvi.gradients.contributions import Lookup, Outer
 
 layers = keras.layers
 

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import groups
-from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
 
 N, GROUPS, CLIP = 23, 5, 0.7
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-
 from tfp_dpvi.gradients.mapping import map_records
 
 tfd = tfp.distributions

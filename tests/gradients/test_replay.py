@@ -16,10 +16,10 @@ from support.replay import (
     odd_values,
     raw_sums,
 )
+from tfp_dpvi.gradients.aligned import through_draws
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import ClippedSum, clip_record, clipped_sum, select_finite
-from tfp_dpvi.gradients.aligned import through_draws
 from tfp_dpvi.privacy import Sensitivity
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import tfp_dpvi as dpvi
-from tfp_dpvi.gradients import clipped_sum
 from tfp_dpvi.gradients.aligned import through_draws
 from tfp_dpvi.gradients.clipping import clip_factors
 from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.gradients import clipped_sum
 
 TF32 = 2.0**-11
 """The most that rounding to TensorFloat-32's ten bits changes a factor by, relatively."""

@@ -31,60 +31,6 @@ from tfp_dpvi import keras
 from tfp_dpvi.sampling import FullBatchSampler
 
 tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
-D = 2
-X = np.random.default_rng(0).uniform(size=[60, 6]).astype("float32")
-
-
-def diagonal(t):
-    return tfd.MultivariateNormalDiag(t[..., :D], 0.1 + tf.nn.softplus(t[..., D:]))
-
-
-def standard(dtype="float32"):
-    return tfd.MultivariateNormalDiag(tf.zeros(D, dtype), tf.ones(D, dtype))
-
-
-def dense_encoder(dtype=None, width=5, features=6):
-    return keras.Sequential(
-        [layers.Input([features]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(2 * D, dtype=dtype),
-         tfpl.DistributionLambda(diagonal, dtype=dtype)]
-    )  # fmt: skip
-
-
-def dense_decoder(dtype=None, width=5, features=6):
-    return keras.Sequential(
-        [layers.Input([D]), layers.Dense(width, "tanh", dtype=dtype), layers.Dense(features, dtype=dtype),
-         tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1), dtype=dtype)]
-    )  # fmt: skip
-
-
-def make(encoder=None, decoder=None, prior=None, **kwargs):
-    return dpvi.DPVAE(encoder or dense_encoder(), decoder or dense_decoder(), prior or standard(), **kwargs)
-
-
-def optimizer(noise=1.0, clip=0.5, rate=0.01, **kwargs):
-    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs)
-
-
-def compiled(model=None, how=None, **kwargs):
-    model = make() if model is None else model
-    model.compile(optimizer() if how is None else how, delta=1e-5, **kwargs)
-    return model
-
-
-def fitted(model=None, x=X, how=None, **kwargs):
-    compile_with = {
-        key: kwargs.pop(key) for key in ("jit_compile", "physical_batch_size", "run_eagerly") if key in kwargs
-    }
-    model = compiled(model, how, **compile_with)
-    model.fit(x, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
-    return model
-
-
-def ready(model=None, x=X, how=None, **kwargs):
-    """Checked and priced as in `fit`, without a step."""
-    model = compiled(model, how, **kwargs)
-    internals.check_and_price(model, x, dpvi.privacy.PoissonSampling(0.3), 20.0)
-    return model
 
 
 TRACED = weakref.WeakKeyDictionary()  # Of a model its clipped sum, traced once a shape.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-from models.test_dpvae import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
 from support import internals, statistics
+from support.vaes import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras

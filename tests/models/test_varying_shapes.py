@@ -97,7 +97,7 @@ def summing(model, jit_compile=False):
 
 
 EVERYBODY = np.ones(NUM, bool)
-WITHOUT_LAST = np.arange(NUM) < NUM - 1
+WITHOUT_FIRST, WITHOUT_LAST = np.arange(NUM) > 0, np.arange(NUM) < NUM - 1
 
 
 @pytest.mark.parametrize("kind", sorted(DROPPING))
@@ -115,8 +115,10 @@ def test_a_fit_that_drops_entries_spends_nothing(settings):
         assert fit.spent == 0
 
 
-@pytest.mark.parametrize("kind", sorted(KEEPING))
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "jit_compile"),
+    [(kind, jit) for kind in sorted(KEEPING) for jit in (False, True) if (kind, jit) != ("while", True)],
+)  # XLA does not take TensorFlow's batched loop.
 def test_what_keeps_its_shape_is_one_records_own(kind, jit_compile):
     """The last record moves the sum by what it adds, at most the clip."""
     sums = summing(Sum(KEEPING[kind]), jit_compile)
@@ -171,7 +173,7 @@ class Groups(dpvi.DPModel):
 
 def groups_of(last):
     found = np.concatenate([np.ones([NUM, 20]), np.zeros([NUM, 20])], axis=1).astype("float32")
-    found[-1, :20], found[-1, 20:] = -1e6, last
+    found[0, :20], found[0, 20:] = -1e6, last
     return found
 
 
@@ -189,7 +191,7 @@ OUTSIDE = np.arange(4, 84, 4)
 def test_groups_that_are_none_reach_nobody(kind, settings):
     """TensorFlow's map writes an id that is too large into another record's segments: it moved the sum by 41."""
     sums = summing(Groups(kind), **settings)
-    without = sums(groups_of(0), WITHOUT_LAST)
+    without = sums(groups_of(0), WITHOUT_FIRST)
     np.testing.assert_allclose(without, [NUM - 1, 0, 0, 0], rtol=1e-5)
     for last in (OUTSIDE, -OUTSIDE, 3, 10**6):
         assert np.linalg.norm(sums(groups_of(last)) - without) <= 1.0 + 1e-4
@@ -199,7 +201,7 @@ def test_tensorflows_own_map_mixes_segments():
     """So that ours can go when it no longer does."""
     with mock.patch.object(vectorized, "map_records", tf.vectorized_map):
         sums = summing(Groups("segments"))
-        moved = sums(groups_of(OUTSIDE)) - sums(groups_of(0), WITHOUT_LAST)
+        moved = sums(groups_of(OUTSIDE)) - sums(groups_of(0), WITHOUT_FIRST)
     assert np.linalg.norm(moved) > 20
 
 

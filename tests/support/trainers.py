@@ -23,13 +23,25 @@ import numpy as np
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from support.internals import mark_executions as mark_steps
+from support.toy import Toy
 
 tfd = tfp.distributions
 
-def make_model(ledger_path, **settings):
-    model = dpvi.DPVI(
-        tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
-    )
+class Logistic(Toy):
+    def call(self, x):
+        return tf.sigmoid(super().call(x))
+
+    def record_loss(self, x, y):
+        logit = tf.reduce_sum(self.w * x)
+        return tf.math.softplus(logit) - tf.cast(y, logit.dtype) * logit
+
+def make_model(kind, ledger_path, **settings):
+    if kind == "posterior":
+        model = dpvi.DPVI(
+            tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+        )
+    else:
+        model, settings["jit_compile"] = Logistic(), False
     ledger = dpvi.PrivacyLedger(ledger_path, dataset_id="killed")
     model.compile(ledger=ledger, steps_per_execution=STEPS, **settings)
     return model

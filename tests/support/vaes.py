@@ -6,7 +6,7 @@ import numpy as np
 
 import tfp_dpvi as dpvi
 from support import internals
-from tfp_dpvi._keras import keras, tf, tfp
+from tfp_dpvi._tf import keras, tf, tfp
 
 tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 D = 2
