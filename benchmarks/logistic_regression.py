@@ -28,6 +28,7 @@ from typing import Any
 
 import harness
 import numpy as np
+from data import load_adult
 from harness import spread
 
 import tfp_dpvi as dpvi
@@ -40,7 +41,7 @@ CLIP, NOISE_MULTIPLIER, LEARNING_RATE, PRIOR_SCALE = 1.0, 1.0, 0.02, 4.0
 
 
 def load() -> tuple[Any, Any]:
-    table = dpvi.datasets.load_adult(encoding="one_hot")
+    table = load_adult("one_hot")
     numeric = np.array(["=" not in name for name in table.feature_names])
     mean = np.where(numeric, table.x.mean(axis=0), 0.0)
     std = np.where(numeric, table.x.std(axis=0), 1.0)

@@ -15,11 +15,33 @@ import math
 import pathlib
 from typing import Any, NamedTuple
 
-from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, termwise_noise
+from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
+from tfp_dpvi.privacy.termwise import priced_sensitivity
 
 NUM_ENCODER, NUM_ALL = 784 * 400 + 400 + 400 * 100 + 100, 688_884
 BATCH, GROUPS = 128, 16
 CLIPS = (0.02, 0.1, 0.5, 2.0)
+
+
+def total_variance(noise: TermwiseNoise, num_encoder: int, num_rest: int) -> float:
+    """Returns the noise's variance summed over all coordinates, in units of (z * `l2_norm_clip`)^2."""
+    return num_encoder * noise.encoder_scale**2 + num_rest * noise.rest_scale**2
+
+
+def variance_at_equal_privacy(
+    noise: TermwiseNoise,
+    num_encoder: int,
+    num_rest: int,
+    *,
+    sampling: SamplingScheme | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+) -> float:
+    """Returns the total variance that a fixed epsilon costs, up to a factor that all schemes share.
+
+    At equal epsilon z is proportional to what the plan prices, so this is `total_variance` times its square.
+    """
+    unit = priced_sensitivity(noise.sensitivity, sampling, neighboring_relation)
+    return total_variance(noise, num_encoder, num_rest) * unit**2
 
 
 class SchemeCost(NamedTuple):
@@ -67,8 +89,8 @@ def compare_schemes(
             sampling=sampling,
             neighboring_relation=neighboring_relation,
         )
-        cost = noise.variance_at_equal_privacy(
-            num_encoder, num_rest, sampling=sampling, neighboring_relation=neighboring_relation
+        cost = variance_at_equal_privacy(
+            noise, num_encoder, num_rest, sampling=sampling, neighboring_relation=neighboring_relation
         )
         baseline = baseline if rows else cost
         moved = noise.sensitivity

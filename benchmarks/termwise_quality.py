@@ -25,8 +25,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import harness
 import numpy as np
 from cases.mean_field import example
+from data import load_fashion_mnist
 
-import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf
 
 SCHEMES = {
@@ -72,8 +72,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         else {"num_records": 12_000, "num_test": 2000, "batch_size": 256, "num_partitions": 16, "epochs": 2}
     )
     settings = privae.Settings(**changes)
-    x = dpvi.datasets.load_fashion_mnist().x[: settings.num_records]
-    x_test = dpvi.datasets.load_fashion_mnist(split="test").x[: settings.num_test]
+    x = load_fashion_mnist().x[: settings.num_records]
+    x_test = load_fashion_mnist("test").x[: settings.num_test]
     scores: dict[str, list[dict[str, float]]] = {scheme: [] for scheme in SCHEMES}
     multipliers: dict[str, float] = {}
     options.output.mkdir(parents=True, exist_ok=True)

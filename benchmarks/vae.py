@@ -41,6 +41,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import harness
 import numpy as np
+from data import load_mnist
 from harness import spread
 
 import tfp_dpvi as dpvi
@@ -79,7 +80,7 @@ Prepared = tuple[Callable[[int], float], int]
 
 def load(num: int | None = None) -> tuple[Any, str]:
     try:
-        x, source = dpvi.datasets.load_mnist().x.reshape([-1, PIXELS]), "MNIST"
+        x, source = load_mnist().x.reshape([-1, PIXELS]), "MNIST"
     except OSError as error:
         print(f"no MNIST ({str(error)[:120]}...): uniform random records", flush=True)
         x, source = np.random.default_rng(0).uniform(size=[60_000, PIXELS]).astype("float32"), "uniform"

@@ -27,6 +27,7 @@ import time
 from typing import Any
 
 import numpy as np
+from data import load_abalone, load_adult
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
@@ -135,8 +136,8 @@ PAPER_NON_PRIVATE = {"adult_ordinal": 0.8113, "abalone": 0.7667}  # adult/data/n
 @functools.cache
 def read(data: str) -> Any:
     if data == "abalone":
-        return dpvi.datasets.load_abalone()
-    return dpvi.datasets.load_adult(encoding="one_hot" if data == "adult_one_hot" else "ordinal")
+        return load_abalone()
+    return load_adult("one_hot" if data == "adult_one_hot" else "ordinal")
 
 
 def load(data: str, seed: int, num_records: int | None = None) -> tuple[Any, Any, Any, Any]:

@@ -50,6 +50,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
+from data import load_fashion_mnist
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
@@ -364,8 +365,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     begin = time.perf_counter()
     tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would remark on the tracing.
     settings = options.settings
-    x = dpvi.datasets.load_fashion_mnist().x[: settings.num_records]
-    x_test = dpvi.datasets.load_fashion_mnist(split="test").x[: settings.num_test]
+    x = load_fashion_mnist().x[: settings.num_records]
+    x_test = load_fashion_mnist("test").x[: settings.num_test]
     print(
         f"{len(x)} images to learn from, {len(x_test)} to test, {settings.epochs} epochs of batches of {settings.batch_size}"
     )

@@ -28,6 +28,7 @@ import time
 from typing import Any
 
 import numpy as np
+from data import load_adult
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
@@ -53,7 +54,7 @@ QUICK_RECORDS = 8000
 
 def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The description, the training records and the test records, as dicts of columns."""
-    ordinal, one_hot = dpvi.datasets.load_adult(), dpvi.datasets.load_adult(encoding="one_hot")
+    ordinal, one_hot = load_adult(), load_adult("one_hot")
     names = [name.partition("=") for name in one_hot.feature_names]
     columns: dict[str, Any] = {}
     data: dict[str, np.ndarray] = {}

@@ -31,6 +31,7 @@ import time
 from typing import Any
 
 import numpy as np
+from data import load_fashion_mnist, load_mnist
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
@@ -120,8 +121,8 @@ def _bernoulli(logits: Any) -> Any:
 
 def load(data: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Training images, test images and test labels, as rows of 784 grey values."""
-    loader = {"mnist": dpvi.datasets.load_mnist, "fashion_mnist": dpvi.datasets.load_fashion_mnist}[data]
-    train, test = loader(split="train"), loader(split="test")
+    loader = {"mnist": load_mnist, "fashion_mnist": load_fashion_mnist}[data]
+    train, test = loader(), loader("test")
     return train.x.reshape(-1, 784), test.x.reshape(-1, 784), test.y
 
 

@@ -20,6 +20,7 @@ import urllib.request
 from typing import Any
 
 import numpy as np
+from data import load_adult
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
@@ -31,7 +32,7 @@ PAGES = {"scalars": 1320, "histograms": 480}  # And their heights.
 
 def load(num: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Adult with numeric columns standardised."""
-    table = dpvi.datasets.load_adult(encoding="one_hot")
+    table = load_adult("one_hot")
     numeric = np.array(["=" not in name for name in table.feature_names])
     mean = np.where(numeric, table.x.mean(axis=0), 0.0)
     std = np.where(numeric, table.x.std(axis=0), 1.0)

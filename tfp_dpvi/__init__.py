@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfp_dpvi import (
         callbacks,
-        datasets,
         divergences,
         export,
         gradients,
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
         surrogates,
         synthetic,
     )
-    from tfp_dpvi._registry import register
     from tfp_dpvi._tf import keras
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
+    from tfp_dpvi.serialization import register
 
 __version__ = "0.2.0.dev0"
 
@@ -43,7 +42,6 @@ if "tensorflow" not in sys.modules:
 
 _MODULES = (
     "callbacks",
-    "datasets",
     "divergences",
     "export",
     "gradients",
@@ -66,7 +64,7 @@ _NAMES = {
     "Synthesizer": "models",
     "keras": "_tf",
     "load_model": "models",
-    "register": "_registry",
+    "register": "serialization",
 }
 
 __all__ = [
@@ -79,7 +77,6 @@ __all__ = [
     "Synthesizer",
     "__version__",
     "callbacks",
-    "datasets",
     "divergences",
     "export",
     "gradients",

@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def new_key(seed: int | None = None) -> np.ndarray:
     return np.frombuffer(bits, dtype=np.int64).copy()
 
 
-def fold_in(key: Any, index: Any) -> Any:
+def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """The key number `index` of a family; distinct indices give distinct keys.
 
     TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys are as unrelated as any.
@@ -50,13 +49,13 @@ def fold_in(key: Any, index: Any) -> Any:
     return key + tf.stack([index, tf.zeros([], tf.int64)])
 
 
-def split(key: Any, num: int) -> list[Any]:
+def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
     """`num` new keys with full 128 bits each."""
     keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM)
     return tf.unstack(keys)
 
 
-def keys_of_step(key: Any, step: Any) -> list[Any]:
+def keys_of_step(key: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
     """Keys of one training step: for sampling, shared draws, draws of visits, and noise.
 
     They count in the key's second word, and `fold_in` in its first, so no two of a run are the same.
@@ -65,7 +64,7 @@ def keys_of_step(key: Any, step: Any) -> list[Any]:
     return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
 
 
-def normal(key: Any, shape: Any, dtype: Any) -> Any:
+def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
     """Standard normals whose tails are a Gaussian's as far as 8.49 standard deviations.
 
     `tf.random.stateless_normal` (TensorFlow 2.15, with XLA and without) never goes beyond 5.68 = sqrt(-2 log 1e-7). The
@@ -91,7 +90,7 @@ def normal(key: Any, shape: Any, dtype: Any) -> Any:
     return tf.cast(tf.reshape(both[:size], shape), dtype)
 
 
-def normals(key: Any, shapes: Sequence[Sequence[int]], dtype: Any) -> list[Any]:
+def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
     """Standard normals in several shapes, from one draw: `normal` in fewer and larger operations.
 
     Args:
@@ -124,7 +123,7 @@ def normals(key: Any, shapes: Sequence[Sequence[int]], dtype: Any) -> list[Any]:
     return made
 
 
-def _many_normals(key: Any, num: int) -> tuple[Any, Any]:
+def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
     """At least `num` standard normals in float32, in two halves, by Box and Muller's method on integers.
 
     A pair takes 64 random bits: 40 for the radius, as `sqrt(-2 log u)` of a u that float32 holds to a relative 2^-24
@@ -142,7 +141,7 @@ def _many_normals(key: Any, num: int) -> tuple[Any, Any]:
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _threefry(key: Any, num: int) -> tuple[Any, Any]:
+def _threefry(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Two times `num` int32 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice.
 
     Drawn as 64 bits, which are one block of Threefry's: of 32-bit draws newer XLA computes every block twice.
@@ -157,7 +156,7 @@ def _threefry(key: Any, num: int) -> tuple[Any, Any]:
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _box_muller(first: Any, second: Any, more: Any) -> tuple[Any, Any]:
+def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Pairs of normals from int32 of shape [n], twice, and, for u of which the first 31 bits are 0, once more (or none)."""
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
@@ -180,6 +179,6 @@ def _box_muller(first: Any, second: Any, more: Any) -> tuple[Any, Any]:
     return radius * x, radius * y
 
 
-def tfp_seed(key: Any) -> Any:
+def tfp_seed(key: tf.Tensor) -> tf.Tensor:
     """The int32 pair that TFP's stateless samplers take."""
     return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)

@@ -127,6 +127,11 @@ def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
     return list(layer._callable_losses)
 
 
+def clear_losses(layer: Layer) -> None:
+    """Forgets what `add_loss` holds of a layer and its sublayers; Keras does so before its own calls alone."""
+    layer._clear_losses()
+
+
 def expects_training(layer: object) -> bool:
     """Returns whether a layer takes the argument `training`; Keras computes it from the signature of `call`."""
     return bool(getattr(layer, "_expects_training_arg", False))
@@ -156,8 +161,16 @@ def calls_seen(
 
 
 def steps_per_execution(model: Model) -> tf.Variable:
-    """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none."""
+    """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none.
+
+    None before `compile`.
+    """
     return model._steps_per_execution
+
+
+def mapped_file(array: np.memmap) -> mmap.mmap | None:
+    """Returns the file map behind an array, None for one in memory; NumPy shows the file's name alone."""
+    return getattr(array, "_mmap", None)
 
 
 def learning_rate_variable(optimizer: Optimizer) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
@@ -205,8 +218,9 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
     the segments of all elements, and adds the element's number times the number of segments to its ids. An id that is too
     large lands in another element's segments: in a model with 4 groups one record with ids up to 80 moved the clipped sum by
     41 clips. (XLA takes such ids without a word: https://github.com/tensorflow/tensorflow/issues/120245.) Here they land
-    nowhere: the operations of this function carry a converter, which `tf.vectorized_map` prefers to its own.
+    nowhere: meanwhile the operations of this function carry a converter, which `tf.vectorized_map` prefers to its own.
     """
+    marked: list[tf.Operation] = []
 
     def traced(element: _Element) -> _Found:
         graph = tf.compat.v1.get_default_graph()
@@ -214,11 +228,16 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
         # Slices become tensors here, and not after the sums over them were looked for.
         found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
         for operation in operations_since(graph, num_known):
-            if operation.type in _SEGMENTS:
+            if operation.type in _SEGMENTS and not hasattr(operation, "pfor_converter"):
                 operation.pfor_converter = functools.partial(_convert_segments, operation.type)
+                marked.append(operation)
         return found
 
-    return tf.vectorized_map(traced, elements)
+    try:
+        return tf.vectorized_map(traced, elements)
+    finally:
+        for operation in marked:  # Some may be of a function that others call too.
+            del operation.pfor_converter
 
 
 def _convert_segments(kind: str, inputs: Any) -> Any:
@@ -232,14 +251,6 @@ def _convert_segments(kind: str, inputs: Any) -> Any:
     return pfor._pfor_converter_registry[kind](inputs)
 
 
-# ---------------------------------------------------------------------------- NumPy
-
-
-def mapped_file(array: np.memmap) -> mmap.mmap:
-    """Returns the file map behind an array, of which NumPy shows the name alone."""
-    return array._mmap  # type: ignore[attr-defined]
-
-
 __all__ = [
     "Callback",
     "Layer",
@@ -249,6 +260,7 @@ __all__ = [
     "Optimizer",
     "Structure",
     "calls_seen",
+    "clear_losses",
     "expects_training",
     "in_multi_worker_mode",
     "keras",

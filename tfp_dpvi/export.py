@@ -1,28 +1,26 @@
 """A SavedModel of functions of released values alone, beside its privacy report and a model card.
 
-What is saved is made anew: a `tf.Module` with the traced functions and copies of the variables that they read. The Keras
-model is not in it, and with it neither optimizer, ledger, key nor record.
+What is saved is a new `tf.Module` with the traced functions and the variables that they read. The Keras model is not in it,
+and with it neither optimizer, ledger, key nor record.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
-import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.privacy import PrivacyReport
 
 REPORT = os.path.join("assets.extra", "privacy_report.json")
 CARD = "README.md"
+_EXAMPLES = {"num": "100", "seed": "[1, 2]"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +32,16 @@ class ExportedFunction:
       function: takes tensors by keyword, gives a dict of tensors.
       inputs: `tf.TensorSpec` for each keyword, with None for the number of records.
       meaning: what it computes, one sentence for the model card.
-      example: the arguments of a call in the model card, for instance "x=x".
     """
 
     name: str
-    function: Callable[..., dict[str, Any]]
-    inputs: dict[str, Any]
+    function: Callable[..., dict[str, tf.Tensor]]
+    inputs: dict[str, tf.TensorSpec]
     meaning: str
-    example: str
 
 
-def flat_names(structure: Any, single: str) -> list[str]:
-    """A name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields, or numbered.
+def flat_names(structure: Structure, single: str) -> list[str]:
+    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields, or numbers.
 
     Names are Python identifiers, as arguments go by keyword: "hours-per-week" becomes "hours_per_week".
 
@@ -54,21 +50,20 @@ def flat_names(structure: Any, single: str) -> list[str]:
       single: the name of what is no structure; the prefix of parts without names.
     """
 
-    def named(part: Any, name: str) -> Iterator[str]:
+    def named(part: tf.Tensor, name: str) -> Iterator[str]:  # Or a structure.
         if hasattr(part, "_fields"):
-            part = part._asdict()
-            keys = list(part)
-        elif isinstance(part, dict) or (hasattr(part, "keys") and hasattr(part, "__getitem__")):
-            keys = sorted(part)
+            inner = part._asdict()
+        elif isinstance(part, Mapping):
+            inner = {key: part[key] for key in sorted(part)}
         elif isinstance(part, (list, tuple)) and not isinstance(part, tf.TensorShape):
-            for place, inner in enumerate(part):
-                yield from named(inner, f"{name}_{place}")
+            for place, element in enumerate(part):
+                yield from named(element, f"{name}_{place}")
             return
         else:
             yield name
             return
-        for key in keys:
-            yield from named(part[key], str(key) if name == single else f"{name}_{key}")
+        for key, element in inner.items():
+            yield from named(element, str(key) if name == single else f"{name}_{key}")
 
     names: list[str] = []
     for name in named(structure, single):
@@ -88,7 +83,7 @@ def write(
     title: str,
     overwrite: bool = False,
 ) -> None:
-    """Writes the folder, whole or not at all.
+    """Writes the folder, completely or not at all.
 
     Args:
       path: a folder that does not exist yet, or an empty one.
@@ -109,31 +104,39 @@ def write(
     module = _module(functions)
     # The ledger's name for the data set is the curator's.
     report = dataclasses.replace(report, dataset_id=None)
-    with _beside(target) as made:
-        try:
-            tf.saved_model.save(
-                module, str(made), signatures={one.name: getattr(module, one.name) for one in functions}
-            )
-        except AssertionError as error:
-            raise ValueError(
-                "export: the model reads something beside variables, such as a lookup table, and an export holds released "
-                f"variables alone. {error}"
-            ) from error
-        except (OSError, tf.errors.OpError) as error:
-            raise ValueError(
-                f"path={str(target)!r} cannot be written ({error}): give a folder that can. Nothing was changed."
-            ) from error
-        _write_text(made / REPORT, json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n")
-        _write_text(made / CARD, _card(title, functions, module, report, target.name))
-        _check_free(target, overwrite)
-        _move(made, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk, so that a rename can put it in its place.
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+            made, earlier = pathlib.Path(beside, "model"), pathlib.Path(beside, "earlier")
+            signatures = {one.name: getattr(module, one.name) for one in functions}
+            tf.saved_model.save(module, str(made), signatures=signatures)
+            (made / REPORT).parent.mkdir(exist_ok=True)
+            (made / REPORT).write_text(json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (made / CARD).write_text(_card(title, functions, module, report, target.name), encoding="utf-8")
+            if overwrite and target.exists():
+                target.rename(earlier)
+            try:
+                made.rename(target)
+            except OSError:
+                if earlier.exists():
+                    earlier.rename(target)
+                raise
+    except AssertionError as error:
+        raise ValueError(
+            f"export: the model reads something beside variables, such as a lookup table, which an export cannot hold. {error}"
+        ) from error
+    except (OSError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"path={str(target)!r} cannot be written ({error}): give a folder that can. Nothing was changed."
+        ) from error
 
 
 # ------------------------------------------------------------------ what is saved
 
 
-def _module(functions: Sequence[ExportedFunction]) -> Any:
-    """A new module of traced functions and the variables that these read, and nothing else."""
+def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
+    """Returns a new module of traced functions and the variables that these read, and nothing else."""
     module = tf.Module(name="export")
     traced = {one.name: _traced(one) for one in functions}
     variables = {variable.ref(): variable for one in traced.values() for variable in one.graph.variables}
@@ -143,82 +146,44 @@ def _module(functions: Sequence[ExportedFunction]) -> Any:
     return module
 
 
-def _traced(one: ExportedFunction) -> Any:
+def _traced(one: ExportedFunction) -> tf.types.experimental.ConcreteFunction:
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in one.inputs.items()}
     try:
         return tf.function(one.function, autograph=False).get_concrete_function(**specs)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
         shown = ", ".join(f"{name} of {_describe(spec)}" for name, spec in specs.items())
         raise ValueError(
-            f"export: {one.name} cannot be traced for {shown}: {type(error).__name__}: {error}. Shapes that depend on the "
-            "number of records must come from tf.shape(x), not from x.shape."
+            f"export: {one.name} cannot be traced for {shown}: {type(error).__name__}: {error}.\n"
+            "Take shapes that depend on the number of records from tf.shape(x), not from x.shape."
         ) from error
-
-
-# ------------------------------------------------------------------ where it goes
 
 
 def _check_free(target: pathlib.Path, overwrite: bool) -> None:
-    if not os.path.lexists(target):
+    is_folder = target.is_dir() and not target.is_symlink()
+    if not os.path.lexists(target) or (is_folder and not any(target.iterdir())):
         return
-    if target.is_dir() and not target.is_symlink():
-        if not any(target.iterdir()):
-            return
-        if (target / "saved_model.pb").is_file() and (target / REPORT).is_file():
-            if overwrite:
-                return
-            raise ValueError(
-                f"path={str(target)!r} holds an earlier export: give another path, or overwrite=True to replace it. Nothing "
-                "was changed."
-            )
-    raise ValueError(
-        f"path={str(target)!r} exists and is no export of a model: give a path where nothing is yet. Nothing was changed."
-    )
-
-
-@contextlib.contextmanager
-def _beside(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new folder next to the target, on the same disk, so that it can take its name; gone afterwards."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
+    if not (is_folder and (target / "saved_model.pb").is_file() and (target / REPORT).is_file()):
         raise ValueError(
-            f"path={str(target)!r} cannot be written ({error.strerror or error}): give a folder that can. Nothing was changed."
-        ) from error
-    try:
-        yield temporary / "model"
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _move(made: pathlib.Path, target: pathlib.Path) -> None:
-    """The new folder under its name, and an earlier one away; at no moment is there half of one."""
-    earlier = made.parent / "earlier"
-    if os.path.lexists(target):
-        os.rename(target, earlier)
-    try:
-        os.rename(made, target)
-    except OSError:
-        if earlier.exists():
-            os.rename(earlier, target)
-        raise
-
-
-def _write_text(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+            f"path={str(target)!r} exists and is no export of a model: give another path. Nothing was changed."
+        )
+    if not overwrite:
+        raise ValueError(
+            f"path={str(target)!r} holds an earlier export: give another path, or overwrite=True to replace it."
+        )
 
 
 # ------------------------------------------------------------------ the model card
 
 
-def _describe(spec: Any) -> str:
+def _describe(spec: tf.TensorSpec) -> str:
     shape = ", ".join("n" if size is None else str(size) for size in spec.shape)
     return f"{tf.as_dtype(spec.dtype).name} [{shape}]" if spec.shape.rank else f"{tf.as_dtype(spec.dtype).name} scalar"
 
 
-def _card(title: str, functions: Sequence[ExportedFunction], module: Any, report: PrivacyReport, folder: str) -> str:
+def _card(
+    title: str, functions: Sequence[ExportedFunction], module: tf.Module, report: PrivacyReport, folder: str
+) -> str:
+    example = ", ".join(f"{name}={_EXAMPLES.get(name, name)}" for name in functions[0].inputs)
     lines = [
         f"# {title}",
         "",
@@ -227,7 +192,7 @@ def _card(title: str, functions: Sequence[ExportedFunction], module: Any, report
         "```python",
         "import tensorflow as tf",
         f'model = tf.saved_model.load("{folder}")',
-        f"model.{functions[0].name}({functions[0].example})",
+        f"model.{functions[0].name}({example})",
         "```",
         "",
         "| function | arguments | returns |",

@@ -120,7 +120,7 @@ class PrivateMetric(Metric, JointRelease):
         # A product with ones: under XLA on CPUs a sum of a few hundred takes many times as long.
         return tf.linalg.matmul(centred[None], tf.ones_like(centred)[:, None])[0, 0]
 
-    def record_values(self, statistics: PerExample) -> Any:
+    def record_values(self, statistics: PerExample) -> tf.Tensor:
         """One value for each record of a physical batch, before clipping: float tensor of shape [n]. Override this.
 
         Value i must depend on record i alone, and nothing may be written anywhere (no `assign`, no printing).
@@ -136,7 +136,7 @@ class PrivateMetric(Metric, JointRelease):
         middle = tf.constant((self.high + self.low) / 2, released.mean.dtype)
         return total + tf.cast(self.shown(released.mean + middle, released.data_independent_loss), tf.float64)
 
-    def shown(self, mean: Any, data_independent_loss: Any) -> Any:
+    def shown(self, mean: tf.Tensor, data_independent_loss: tf.Tensor) -> tf.Tensor:
         """Returns what is shown of a privatised mean: post-processing, by default the mean itself.
 
         Args:
@@ -163,7 +163,7 @@ class PrivateMetric(Metric, JointRelease):
         return epoch.sums[0] / epoch.steps if epoch.steps else math.nan
 
     @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
-    def result(self) -> Any:
+    def result(self) -> tf.Tensor:
         """`current` as a float64 scalar."""
         return tf.constant(self.current(), tf.float64)
 
@@ -176,7 +176,7 @@ class PrivateMetric(Metric, JointRelease):
         return {"name": self.name, "low": self.low, "high": self.high, "noise_ratio": self.noise_ratio}
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[tf.Tensor, ...]:
         """What a traced step holds of it."""
         return (type(self), self.name, self.low, self.high, self.noise_ratio)
 
@@ -198,11 +198,11 @@ class PrivateELBO(PrivateMetric):
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
         super().__init__(low, high, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: PerExample) -> Any:
+    def record_values(self, statistics: PerExample) -> tf.Tensor:
         """Minus the losses."""
         return -statistics.losses
 
-    def shown(self, mean: Any, data_independent_loss: Any) -> Any:
+    def shown(self, mean: tf.Tensor, data_independent_loss: tf.Tensor) -> tf.Tensor:
         """Minus the exact part of the loss, which is a function of released values."""
         return mean - data_independent_loss
 
@@ -219,7 +219,7 @@ class PrivateClippedFraction(PrivateMetric):
     def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
         super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
 
-    def record_values(self, statistics: PerExample) -> Any:
+    def record_values(self, statistics: PerExample) -> tf.Tensor:
         """1 where clipped, else 0."""
         return tf.cast(statistics.clipped, statistics.losses.dtype)
 

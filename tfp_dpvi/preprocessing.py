@@ -6,28 +6,27 @@ Bounds are public. Means and variances are not: released exactly, they would be 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
-from tfp_dpvi.privacy import _validation as check
 
 _CHUNK = 2**16  # Records in memory at a time, so that arrays on disk stay there.
-_Layer: Any = Layer
 
 
 @register_keras_serializable("tfp_dpvi", "ClipToBounds")
-class ClipToBounds(_Layer):
+class ClipToBounds(Layer):
     """Clips each feature to public bounds. Looks at no statistic and costs nothing.
 
     Args:
       lower: public lower bounds, a number for all features or one for each, finite.
       upper: public upper bounds, likewise, above `lower`.
-      name: name of the layer.
       **kwargs: as for a Keras layer.
 
     Raises:
@@ -38,26 +37,24 @@ class ClipToBounds(_Layer):
     Each record is mapped by itself, by a function that depends on public values alone.
     """
 
-    def __init__(
-        self, lower: float | Sequence[float], upper: float | Sequence[float], *, name: str | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.lower, self.upper = _bounds(lower, upper)
 
-    def call(self, inputs: Any) -> Any:
-        """Float tensor of the inputs' shape, [..., features], within the bounds; NaN stays NaN."""
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns a float tensor of the inputs' shape, [..., features], within the bounds; NaN stays NaN."""
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)
         # Not tf.clip_by_value, which turns NaN into a bound under XLA: a bad record must stay recognisable (C8).
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         return tf.where(x < low, low, tf.where(x > high, high, x))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The inputs' shape."""
+    def compute_output_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
+        """Returns the inputs' shape."""
         return tf.TensorShape(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        """The public bounds."""
+        """Returns the public bounds."""
         return {**super().get_config(), "lower": self.lower.tolist(), "upper": self.upper.tolist()}
 
 
@@ -76,7 +73,6 @@ class PrivateStandardize(ClipToBounds):
       lower: public lower bounds, a number for all features or one for each. They must not come from the records.
       upper: public upper bounds, likewise, above `lower`.
       min_scale: the smallest standard deviation to divide by, as a share of half the distance of the bounds.
-      name: name of the layer.
       **kwargs: as for a Keras layer.
 
     Raises:
@@ -88,16 +84,8 @@ class PrivateStandardize(ClipToBounds):
     arguments, neither a record nor a key nor the ledger.
     """
 
-    def __init__(
-        self,
-        lower: float | Sequence[float],
-        upper: float | Sequence[float],
-        *,
-        min_scale: float = 0.01,
-        name: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(lower, upper, name=name, **kwargs)
+    def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(lower, upper, **kwargs)
         self.min_scale = check.positive("min_scale", min_scale)
         if self.min_scale > 1.0:
             raise ValueError(
@@ -107,7 +95,7 @@ class PrivateStandardize(ClipToBounds):
 
     @property
     def ledger(self) -> PrivacyLedger | None:
-        """Where `adapt` charged its release: for `compile(ledger=)`. None before, and after loading."""
+        """The ledger that `adapt` charged: for `compile(ledger=)`. None before, and after loading."""
         return self._ledger
 
     @property
@@ -127,7 +115,7 @@ class PrivateStandardize(ClipToBounds):
         self._check_adapted()
         return self._scale.numpy()
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape) -> None:
         """Makes the weights; NaN until `adapt` fills them, so that nothing passes for standardised."""
         shape = tf.TensorShape(input_shape)
         _check_width("inputs", shape, self.lower)
@@ -135,15 +123,13 @@ class PrivateStandardize(ClipToBounds):
             raise ValueError(
                 f"inputs has shape {shape}: the last dimension, one entry for each feature, must be known."
             )
-        for weight in ("_mean", "_scale"):
-            made = self.add_weight(
-                name=weight[1:], shape=[shape[-1]], initializer=_not_a_number, trainable=False, dtype=self.dtype
-            )
-            setattr(self, weight, made)
+        options = {"shape": [shape[-1]], "initializer": tf.constant_initializer(math.nan), "trainable": False}
+        self._mean = self.add_weight(name="mean", dtype=self.dtype, **options)
+        self._scale = self.add_weight(name="scale", dtype=self.dtype, **options)
         super().build(input_shape)
 
-    def call(self, inputs: Any) -> Any:
-        """`(clip(inputs) - mean) / scale`: float tensor of the inputs' shape, [..., features].
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns `(clip(inputs) - mean) / scale`: a float tensor of the inputs' shape, [..., features].
 
         Raises:
           ValueError: called eagerly before `adapt`. (In a graph the result is NaN.)
@@ -154,29 +140,26 @@ class PrivateStandardize(ClipToBounds):
         return (clipped - tf.cast(self._mean, clipped.dtype)) / tf.cast(self._scale, clipped.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The public arguments."""
+        """Returns the public arguments."""
         return {**super().get_config(), "min_scale": self.min_scale}
-
-    # ------------------------------------------------------------------ the release
 
     def adapt(
         self,
-        x: Any,
+        x: npt.ArrayLike,
         *,
         epsilon: float | None = None,
         delta: float | None = None,
         noise_multiplier: float | None = None,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
-        neighboring_relation: Any = None,
+        neighboring_relation: NeighboringRelation | str | None = None,
         accountant: str = "pld",
         seed: int | None = None,
     ) -> None:
         """Releases means and variances of the clipped features by one Gaussian mechanism, and charges the ledger.
 
         Features are mapped to [-1, 1] by their bounds. With u the mapped record, the sums of u and of u^2 - 1 are
-        released as one vector: shifted by the public number of records, the second moments come at no cost beside the
-        means. A variance that the noise hides is floored at the noise's own standard deviation.
+        released as one vector. A variance that the noise hides is floored at the noise's own standard deviation.
 
         Args:
           x: the private records, array of shape [N, features] (or what converts to one, as a DataFrame or a memmap). A
@@ -191,31 +174,32 @@ class PrivateStandardize(ClipToBounds):
           seed: makes the release repeatable and hence *not private*, and the report says so.
 
         Raises:
-          ValueError, TypeError: bad arguments; nothing was spent.
-          BudgetExhaustedError: the ledger's budget does not allow the release; nothing was spent.
-          UnsupportedPairError: the ledger has another adjacency; nothing was spent.
+          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: as in `fit`; nothing was spent.
 
         #### Formal guarantee
 
         With d features a record's presence moves the released vector by at most A = sqrt(d), its replacement by at most
         D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
-        standard deviation z sqrt(d), with a Gaussian's tails, is added to each of its 2 d coordinates, and the ledger
-        holds the release before it is made (contract C6). Everything that the layer does later is post-processing.
+        standard deviation z sqrt(d) is added to each of its 2 d coordinates, and the ledger holds the release before it
+        is made (contract C6). Everything that the layer does later is post-processing.
         """
         records = _matrix(x)
+        width = records.shape[1]
         _check_width("x", tf.TensorShape(records.shape), self.lower)
-        if self.built and self._mean.shape != records.shape[1:]:
-            raise ValueError(f"x has {records.shape[1]} features, and this layer was built for {self._mean.shape[0]}.")
+        if self.built and self._mean.shape != [width]:
+            raise ValueError(f"x has {width} features, and this layer was built for {self._mean.shape[0]}.")
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
-        ledger = _ledger(ledger, self._ledger)
-        plan = self._plan(
-            records.shape[1], num, epsilon, delta, noise_multiplier, neighboring_relation, accountant, ledger
-        )
+        if ledger is None:
+            ledger = PrivacyLedger() if self._ledger is None else self._ledger
+        if not isinstance(ledger, PrivacyLedger):
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+        relation = check.relation(neighboring_relation or ledger.neighboring_relation or "add_or_remove_one")
+        plan = _plan(width, num, epsilon, delta, noise_multiplier, relation, accountant)
         key = _random.new_key(None if seed is None else check.count("seed", seed))
-        lower, upper = self._wide_bounds(records.shape[1])
+        lower, upper = (np.broadcast_to(bound, [width]) for bound in (self.lower, self.upper))
         sums = moment_sums(records, lower, upper)
         if not self.built:
-            self.build(tf.TensorShape([None, records.shape[1]]))
+            self.build(tf.TensorShape([None, width]))
         reservation = ledger.reserve(plan, 1, seeded=seed is not None)
         self._ledger = ledger
         noisy, deviation = privatize_moments(sums, plan.noise_multiplier, key)
@@ -224,46 +208,6 @@ class PrivateStandardize(ClipToBounds):
         self._scale.assign((upper - lower) / 2 * scale)
         ledger.confirm(reservation)
 
-    def _plan(
-        self,
-        width: int,
-        num_records: int,
-        epsilon: Any,
-        delta: Any,
-        noise_multiplier: Any,
-        relation: Any,
-        accountant: str,
-        ledger: PrivacyLedger,
-    ) -> PrivacyPlan:
-        if (epsilon is None) == (noise_multiplier is None):
-            raise ValueError(
-                f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: give exactly one of them, for instance "
-                "adapt(x, epsilon=0.1, delta=1e-6)."
-            )
-        if (epsilon is None) != (delta is None):
-            raise ValueError(f"epsilon={epsilon!r} and delta={delta!r}: give both of them or neither.")
-        if relation is None:
-            relation = ledger.neighboring_relation or "add_or_remove_one"
-        common: dict[str, Any] = {
-            "sampling": FullBatch(),
-            "num_releases": 1,
-            "neighboring_relation": check.relation(relation),
-            "sensitivity": Sensitivity(1.0, 2.0),  # In units of the clip, sqrt(width).
-            "accountant": accountant,
-            "l2_norm_clip": math.sqrt(width),
-            "num_records": num_records,
-        }
-        if epsilon is not None:
-            plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **common)
-        else:
-            plan = PrivacyPlan(noise_multiplier=check.non_negative("noise_multiplier", noise_multiplier), **common)
-        columns = "1 column" if width == 1 else f"{width} columns"
-        return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
-
-    def _wide_bounds(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        lower, upper = np.broadcast_to(self.lower, [width]), np.broadcast_to(self.upper, [width])
-        return lower, upper
-
     def _check_adapted(self) -> None:
         if not self.is_adapted:
             raise ValueError(
@@ -271,8 +215,41 @@ class PrivateStandardize(ClipToBounds):
             )
 
 
-def moment_sums(records: Any, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Sums over records of (u, u^2 - 1), where u is the record clipped to its bounds and mapped to [-1, 1].
+def _plan(
+    width: int,
+    num_records: int,
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    relation: NeighboringRelation,
+    accountant: str,
+) -> PrivacyPlan:
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: give exactly one of them, for instance "
+            "adapt(x, epsilon=0.1, delta=1e-6)."
+        )
+    if (epsilon is None) != (delta is None):
+        raise ValueError(f"epsilon={epsilon!r} and delta={delta!r}: give both of them or neither.")
+    release: dict[str, Any] = {
+        "sampling": FullBatch(),
+        "num_releases": 1,
+        "neighboring_relation": relation,
+        "sensitivity": Sensitivity(1.0, 2.0),  # In units of the clip, sqrt(width).
+        "accountant": accountant,
+        "l2_norm_clip": math.sqrt(width),
+        "num_records": num_records,
+    }
+    if epsilon is not None and delta is not None:
+        plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **release)
+    else:
+        plan = PrivacyPlan(noise_multiplier=check.non_negative("noise_multiplier", noise_multiplier), **release)
+    columns = "1 column" if width == 1 else f"{width} columns"
+    return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
+
+
+def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Returns the sums over records of (u, u^2 - 1), where u is the record clipped to its bounds and mapped to [-1, 1].
 
     Args:
       records: array of shape [N, features].
@@ -297,8 +274,8 @@ def moment_sums(records: Any, lower: np.ndarray, upper: np.ndarray) -> np.ndarra
     return total
 
 
-def privatize_moments(sums: np.ndarray, noise_multiplier: float, key: Any) -> tuple[np.ndarray, float]:
-    """The Gaussian mechanism on `moment_sums`: noisy sums, and the noise's standard deviation.
+def privatize_moments(sums: np.ndarray, noise_multiplier: float, key: np.ndarray) -> tuple[np.ndarray, float]:
+    """Adds Gaussian noise to `moment_sums`; returns the noisy sums and the noise's standard deviation.
 
     #### Formal guarantee
 
@@ -310,7 +287,7 @@ def privatize_moments(sums: np.ndarray, noise_multiplier: float, key: Any) -> tu
 
 
 def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of u, each of shape [features], from noisy sums and public values."""
+    """Returns means and standard deviations of u, each of shape [features], from noisy sums and public values."""
     first, second = np.split(noisy / num, 2)
     mean = np.clip(first, -1.0, 1.0)
     variance = np.clip(second + 1.0, 0.0, 1.0) - mean**2
@@ -318,15 +295,13 @@ def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float)
     return mean, np.sqrt(np.clip(variance, floor, 1.0))
 
 
-def _bounds(lower: Any, upper: Any) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     made = []
     for name, value in (("lower", lower), ("upper", upper)):
         try:
             bound = np.asarray(value, np.float64)
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{name}={value!r} is not made of numbers: give one for all features, or one for each."
-            ) from error
+            raise TypeError(f"{name}={value!r} is not made of numbers: give one for all features, or each.") from error
         if bound.ndim > 1 or bound.size == 0 or not np.isfinite(bound).all():
             raise ValueError(f"{name}={value!r} must be a finite number, or a list of one for each feature.")
         made.append(bound)
@@ -339,17 +314,15 @@ def _bounds(lower: Any, upper: Any) -> tuple[np.ndarray, np.ndarray]:
     return low.copy(), high.copy()
 
 
-def _check_width(name: str, shape: Any, lower: np.ndarray) -> None:
+def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:
     if lower.ndim and shape.rank is not None and (shape.rank < 1 or shape[-1] not in (None, len(lower))):
         raise ValueError(
             f"{name} has shape {shape}, and the bounds are for {len(lower)} features in the last dimension."
         )
 
 
-def _matrix(x: Any) -> Any:
-    if hasattr(x, "to_numpy"):
-        x = x.to_numpy()
-    records = x if isinstance(x, np.ndarray) else np.asarray(x)
+def _matrix(x: npt.ArrayLike) -> np.ndarray:
+    records = np.asanyarray(x)  # A memmap stays one.
     if isinstance(records, np.ma.MaskedArray):
         raise TypeError("x is a masked array: fill it, with NaN where a record is to count for nothing.")
     if records.dtype.kind not in "biuf":
@@ -359,16 +332,3 @@ def _matrix(x: Any) -> Any:
     if 0 in records.shape:
         raise ValueError(f"x has shape {list(records.shape)}: there is nothing to learn from.")
     return records
-
-
-def _ledger(given: Any, own: PrivacyLedger | None) -> PrivacyLedger:
-    if given is not None and not isinstance(given, PrivacyLedger):
-        raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {given!r}.")
-    if given is not None:
-        return given
-    return PrivacyLedger() if own is None else own
-
-
-def _not_a_number(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    del kwargs
-    return tf.fill(shape, tf.constant(math.nan, dtype))

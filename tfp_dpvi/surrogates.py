@@ -7,29 +7,24 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi._tf import Structure, tf, tfd, tfp
 
-tfd = tfp.distributions
 _vi = tfp.experimental.vi
 
 
-_TfpNormal: Any = tfd.Normal
-
-
-class _Normal(_TfpNormal):
+class _Normal(tfd.Normal):
     """A normal whose seeded draws name their generator.
 
     With TFP's, which leave it to TensorFlow, XLA on CPUs mixes the seed anew for every number (TensorFlow 2.21: 0.66
     microseconds each instead of 0.04).
     """
 
-    def _sample_n(self, n: Any, seed: Any = None) -> Any:
+    def _sample_n(self, n: tf.Tensor, seed: tf.Tensor | int | None = None) -> tf.Tensor:
         if not tf.is_tensor(seed):
             return super()._sample_n(n, seed)
         shape = tf.concat([[n], self.batch_shape_tensor()], axis=0)
@@ -37,8 +32,8 @@ class _Normal(_TfpNormal):
         return draws * self.scale + self.loc
 
 
-def float_dtype(prior: Any) -> Any:
-    """The one dtype of a prior, float32 or float64; a `ValueError` if there is none: one dtype runs through a model."""
+def float_dtype(prior: tfd.Distribution) -> tf.DType:
+    """Returns the one dtype of a prior, float32 or float64, or raises `ValueError`: one dtype runs through a model."""
     kinds = {tf.as_dtype(kind) for kind in tf.nest.flatten(prior.dtype)}
     if len(kinds) != 1 or not next(iter(kinds)).is_floating:
         names = ", ".join(sorted(kind.name for kind in kinds))
@@ -55,19 +50,20 @@ def float_dtype(prior: Any) -> Any:
     return kind
 
 
-def _event_bijector(prior: Any) -> Any:
+def _event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
     try:
-        bijector = prior.experimental_default_event_space_bijector()
+        return prior.experimental_default_event_space_bijector()
     except NotImplementedError as error:
         raise ValueError(
             f"prior {prior.name!r} does not say how to map its support to the real line, so no named surrogate matches "
             "it. Pass surrogate_posterior= a trainable TFP distribution over the same parameters."
         ) from error
-    return bijector
 
 
-def _unconstrained_start(prior: Any, bijector: Any, initial_loc: Any, seed: int | None) -> Any:
-    """Structure of start values on the real line."""
+def _unconstrained_start(
+    prior: tfd.Distribution, bijector: tfp.bijectors.Bijector, initial_loc: str | Structure, seed: int | None
+) -> Structure:
+    """Returns start values on the real line."""
     if isinstance(initial_loc, str):
         draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
         if initial_loc == "prior":
@@ -81,13 +77,13 @@ def _unconstrained_start(prior: Any, bijector: Any, initial_loc: Any, seed: int 
 
 
 def mean_field(
-    prior: Any,
+    prior: tfd.Distribution,
     *,
-    initial_loc: Any = "zeros",
+    initial_loc: str | Structure = "zeros",
     initial_scale: float = 0.1,
     seed: int | None = None,
     name: str = "mean_field",
-) -> Any:
+) -> tfd.Distribution:
     """Independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
 
     Args:
@@ -117,12 +113,12 @@ def mean_field(
 
 
 def full_rank(
-    prior: Any,
+    prior: tfd.Distribution,
     *,
-    initial_loc: Any = "zeros",
+    initial_loc: str | Structure = "zeros",
     seed: int | None = None,
     name: str = "full_rank",
-) -> Any:
+) -> tfd.Distribution:
     """A normal with full covariance over all unconstrained parameters (`build_affine_surrogate_posterior`).
 
     Args:
@@ -153,7 +149,7 @@ def full_rank(
     )
 
 
-def asvi(prior: Any, *, seed: int | None = None, name: str = "asvi") -> Any:
+def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi") -> tfd.Distribution:
     """Automatic structured variational inference (Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
 
     Args:
@@ -174,14 +170,14 @@ def asvi(prior: Any, *, seed: int | None = None, name: str = "asvi") -> Any:
         ) from error
 
 
-BUILDERS: dict[str, Callable[..., Any]] = {
+BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {
     "mean_field": mean_field,
     "full_rank": full_rank,
     "asvi": asvi,
 }
 
 
-def check_surrogate(surrogate: Any, prior: Any) -> None:
+def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> None:
     """Raises a `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
     if not surrogate.trainable_variables:
         raise ValueError(
@@ -220,20 +216,20 @@ def check_surrogate(surrogate: Any, prior: Any) -> None:
         )
 
 
-def _shape_leaves(structure: Any) -> list[Any]:
-    """The TensorShapes in a structure of them (which `tf.nest` would flatten into dimensions)."""
+def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str, Structure]) -> list[tf.TensorShape]:
+    """Returns the TensorShapes in a structure of them (which `tf.nest` would flatten into dimensions)."""
     if isinstance(structure, tf.TensorShape):
         return [structure]
     parts = [structure[key] for key in sorted(structure)] if hasattr(structure, "keys") else structure
     return [leaf for part in parts for leaf in _shape_leaves(part)]
 
 
-def _distinct_names() -> Callable[..., Any]:
-    """A variable creator that numbers repeated names: weight files and TensorBoard tell variables apart by them."""
+def _distinct_names() -> Callable[..., tf.Variable]:
+    """Returns a variable creator that numbers repeated names: weight files and TensorBoard tell variables apart by them."""
     seen: dict[str, int] = {}
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        name = kwargs.get("name") or "parameter"
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
+        name = str(kwargs.get("name") or "parameter")
         seen[name] = seen.get(name, 0) + 1
         kwargs["name"] = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
         return next_creator(**kwargs)
@@ -241,8 +237,13 @@ def _distinct_names() -> Callable[..., Any]:
     return create
 
 
-def build(surrogate_posterior: Any, prior: Any, *, seed: int | None = None) -> Any:
-    """A surrogate posterior from a name or a distribution.
+def build(
+    surrogate_posterior: str | tfd.Distribution | Callable[[tfd.Distribution], tfd.Distribution],
+    prior: tfd.Distribution,
+    *,
+    seed: int | None = None,
+) -> tfd.Distribution:
+    """Returns a surrogate posterior from a name or a distribution.
 
     Args:
       surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution, or a function of the prior that

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tfp_dpvi.gradients.contributions import Lookup, Outer
 
 from tfp_dpvi import keras
-from tfp_dpvi.gradients import LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients import Clip, LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients.factors import Lookup, Outer
 
 layers = keras.layers
 
@@ -196,7 +196,7 @@ def test_clipped_sums_equal_one_backward_pass_a_record(name, dtype, mapped):
     @tf.function
     def both():
         passed = engine(model, mapped).run(lambda: losses_of(model, x), 6)
-        clipped, seen = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
+        clipped, seen = passed.clipped_sum(passed.result, tf.constant(keep), Clip(clip))
         return clipped.tensors, seen, passed.result
 
     if name == "draws in a layer":
@@ -218,7 +218,7 @@ def check_with_draws(model, x, clip, keep, mapped, rtol):
     def both():
         variables = model.trainable_variables
         passed = engine(model, mapped).run(lambda: losses_of(model, x), 6, watch=variables)
-        clipped, _ = passed.clipped_sum(passed.result, tf.constant(keep), l2_norm_clip=clip)
+        clipped, _ = passed.clipped_sum(passed.result, tf.constant(keep), Clip(clip))
         each = [
             passed.tape.gradient(passed.result, variables, output_gradients=only)
             for only in tf.unstack(tf.eye(6, dtype=x.dtype))
@@ -336,7 +336,7 @@ def test_an_unknown_category_contributes_zero(mapped, unknown):
     @tf.function
     def total(ids, mask):
         passed = engine(model, mapped).run(lambda: losses_of(model, ids), 4)
-        return passed.clipped_sum(passed.result, mask, l2_norm_clip=0.5)[0].tensors
+        return passed.clipped_sum(passed.result, mask, Clip(0.5))[0].tensors
 
     for got, want in zip(total(bad, ones), total(x, tf.constant([True, True, False, True])), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
@@ -519,6 +519,6 @@ def test_random_architectures(case):
     wanted, _ = oracle(model, x, clip)
     for mapped in (False, True):
         passed = engine(model, mapped).run(lambda: losses_of(model, x), 5)
-        clipped, _ = passed.clipped_sum(passed.result, tf.fill([5], True), l2_norm_clip=clip)
+        clipped, _ = passed.clipped_sum(passed.result, tf.fill([5], True), Clip(clip))
         for got, want in zip(clipped.tensors, wanted, strict=True):
             np.testing.assert_allclose(got.numpy(), want, rtol=2e-3, atol=2e-4 * max(1e-3, np.abs(want).max()))

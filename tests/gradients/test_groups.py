@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients import groups
+from tfp_dpvi.gradients import Clip, groups
+from tfp_dpvi.gradients.factors import Direct, Lookup, Outer
 
 N, GROUPS, CLIP = 23, 5, 0.7
 
@@ -50,7 +50,7 @@ def summed(parts, assignment, mask, clip, *, static=False, size=N):
             tf.constant(assignment, tf.int32),
             tf.constant(mask),
             num_groups=GROUPS,
-            l2_norm_clip=clip,
+            clip=Clip(clip),
             expected_batch_size=size,
             static=static,
         )
@@ -119,7 +119,7 @@ def test_gradients_that_cancel_within_a_group_stay_under_the_clip():
             tf.zeros([2], tf.int32),
             tf.ones([2], tf.bool),
             num_groups=1,
-            l2_norm_clip=1.0,
+            clip=Clip(1.0),
             expected_batch_size=2.0,
             static=False,
         )
@@ -134,7 +134,7 @@ def clipped_to_one(part, records):
         tf.zeros([records], tf.int32),
         tf.ones([records], tf.bool),
         num_groups=1,
-        l2_norm_clip=1.0,
+        clip=Clip(1.0),
         expected_batch_size=2.0,
         static=False,
     )

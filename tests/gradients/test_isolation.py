@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
-from tfp_dpvi.gradients.mapping import map_records
+
+from tfp_dpvi._tf import map_apart
 
 tfd = tfp.distributions
 N, WIDTH = 5, 12
@@ -126,7 +127,7 @@ def test_no_record_reaches_another(operations, jit_compile):
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def mapped(records, weights):
-        return map_records(lambda x: one(x, weights), records)
+        return map_apart(lambda x: one(x, weights), records)
 
     weights = tf.constant(WEIGHTS)
     before = mapped(tf.constant(RECORDS), weights)

@@ -16,10 +16,10 @@ from support.replay import (
     odd_values,
     raw_sums,
 )
-from tfp_dpvi.gradients.aligned import through_draws
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients import ClippedSum, clip_record, clipped_sum, select_finite
+from tfp_dpvi.gradients import Clip, ClippedSum, clipped_sum, select_finite
+from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.privacy import Sensitivity
 
 
@@ -103,20 +103,20 @@ def test_the_bound_is_reached():
     np.testing.assert_allclose(down[0].numpy(), [0, -0.7], rtol=1e-6)
     # Of a norm whose square overflows nothing is known: it is left out, like Inf.
     np.testing.assert_array_equal(function(1e12 * x, np.ones(2, np.float32), both, np.float32(0.7))[0], [0, 0])
-    assert ClippedSum([], 0.7).sensitivity == Sensitivity(1.0, 2.0)
+    assert ClippedSum([], Clip(0.7)).sensitivity == Sensitivity(1.0, 2.0)
 
 
 def test_the_engine_states_its_sensitivity():
     """C3: whoever clips says the clip and A, D."""
-    value, _ = clipped_sum(lambda r, keep: (r, [r]), tf.ones([3]), tf.constant([True] * 3), l2_norm_clip=0.5)
-    assert (value.l2_norm_clip, value.sensitivity) == (0.5, Sensitivity(1.0, 2.0))
+    value, _ = clipped_sum(lambda r, keep: (r, [r]), tf.ones([3]), tf.constant([True] * 3), Clip(0.5))
+    assert (value.clip.l2_norm_clip, value.sensitivity) == (0.5, Sensitivity(1.0, 2.0))
 
 
 def test_all_records_masked_or_bad_give_zero():
     """C8: nothing kept is a sum of exact zeros, and so is the loss."""
     x = tf.constant([np.nan, 1.0, np.inf])
     mask = tf.constant([True, False, True])
-    value, statistics = clipped_sum(lambda r, keep: (r, [r, r * tf.ones([2])]), x, mask, l2_norm_clip=1.0)
+    value, statistics = clipped_sum(lambda r, keep: (r, [r, r * tf.ones([2])]), x, mask, Clip(1.0))
     for part in value.tensors:
         np.testing.assert_array_equal(part, np.zeros(part.shape))
     assert statistics.sum_of_losses().numpy() == 0.0
@@ -140,7 +140,7 @@ def test_a_bad_record_stays_alone_on_its_way_through_the_jacobian(bad, jit_compi
         through = through_draws(
             lambda record: tf.reduce_sum(record * theta), [theta], tape, [loc, raw_scale], aligned=False
         )
-        clipped, statistics = clipped_sum(through.record_gradient, records, mask, l2_norm_clip=0.5)
+        clipped, statistics = clipped_sum(through.record_gradient, records, mask, Clip(0.5))
         return clipped.tensors, statistics.kept
 
     everyone = np.ones(6, bool)
@@ -164,7 +164,7 @@ def test_a_bad_entry_takes_the_whole_record_with_it():
 def test_gradients_within_the_clip_stay(dtype):
     """C3: no scaling up, and zero stays zero."""
     parts = [tf.constant([0.3, -0.4], dtype), tf.constant(0.0, dtype)]
-    for ours, given in zip(clip_record(parts, 0.6), parts, strict=True):
+    for ours, given in zip(Clip(0.6).clip_record(parts), parts, strict=True):
         np.testing.assert_allclose(ours, given, rtol=1e-6)
-    for part in clip_record([tf.zeros([3], dtype)], 0.6):
+    for part in Clip(0.6).clip_record([tf.zeros([3], dtype)]):
         np.testing.assert_array_equal(part, np.zeros(3))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from tfp_dpvi.gradients.aligned import through_draws
-from tfp_dpvi.gradients.clipping import clip_factors
-from tfp_dpvi.gradients.contributions import Direct, Lookup, Outer
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.gradients import clipped_sum
+from tfp_dpvi.gradients import Clip, clipped_sum
+from tfp_dpvi.gradients.factors import Direct, Lookup, Outer
+from tfp_dpvi.gradients.reparameterized import through_draws
 
 TF32 = 2.0**-11
 """The most that rounding to TensorFloat-32's ten bits changes a factor by, relatively."""
@@ -22,7 +21,7 @@ def test_the_clip_leaves_room_for_factors_that_a_gpu_rounds(monkeypatch, clippin
     squares = [tf.constant([1e-6, 1.0, 30.0, 1e6]), tf.constant([1e-6, 2.0, 5.0, 1e3])]
 
     def longest():
-        factors = clip_factors(squares, 0.7, clipping)
+        factors = Clip(0.7, clipping).factors(squares)
         scaled = sum(f.numpy().astype("float64") ** 2 * s.numpy() for f, s in zip(factors, squares, strict=True))
         return np.sqrt(scaled).max() * (1 + TF32) ** 2
 
@@ -112,7 +111,7 @@ def test_rounding_exceeds_the_sensitivity_by_little_in_the_largest_batches(width
     def sums(mask):
         rows = tf.pad(tf.constant(values)[:, None], [[0, 0], [1, width - 2]])
         record_gradient = lambda record, keep: (tf.reduce_sum(record), [record])  # noqa: E731
-        return clipped_sum(record_gradient, rows, mask, l2_norm_clip=1.0)[0].tensors[0]
+        return clipped_sum(record_gradient, rows, mask, Clip(1.0))[0].tensors[0]
 
     compiled = tf.function(sums, jit_compile=jit_compile, autograph=False)
     full, without = (compiled(tf.constant(np.arange(num) >= first)).numpy().astype("float64") for first in (0, 1))

@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from data import load_adult
 from scipy import optimize
 
 import tfp_dpvi as dpvi
@@ -25,7 +26,7 @@ PRIOR_SCALE = 4.0
 @pytest.fixture(scope="module")
 def adult():
     """All records, standardised, with a column of ones for the intercept: x float64 [N, 15], y float64 [N]."""
-    table = dpvi.datasets.load_adult()
+    table = load_adult()
     x = table.x.astype("float64")
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     return np.concatenate([x, np.ones([len(x), 1])], axis=1), table.y.astype("float64")

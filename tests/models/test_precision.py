@@ -9,7 +9,7 @@ import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.gradients import clipped_sum
+from tfp_dpvi.gradients import Clip, clipped_sum
 
 tfd = tfp.distributions
 
@@ -112,5 +112,5 @@ def test_no_engine_can_state_a_sensitivity_of_such_a_sum(dtype):
             lambda record, keep: (tf.reduce_sum(record), [record]),
             tf.ones([4, 2], dtype),
             tf.ones([4], tf.bool),
-            l2_norm_clip=1.0,
+            Clip(1.0),
         )

@@ -577,7 +577,7 @@ def test_unknown_names_are_named(tmp_path):
 
 def test_files_hold_paths_of_this_library_only(tmp_path):
     assert pathlib.Path(dpvi.__file__).parent.name == "tfp_dpvi"
-    from tfp_dpvi import _registry
+    from tfp_dpvi import serialization
 
     with pytest.raises(ValueError, match="it was altered"):
-        _registry.decode({"library": "os:system"})
+        serialization.decode({"library": "os:system"})

@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 from support import internals
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.gradients import shapes, vectorized
+from tfp_dpvi.gradients import isolation, vmap
 
 NUM = 50
 
@@ -199,7 +199,7 @@ def test_groups_that_are_none_reach_nobody(kind, settings):
 
 def test_tensorflows_own_map_mixes_segments():
     """So that ours can go when it no longer does."""
-    with mock.patch.object(vectorized, "map_records", tf.vectorized_map):
+    with mock.patch.object(vmap, "map_apart", tf.vectorized_map):
         sums = summing(Groups("segments"))
         moved = sums(groups_of(OUTSIDE)) - sums(groups_of(0), WITHOUT_FIRST)
     assert np.linalg.norm(moved) > 20
@@ -253,7 +253,7 @@ def test_under_a_strategy_xla_takes_no_part_in_it(part):
 def test_without_the_check_one_record_decides_for_all():
     """What TensorFlow does, so that the checks can go when it no longer does."""
     with (
-        mock.patch.object(vectorized, "refuse_varying_shapes"),
+        mock.patch.object(vmap, "refuse_varying_shapes"),
         internals.without_the_look_at_xla(),
     ):
         sums = [fit(DROPPING["boolean_mask"], last, jit_compile=True) for last in (-5.0, 5.0)]
@@ -266,7 +266,7 @@ def test_shapes_that_xla_alone_finds_varying():
         fit(set_to_two, 5.0, jit_compile=True)
     assert fit.spent == 0
     with (
-        mock.patch.object(vectorized, "refuse_varying_shapes"),
+        mock.patch.object(vmap, "refuse_varying_shapes"),
         pytest.raises(ValueError, match=r"compile\(jit_compile=False\)"),
     ):
         fit(DROPPING["unique"], 5.0, jit_compile=True)
@@ -287,7 +287,7 @@ def test_a_likelihood_that_drops_missing_entries_is_refused():
 
 def test_dynamic_shapes_are_told_from_comparisons():
     compiled = tf.function(lambda x: tf.reduce_sum(tf.cast(x <= 1.0, tf.float32)), jit_compile=True)
-    shapes.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))
+    isolation.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))
     compiled = tf.function(lambda x: tf.reduce_sum(tf.boolean_mask(x, x <= 1.0)), jit_compile=True)
-    with pytest.raises(shapes.VaryingShapeError, match=re.escape("<=")):
-        shapes.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))
+    with pytest.raises(isolation.VaryingShapeError, match=re.escape("<=")):
+        isolation.refuse_dynamic_shapes(compiled, (tf.zeros([3]),))

@@ -130,7 +130,7 @@ def test_a_model_compiles_with_it_and_learns_without_calling_its_update(monkeypa
     optimizer = theirs("Adam", learning_rate=0.1, noise_multiplier=0.3, l2_norm_clip=1.0)
     for method in ("apply_gradients", "minimize", "_compute_gradients"):
         monkeypatch.setattr(type(optimizer), method, lambda *_: pytest.fail("TensorFlow Privacy's update was called"))
-    tfd = dpvi._keras.tfp.distributions
+    tfd = dpvi._tf.tfp.distributions
     model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda loc: tfd.Normal(loc, 1.0))
     model.compile(optimizer=optimizer, delta=1e-5)
     model.fit(np.full(100, 3.0, "float32"), batch_size=50, epochs=50, verbose=0)

@@ -264,7 +264,7 @@ def test_rdp_is_above_the_tight_accountant(q, z):
 @pytest.mark.parametrize("q", [1e-9, 2.6e-7, 1e-5, 1e-3, 0.3])
 def test_add_or_remove_rdp_is_not_lost_in_rounding(q, z):
     """No order is priced below the truth, however small that is: a binomial sum in which nothing cancels."""
-    orders = np.array(accountants._ORDERS)
+    orders = np.array(accountants.ORDERS)
     found = accountants._poisson_rdp(q, z)
     assert np.isfinite(found).sum() > 20
     for order, divergence in zip(orders, found, strict=True):

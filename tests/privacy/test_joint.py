@@ -13,7 +13,6 @@ from tfp_dpvi.privacy import (
     PoissonSampling,
     PrivacyPlan,
     Sensitivity,
-    clipped_value_sensitivity,
     joint_noise_multiplier,
 )
 
@@ -41,19 +40,9 @@ def test_one_sample_is_not_two():
     assert joint.epsilon(1e-5) > 1.05 * apart.epsilon(1e-5)
 
 
-def test_values_clipped_to_an_interval():
-    """The presence of a record moves the sum by max(|a|, |b|), not by b - a."""
-    assert clipped_value_sensitivity(-1.0, 3.0) == Sensitivity(3.0, 4.0)
-    assert clipped_value_sensitivity(5.0, 6.0) == Sensitivity(6.0, 1.0)
-    assert clipped_value_sensitivity(-2.0, 2.0) == Sensitivity(2.0, 4.0)
-    for low, high in ((1.0, 1.0), (2.0, 1.0), (0.0, math.inf), (float("nan"), 1.0)):
-        with pytest.raises(ValueError, match="pass a"):
-            clipped_value_sensitivity(low, high)
-
-
 def test_parts_in_their_own_units():
     gradient = GaussianPart("gradient", 2.0, Sensitivity(1.0, 2.0))
-    metric = GaussianPart("elbo", 300.0, clipped_value_sensitivity(-100.0, 50.0))
+    metric = GaussianPart("elbo", 300.0, Sensitivity(100.0, 150.0))
     joint = JointGaussian((gradient, metric))
     assert joint.noise_multiplier == pytest.approx(joint_noise_multiplier([2.0, 3.0]))
     # Replacement: distances 2 / 2 and 150 / 300 in units of the noise.

@@ -12,7 +12,7 @@ import pytest
 from support import ledger_model
 from support import ledger_processes as processes
 
-from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan, budgets
 
 PLANS = [PrivacyPlan(PoissonSampling(0.01), z, 100) for z in (1.0, 2.0, 3.0)]
 FULL = PrivacyPlan(FullBatch(), 5.0, 1)
@@ -254,16 +254,14 @@ def test_nobody_waits_for_anothers_pricing(make, monkeypatch):
     ledger = make(budget_epsilon=100.0, budget_delta=1e-5)
     ledger.reserve(FULL.replace(num_releases=100), 1)  # Now 100 are known to be affordable.
     begun, done = threading.Event(), threading.Event()
-    from tfp_dpvi.privacy import ledger as module
-
-    real = module._price
+    real = budgets.EpsilonBudget.spent
 
     def slow(*arguments):
         begun.set()
         assert done.wait(60)
         return real(*arguments)
 
-    monkeypatch.setattr(module, "_price", slow)
+    monkeypatch.setattr(budgets.EpsilonBudget, "spent", slow)
     pricing = threading.Thread(target=lambda: ledger.reserve(PrivacyPlan(FullBatch(), 7.0, 1), 1))
     pricing.start()
     assert begun.wait(60)

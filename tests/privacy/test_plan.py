@@ -36,13 +36,13 @@ POISSON = PoissonSampling(0.01)
 def test_events():
     plan = PrivacyPlan(POISSON, 1.5, 10)
     single = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.5))
-    assert plan.release_event == single
+    assert plan.event_of(1) == single
     assert plan.dp_event == dp_accounting.SelfComposedDpEvent(single, 10)
     full = plan.replace(sampling=FullBatch())
     assert full.dp_event == dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(1.5), 10)
     assert isinstance(plan.event_of(0), dp_accounting.NoOpDpEvent)
     fixed = PrivacyPlan(FixedSizeSampling(100, 7), 1.5, 3, "replace_one", accountant="rdp")
-    assert fixed.release_event == dp_accounting.SampledWithoutReplacementDpEvent(
+    assert fixed.event_of(1) == dp_accounting.SampledWithoutReplacementDpEvent(
         100, 7, dp_accounting.GaussianDpEvent(1.5)
     )
 

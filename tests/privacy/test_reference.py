@@ -11,7 +11,7 @@ from support.stack import POISSON_RELATIONS, PRICES_POISSON_REPLACE_ONE
 
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.plan import PrivacyPlan
-from tfp_dpvi.privacy.sampling_schemes import FixedSizeSampling, FullBatch, PoissonSampling
+from tfp_dpvi.privacy.sampling import FixedSizeSampling, FullBatch, PoissonSampling
 
 REFERENCE = json.loads(pathlib.Path(__file__).with_name("dp_accounting_0_6_reference.json").read_text())
 DELTAS = REFERENCE["deltas"]

@@ -11,6 +11,7 @@ import pytest
 from dp_accounting import NeighboringRelation, pld, rdp
 from support.stack import PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import (
     EachRecordOncePerEpoch,
     EpsilonCurve,
@@ -25,8 +26,7 @@ from tfp_dpvi.privacy import (
     Sensitivity,
     termwise_noise,
 )
-from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy.report import round_up
+from tfp_dpvi.privacy.report_text import round_up
 
 PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000, l2_norm_clip=1.5, num_records=10_000)
 
@@ -150,7 +150,12 @@ def test_the_ledger_s_own_budget_is_in_the_report():
     ledger.reserve(PLAN, 100)
     report = _report(ledger, budget_epsilon=2.0)
     spent = PLAN.replace(num_releases=100).epsilon(1e-7)
-    assert report.to_json()["ledger_budget"] == {"epsilon": 4.0, "delta": 1e-7, "spent": spent}
+    assert report.to_json()["ledger_budget"] == {
+        "epsilon": 4.0,
+        "delta": 1e-7,
+        "adaptive": False,
+        "spent": spent,
+    }
     left = float(re.search(r"Ledger's budget: 4 at delta 1e-07 for all fits and models, (\S+) left", flat(report))[1])
     assert 0.99 * (4.0 - spent) <= left <= 4.0 - spent
     assert "Budget: 2 in total" in flat(report)

@@ -24,7 +24,7 @@ from tfp_dpvi.synthetic import (
     make_prior,
     table_clipped_sum,
 )
-from tfp_dpvi.synthetic.mixture import _Segments
+from tfp_dpvi.synthetic.mixture import Segments
 
 K = 4
 TABLES = {
@@ -71,7 +71,7 @@ def by_hand(table, params, codes, clip):
 
 def sums(table, params, codes, mask, clip, jit_compile=False):
     def run(codes, mask):
-        clipped, _ = table_clipped_sum(_Segments.of(table), params, codes, mask, gradients.Clip(clip))
+        clipped, _ = table_clipped_sum(Segments.of(table), params, codes, mask, gradients.Clip(clip))
         return list(clipped.tensors)
 
     run = tf.function(run, jit_compile=True, autograph=False) if jit_compile else run
@@ -219,7 +219,7 @@ def test_a_fit_runs_with_poisson_batches_under_xla_and_not():
 def test_narrow_normals_far_out_stay_within_the_clip(jit_compile):
     """In float32 slopes of 10^5 times sums over many records lost 56 times what a replacement may move."""
     table = Table({"a": Continuous(0, 1, bins=16, shape="normal", missing=True), "c": Categorical(list("abcde"))})
-    segments, generator = _Segments.of(table), np.random.default_rng(1)
+    segments, generator = Segments.of(table), np.random.default_rng(1)
     step = tf.function(
         lambda params, codes, mask: table_clipped_sum(segments, params, codes, mask, gradients.Clip(1.0))[0].tensors,
         jit_compile=jit_compile,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import mapped_file, tf
 from tfp_dpvi.data.records import Records
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
@@ -33,7 +33,7 @@ def is_source(value: Any) -> bool:
 
 def _is_mapped(leaf: Any) -> bool:
     """Whether an array lies in a file. What `astype` or `copy` make of a memory map is of its class, but in memory."""
-    return isinstance(leaf, np.memmap) and getattr(leaf, "_mmap", None) is not None
+    return isinstance(leaf, np.memmap) and mapped_file(leaf) is not None
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:
@@ -162,7 +162,8 @@ class RecordSource:
 
 def _map_of(leaf: Any) -> tuple[Any, int]:
     """The mmap under an array and where in it the array begins, in bytes."""
-    mapped: Any = leaf._mmap
+    mapped = mapped_file(leaf)
+    assert mapped is not None
     begins = np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
     return mapped, leaf.__array_interface__["data"][0] - begins
 

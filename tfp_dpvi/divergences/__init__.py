@@ -1,7 +1,6 @@
 """Divergences between the codes of a group of records and a prior, and priors worth matching.
 
-Nothing here knows about privacy: a value depends on every record of its group, so whoever releases a gradient of it must
-clip and price the group as a whole (DESIGN section 5.3).
+A value depends on every record of its group: whoever releases its gradient must clip and price the group as a whole.
 """
 
 from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.divergences.codes import check_distribution, points, present_rows, row_weights, shares
 
-tfd = tfp.distributions
 
-
-def _log_mixture(log_probs: Any, weights: Any, present: Any) -> Any:
-    """The log of sum_j share_j exp(log_probs[:, j, ...]), selecting rows j by weight so that a NaN elsewhere does not matter."""
-    rest = [1] * (log_probs.shape.rank - 2)
-    weights = tf.reshape(weights, [-1, *rest])
+def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    """Returns log sum_j share_j exp(log_probs[:, j, ...]), whatever the rows of weight zero hold."""
+    weights = tf.reshape(weights, [-1, *[1] * (log_probs.shape.rank - 2)])
     chosen = weights > 0
     log_weights = tf.math.log(tf.where(chosen, weights, tf.ones_like(weights)))
     # An empty group would be the logarithm of zero, whose gradient is NaN: give it something finite to drop later.
@@ -25,8 +20,8 @@ def _log_mixture(log_probs: Any, weights: Any, present: Any) -> Any:
     return tf.reduce_logsumexp(tf.where(chosen, log_probs + log_weights, absent), axis=1) - log_total
 
 
-def _for_each_row(z: Any, weights: Any) -> Any:
-    """Points [m, d] as [m, n, d], one copy for each posterior.
+def _for_each_row(z: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns points [m, d] as [m, n, d], one copy for each posterior.
 
     Selected, not broadcast: a posterior of weight zero may have NaN parameters, and the zero gradient of its
     log-probability is then NaN at its copy of a point. `tf.where` keeps that from the point itself.
@@ -35,13 +30,14 @@ def _for_each_row(z: Any, weights: Any) -> Any:
     return tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
 
 
-def kl_from_prior(prior: Any, prior_samples: Any, posterior: Any, weights: Any = None) -> Any:
-    """KL(p || q) of a prior p from the aggregated posterior q, by draws from the prior.
+def kl_from_prior(
+    prior: tfd.Distribution, prior_samples: tf.Tensor, posterior: tfd.Distribution, weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Estimates KL(p || q) of a prior p from the aggregated posterior q, by draws from the prior.
 
-    `mean_j [log p(z_j) - log q(z_j)]` with q the mixture of the group's posteriors: the direction of the divergence that
-    Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) use with a
-    clustered prior, and Takahashi et al. (2020, arXiv:2006.11204) with term-wise gradients. Unbiased for this group's
-    q; a draw of it may be negative. Time and memory are O(n m d).
+    `mean_j [log p(z_j) - log q(z_j)]`, the direction that Mathieu et al. (2019, "Disentangling disentanglement in
+    variational autoencoders", arXiv:1812.02833) use with a clustered prior, and Takahashi et al. (2020, arXiv:2006.11204)
+    with term-wise gradients. Unbiased for this group's q; a draw of it may be negative. Time and memory are O(n m d).
 
     Args:
       prior: TFP distribution p with event shape [d].
@@ -69,28 +65,26 @@ def kl_from_prior(prior: Any, prior_samples: Any, posterior: Any, weights: Any =
     return tf.where(present, value, tf.zeros_like(value))
 
 
-def _factors(posterior: Any) -> Any:
-    """The posterior's dimensions as a distribution with scalar events and batch shape [n, d]."""
+def _factors(posterior: tfd.Distribution) -> tfd.Distribution:
+    """Returns the posterior's dimensions as a distribution with scalar events and batch shape [n, d]."""
     if isinstance(posterior, tfd.MultivariateNormalDiag):
         return tfd.Normal(posterior.mean(), posterior.stddev())
     if isinstance(posterior, tfd.Independent) and posterior.distribution.event_shape.rank == 0:
         return posterior.distribution
     raise ValueError(
-        f"posterior {posterior.name!r} is a {type(posterior).__name__}, which does not show its dimensions one by one. "
-        "Total correlation needs q(z | x) to factorise: pass tfd.MultivariateNormalDiag(loc, scale_diag) or "
+        f"posterior {posterior.name!r} is a {type(posterior).__name__}, whose dimensions may depend on one another: "
+        "pass tfd.MultivariateNormalDiag(loc, scale_diag) or\n"
         "tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)."
     )
 
 
-def total_correlation(samples: Any, posterior: Any, weights: Any = None) -> Any:
-    """KL(q(z) || prod_d q(z_d)) of the aggregated posterior, by one draw a record.
+def total_correlation(samples: tf.Tensor, posterior: tfd.Distribution, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """Estimates KL(q(z) || prod_d q(z_d)) of the aggregated posterior, by one draw a record.
 
     `sum_i share_i [log q(z_i) - sum_d log q_d(z_id)]` with q and its marginals q_d mixtures over the group: the minibatch
     estimate of Chen et al. (2018, "Isolating sources of disentanglement in variational autoencoders", arXiv:1802.04942,
-    section 4.1), who divide by the size of the data set besides, which adds (d - 1) log N for N records and leaves the
-    gradient alone; Esmaeili et al. (2019, "Structured disentangled representations") use it for blocks of dimensions.
-    Biased in small groups, since each record's own posterior is one of the n it is compared with (one record gives 0).
-    Time and memory are O(n^2 d).
+    section 4.1), but for a constant. Esmaeili et al. (2019, "Structured disentangled representations") use it for blocks
+    of dimensions. Biased in small groups (one record gives 0). Time and memory are O(n^2 d).
 
     Args:
       samples: float [n, d], one draw of each row's posterior.
@@ -109,8 +103,7 @@ def total_correlation(samples: Any, posterior: Any, weights: Any = None) -> Any:
     check_distribution(posterior, "posterior", samples.shape[:1], samples.shape[1:], samples.dtype)
     factors = _factors(posterior)
     own_shares, present = shares(weights)
-    samples = present_rows(samples, weights)
-    log_probs = factors.log_prob(_for_each_row(samples, weights))  # [n draws, n posteriors, d]
+    log_probs = factors.log_prob(_for_each_row(present_rows(samples, weights), weights))  # [n draws, n posteriors, d]
     joint = _log_mixture(tf.reduce_sum(log_probs, axis=-1), weights, present)
     marginals = tf.reduce_sum(_log_mixture(log_probs, weights, present), axis=-1)
     value = tf.reduce_sum(own_shares * (joint - marginals))

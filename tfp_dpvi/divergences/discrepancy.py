@@ -5,46 +5,43 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import points, present_rows, row_weights, shares
-
-_psd = tfp.math.psd_kernels
 
 SCALES: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Squared length scales of the inverse multiquadratic kernels in the code of Mathieu et al. (2019)."""
 
 
-def check_kernel(kernel: Any) -> None:
+def check_kernel(kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel) -> None:
     """Raises unless `kernel` is one of TFP's kernels between vectors."""
-    if not isinstance(kernel, _psd.PositiveSemidefiniteKernel):
+    if not isinstance(kernel, tfp.math.psd_kernels.PositiveSemidefiniteKernel):
         raise TypeError(
             f"kernel must be a kernel of tfp.math.psd_kernels, such as ExponentiatedQuadratic(length_scale=1.), got {kernel!r}."
         )
     if kernel.feature_ndims != 1:
         raise ValueError(
-            f"kernel {kernel.name!r} has feature_ndims={kernel.feature_ndims}: codes are vectors, so build it with "
-            "feature_ndims=1."
+            f"kernel {kernel.name!r} has feature_ndims={kernel.feature_ndims}: build it with feature_ndims=1."
         )
 
 
-def check_scales(scales: Iterable[float]) -> tuple[float, ...]:
-    """The scales as floats; a `ValueError` unless they are some positive numbers."""
+def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
+    """Returns the scales as floats; raises `ValueError` unless they are some positive numbers."""
     values = tuple(scales) if isinstance(scales, Iterable) else (scales,)
     if not values or not all(isinstance(s, numbers.Real) and 0 < s < math.inf for s in values):
         raise ValueError(f"scales={scales!r}: it must be one or more positive finite numbers, such as {SCALES}.")
     return tuple(float(scale) for scale in values)
 
 
-def _default_kernel(dimensions: int, dtype: Any) -> Any:
-    """A batch of inverse multiquadratics, whose squared length scales grow with the dimension as squared distances do."""
-    lengths = tf.constant([math.sqrt(scale * dimensions) for scale in SCALES], dtype)
-    return _psd.RationalQuadratic(length_scale=lengths, scale_mixture_rate=tf.ones([], dtype))
-
-
-def _squared_discrepancy(inner: Callable[..., Any], x: Any, y: Any, x_weights: Any, y_weights: Any) -> Any:
-    """|mean embedding of x - mean embedding of y|^2, given the inner product of two weighted embeddings."""
+def _squared_discrepancy(
+    inner: Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
+    x: tf.Tensor,
+    y: tf.Tensor,
+    x_weights: tf.Tensor | None,
+    y_weights: tf.Tensor | None,
+) -> tf.Tensor:
+    """Returns |mean embedding of x - mean embedding of y|^2, given the inner product of two weighted embeddings."""
+    x_weights, y_weights = row_weights(x_weights, x, "x_weights"), row_weights(y_weights, y, "y_weights")
     x_shares, x_present = shares(x_weights)
     y_shares, y_present = shares(y_weights)
     x, y = present_rows(x, x_weights), present_rows(y, y_weights)
@@ -54,21 +51,28 @@ def _squared_discrepancy(inner: Callable[..., Any], x: Any, y: Any, x_weights: A
     return tf.where(x_present & y_present, value, tf.zeros_like(value))
 
 
-def mmd(x: Any, y: Any, kernel: Any = None, *, x_weights: Any = None, y_weights: Any = None) -> Any:
-    """The squared maximum mean discrepancy of two weighted sets of points.
+def mmd(
+    x: tf.Tensor,
+    y: tf.Tensor,
+    kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None,
+    *,
+    x_weights: tf.Tensor | None = None,
+    y_weights: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Computes the squared maximum mean discrepancy of two weighted sets of points.
 
     With shares a_i = x_weights_i / sum(x_weights) and b_j alike,
     `sum_ij a_i a_j k(x_i, x_j) - 2 sum_ij a_i b_j k(x_i, y_j) + sum_ij b_i b_j k(y_i, y_j)`, the V-statistic of Gretton et
     al. (2012, "A kernel two-sample test", equation 5). It is never negative and defined for a single point, and biased
-    upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E k(x, x')), so small groups are drawn
-    together a little. Time and memory are O((n + m)^2).
+    upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E k(x, x')). Time and memory are
+    O((n + m)^2).
 
     Args:
       x: float [n, d].
       y: float [m, d], same dtype.
       kernel: a kernel of `tfp.math.psd_kernels` on vectors; a batch of kernels counts as their sum. None for the sum of
-        the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in `SCALES` (the kernel and the C = 2 d of
-        Tolstikhin et al. 2018, "Wasserstein auto-encoders", section 4, for a unit normal prior; several scales as in its code).
+        the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in `SCALES` (Tolstikhin et al. 2018,
+        "Wasserstein auto-encoders", section 4 and code, for a unit normal prior).
       x_weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter, even if NaN.
       y_weights: float [m], as `x_weights`.
 
@@ -82,11 +86,10 @@ def mmd(x: Any, y: Any, kernel: Any = None, *, x_weights: Any = None, y_weights:
     x = points(x, "x")
     y = points(y, "y", like=x)
     if kernel is None:
-        if x.shape[1] is None:
-            raise ValueError(
-                f"x has shape {x.shape}: the default kernel needs a static last axis. Set it, or pass kernel=."
-            )
-        kernel = _default_kernel(x.shape[1], x.dtype)
+        # Squared length scales grow with the dimension, as squared distances do.
+        dimensions = tf.cast(tf.shape(x)[1], x.dtype)
+        lengths = tf.sqrt(tf.constant(SCALES, x.dtype) * dimensions)
+        kernel = tfp.math.psd_kernels.RationalQuadratic(length_scale=lengths, scale_mixture_rate=tf.ones([], x.dtype))
     check_kernel(kernel)
     if kernel.dtype is not None and tf.as_dtype(kernel.dtype) != x.dtype:
         raise ValueError(
@@ -94,24 +97,26 @@ def mmd(x: Any, y: Any, kernel: Any = None, *, x_weights: Any = None, y_weights:
             "parameters in the points' dtype."
         )
 
-    def inner(a: Any, left: Any, b: Any, right: Any) -> Any:
+    def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a * tf.linalg.matvec(kernel.matrix(left, right), b))
 
-    return _squared_discrepancy(
-        inner, x, y, row_weights(x_weights, x, "x_weights"), row_weights(y_weights, y, "y_weights")
-    )
+    return _squared_discrepancy(inner, x, y, x_weights, y_weights)
 
 
 def dimensionwise_mmd(
-    x: Any, y: Any, scales: Iterable[float] = SCALES, *, x_weights: Any = None, y_weights: Any = None
-) -> Any:
-    """The sum over dimensions of one-dimensional squared maximum mean discrepancies.
+    x: tf.Tensor,
+    y: tf.Tensor,
+    scales: float | Iterable[float] = SCALES,
+    *,
+    x_weights: tf.Tensor | None = None,
+    y_weights: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Computes the sum over dimensions of one-dimensional squared maximum mean discrepancies.
 
     It compares marginals only, for priors whose dimensions are independent. The kernel on each axis is the sum of the
     inverse multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of Mathieu et al. (2019,
-    "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833); there the diagonal of the two inner
-    sums is left out (a U-statistic), here it stays (a V-statistic; see `mmd`), so that a single point is defined. Takahashi
-    et al. (2020, arXiv:2006.11204) train the same with term-wise gradients. Time and memory are O((n + m)^2 d).
+    arXiv:1812.02833); there the diagonal of the two inner sums is left out (a U-statistic), here it stays (see `mmd`).
+    Takahashi et al. (2020, arXiv:2006.11204) train the same with term-wise gradients. Time and memory are O((n + m)^2 d).
 
     Args:
       x: float [n, d].
@@ -130,12 +135,10 @@ def dimensionwise_mmd(
     x = points(x, "x")
     y = points(y, "y", like=x)
 
-    def inner(a: Any, left: Any, b: Any, right: Any) -> Any:
+    def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         squares = tf.math.squared_difference(left[:, tf.newaxis, :], right[tf.newaxis, :, :])
         # One scale at a time, and 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient where s / (s + ..) keeps two.
         kernel = tf.add_n([tf.math.reciprocal(1 + squares / (2 * scale)) for scale in scales])
         return tf.einsum("i,ijd,j->", a, kernel, b)
 
-    return _squared_discrepancy(
-        inner, x, y, row_weights(x_weights, x, "x_weights"), row_weights(y_weights, y, "y_weights")
-    )
+    return _squared_discrepancy(inner, x, y, x_weights, y_weights)

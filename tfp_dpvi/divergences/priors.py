@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tfp_dpvi._tf import tf, tfp
-
-tfd = tfp.distributions
+from tfp_dpvi._tf import tf, tfd
 
 
-def _dtype(dtype: Any) -> Any:
+def _dtype(dtype: tf.DType) -> tf.DType:
     kind = tf.as_dtype(dtype)
     if not kind.is_floating:
         raise ValueError(f"dtype={dtype!r}: a prior over codes needs tf.float32 or tf.float64.")
     return kind
 
 
-def _number(value: Any, name: str, low: float, high: float, needs: str) -> float:
+def _number(value: float, name: str, low: float, high: float, needs: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= float(value) <= high:
         raise ValueError(f"{name}={value!r}: it must be {needs}.")
     return float(value)
@@ -31,11 +29,11 @@ def sparse_prior(
     sparsity: float = 0.8,
     spike_scale: float = 0.05,
     slab_scale: float = 1.0,
-    dtype: Any = tf.float32,
+    dtype: tf.DType = tf.float32,
     *,
     name: str = "sparse_prior",
-) -> Any:
-    """Independent dimensions, each close to zero with probability `sparsity` and at large otherwise.
+) -> tfd.Distribution:
+    """Builds a prior of independent dimensions, each close to zero with probability `sparsity` and at large otherwise.
 
     Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults are those of the code of
     Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
@@ -74,9 +72,14 @@ def sparse_prior(
 
 
 def clustered_prior(
-    locs: Any, scale: Any, probs: Any = None, *, dtype: Any = None, name: str = "clustered_prior"
-) -> Any:
-    """A mixture of normals with diagonal covariances, one for each cluster that the codes should form.
+    locs: npt.ArrayLike,
+    scale: npt.ArrayLike,
+    probs: npt.ArrayLike | None = None,
+    *,
+    dtype: tf.DType | None = None,
+    name: str = "clustered_prior",
+) -> tfd.Distribution:
+    """Builds a mixture of normals with diagonal covariances, one for each cluster that the codes should form.
 
     The four clusters of the pinwheel in the code of Mathieu et al. (2019, arXiv:1812.02833) are
     `clustered_prior([[0, -1], [0, 1], [1, 0], [-1, 0]], scale=0.03**0.5)`.
@@ -101,26 +104,24 @@ def clustered_prior(
     centres, scales = np.asarray(locs, np.float64), np.asarray(scale, np.float64)
     if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
         raise ValueError(
-            f"locs={locs!r}: it must be finite numbers of shape [number of clusters, number of dimensions], such as "
-            "[[0., -1.], [0., 1.]]."
+            f"locs={locs!r}: it must be finite numbers of shape [clusters, dimensions], such as [[0., -1.], [0., 1.]]."
         )
-    clusters = centres.shape[0]
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError(f"scale={scale!r}: it must be positive and finite, standard deviations of the clusters.")
     try:
         scales = np.broadcast_to(scales, centres.shape)
-    except ValueError as error:
+    except ValueError:
         raise ValueError(
-            f"scale has shape {scales.shape}, locs {centres.shape}: it must be a scalar, [d], [k, 1] or [k, d]."
-        ) from error
-    shares = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
-    if shares.shape != (clusters,) or not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, rel_tol=1e-5):
+            f"scale has shape {scales.shape}, locs {centres.shape}: pass a scalar, [d], [k, 1] or [k, d]."
+        ) from None
+    clusters = len(centres)
+    weights = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
+    if weights.shape != (clusters,) or not (weights >= 0).all() or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5):
         raise ValueError(
-            f"probs={probs!r}: it must be {clusters} probabilities that sum to 1, one for each row of locs. Divide weights "
-            "by their sum."
+            f"probs={probs!r}: it must be {clusters} probabilities that sum to 1, one a cluster. Divide weights by their sum."
         )
     return tfd.MixtureSameFamily(
-        tfd.Categorical(probs=tf.constant(shares, kind)),
+        tfd.Categorical(probs=tf.constant(weights, kind)),
         tfd.MultivariateNormalDiag(tf.constant(centres, kind), tf.constant(scales, kind)),
         name=name,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation
 from tfp_dpvi.divergences.codes import Codes
 from tfp_dpvi.divergences.discrepancy import SCALES, check_kernel, check_scales, dimensionwise_mmd, mmd
@@ -18,14 +18,14 @@ class MMD:
       kernel: a kernel of `tfp.math.psd_kernels` on vectors in the codes' dtype; None for `mmd`'s default.
     """
 
-    kernel: Any = None
+    kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None
 
     def __post_init__(self) -> None:
         if self.kernel is not None:
             check_kernel(self.kernel)
 
-    def __call__(self, codes: Codes) -> Any:
-        """The scalar `mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
+    def __call__(self, codes: Codes) -> tf.Tensor:
+        """Returns `mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
         return mmd(codes.samples, codes.prior_samples, self.kernel, x_weights=codes.weights)
 
 
@@ -42,8 +42,8 @@ class DimensionwiseMMD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scales", check_scales(self.scales))
 
-    def __call__(self, codes: Codes) -> Any:
-        """The scalar `dimensionwise_mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
+    def __call__(self, codes: Codes) -> tf.Tensor:
+        """Returns `dimensionwise_mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
         return dimensionwise_mmd(codes.samples, codes.prior_samples, self.scales, x_weights=codes.weights)
 
 
@@ -51,8 +51,8 @@ class DimensionwiseMMD:
 class KLFromPrior:
     """KL(prior || the group's aggregated posterior); see `kl_from_prior`."""
 
-    def __call__(self, codes: Codes) -> Any:
-        """The scalar `kl_from_prior` at the draws from the prior."""
+    def __call__(self, codes: Codes) -> tf.Tensor:
+        """Returns `kl_from_prior` at the draws from the prior."""
         return kl_from_prior(codes.prior, codes.prior_samples, codes.posterior, codes.weights)
 
 
@@ -60,6 +60,6 @@ class KLFromPrior:
 class TotalCorrelation:
     """Dependence between the dimensions of the group's aggregated posterior; see `total_correlation`."""
 
-    def __call__(self, codes: Codes) -> Any:
-        """The scalar `total_correlation` at the group's draws."""
+    def __call__(self, codes: Codes) -> tf.Tensor:
+        """Returns `total_correlation` at the group's draws."""
         return total_correlation(codes.samples, codes.posterior, codes.weights)

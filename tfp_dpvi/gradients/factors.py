@@ -39,7 +39,7 @@ class Groups:
     size: float
 
     def positions(self, values: tf.Tensor) -> tf.Tensor:
-        """Of values of shape [n, T, D] each group's, of shape [b, m T, D], with zeros where no record is."""
+        """Gathers rows by group: [n, T, D] -> [b, m T, D], zero-padded."""
         chosen = tf.where(self.present[:, :, None, None], tf.gather(values, self.members), tf.zeros([], values.dtype))
         shape = tf.shape(chosen)
         flat = tf.reshape(chosen, [self.num, shape[1] * shape[2], shape[3]])
@@ -58,11 +58,11 @@ class Contribution(abc.ABC):
 
     @abc.abstractmethod
     def squared_norms(self) -> tf.Tensor:
-        """Upper bounds on the records' squared l2 norms, of shape [n]; tight to rounding. NaN or Inf if a factor is."""
+        """Returns upper bounds on the records' squared l2 norms, [n]; tight to rounding, and NaN or Inf if a factor is."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
-        """`sum_i weights[i] gradient[i]` in the variable's shape.
+        """Returns `sum_i weights[i] gradient[i]` in the variable's shape.
 
         Args:
           weights: float tensor of shape [n].
@@ -71,14 +71,14 @@ class Contribution(abc.ABC):
 
     @abc.abstractmethod
     def of_groups(self, groups: Groups) -> Contribution:
-        """The gradients of groups of records, in place of those of records.
+        """Returns the gradients of groups of records, in place of those of records.
 
         Nothing of a record reaches a group that it is not in, nor a NaN.
         """
 
     @abc.abstractmethod
     def materialize(self) -> Direct:
-        """The per-record gradients themselves."""
+        """Returns the per-record gradients themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Outer(Contribution):
     def of_cheaper_form(
         cls, shape: tuple[int, ...], left: tf.Tensor, right: tf.Tensor, positions: float | None = None
     ) -> Contribution:
-        """These factors where norms from them are cheaper than per-record gradients, or else those gradients.
+        """Returns these factors where norms from them are cheaper than per-record gradients, or else those gradients.
 
         Args:
           shape: see `Outer`.
@@ -148,11 +148,7 @@ class Outer(Contribution):
         return outer.materialize()
 
     def squared_norms(self) -> tf.Tensor:
-        """See `Contribution`.
-
-        What sums lose by underflow, and by rounding where the sum over pairs of positions cancels, is added, so that no
-        record, however odd, slips under the clip.
-        """
+        """See `Contribution`."""
         k, d, smallest = self.left.shape[2], self.right.shape[2], tiny(self.left.dtype)
         of_left = tf.reduce_sum(tf.square(self.left), axis=2) + k * smallest
         of_right = tf.reduce_sum(tf.square(self.right), axis=2) + d * smallest
@@ -163,9 +159,7 @@ class Outer(Contribution):
         most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
         flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
         flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
-        positions = tf.cast(tf.shape(self.left)[1], most.dtype)
-        lost = rounding_of_pairs(k + d + tf.square(positions), most.dtype) * tf.square(most) + flushed
-        return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
+        return _sum_of_pairs(pairs, most, k + d) + flushed
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
@@ -207,17 +201,14 @@ class Lookup(Contribution):
     values: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
-        """See `Contribution`; rounding is treated as in `Outer`."""
+        """See `Contribution`."""
         d = self.values.shape[2]
         squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * tiny(self.values.dtype)
         if self.ids.shape[1] == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
         pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
-        most = tf.reduce_sum(tf.sqrt(squares), axis=1)
-        positions = tf.cast(tf.shape(self.ids)[1], most.dtype)
-        lost = rounding_of_pairs(d + tf.square(positions), most.dtype) * tf.square(most)
-        return _at_least_zero(tf.reduce_sum(pairs, axis=[1, 2])) + lost
+        return _sum_of_pairs(pairs, tf.reduce_sum(tf.sqrt(squares), axis=1), d)
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
@@ -281,7 +272,7 @@ class Rows(Contribution):
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
-    """One contribution of a variable that was used several times in a pass, as in a shared layer."""
+    """Joins the contributions of a variable that was used several times in a pass, as in a shared layer."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, Outer) for part in parts):
@@ -294,7 +285,7 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
 
 
 def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
-    """The weighted sum of each variable's gradients, with no selecting where all factors are finite.
+    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite.
 
     Args:
       parts: one contribution each.
@@ -314,6 +305,16 @@ def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def _at_least_zero(squares: tf.Tensor) -> tf.Tensor:
-    """Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it."""
-    return tf.where(squares < 0, tf.zeros_like(squares), squares)
+def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
+    """Returns the sums over pairs of positions, and what they may lose by rounding where they cancel: no record, however odd, slips under the clip.
+
+    Args:
+      pairs: inner products of shape [n, T, T].
+      most: what the square root of a sum can be at most, [n].
+      terms: how many numbers an inner product adds up.
+    """
+    positions = tf.cast(tf.shape(pairs)[1], most.dtype)
+    found = tf.reduce_sum(pairs, axis=[1, 2])
+    # Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it.
+    found = tf.where(found < 0, tf.zeros_like(found), found)
+    return found + rounding_of_pairs(terms + tf.square(positions), most.dtype) * tf.square(most)

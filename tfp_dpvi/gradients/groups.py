@@ -11,7 +11,7 @@ from tfp_dpvi.gradients.factors import Contribution, Groups, total
 
 
 def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
-    """Groups of `num` records: independent and uniform, int32 of shape [num].
+    """Draws the groups of `num` records, independent and uniform: int32 of shape [num].
 
     #### Formal guarantee
 
@@ -39,7 +39,7 @@ def _changed(
 
 
 def rows_of_distribution(distribution: tfd.Distribution, rows: tf.Tensor, num: int | None) -> tfd.Distribution:
-    """The batch members `rows` of a TFP distribution with `num` of them (None: as many as there are) in its first dimension.
+    """Returns the batch members `rows` of a TFP distribution with `num` of them in its first dimension; None: an unknown number.
 
     Raises:
       TypeError: a distribution that TFP cannot take apart.
@@ -48,7 +48,7 @@ def rows_of_distribution(distribution: tfd.Distribution, rows: tf.Tensor, num: i
 
 
 def distribution_where(distribution: tfd.Distribution, chosen: tf.Tensor, num: int | None) -> tfd.Distribution:
-    """The same distribution with ones as parameters of all batch members that are not chosen.
+    """Returns the same distribution with ones as parameters of all batch members that are not chosen.
 
     Nothing of theirs is in it then, nor a NaN, which would pass through zeros.
 
@@ -64,7 +64,7 @@ def distribution_where(distribution: tfd.Distribution, chosen: tf.Tensor, num: i
 
 
 def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:
-    """The records of each group.
+    """Returns the records of each group.
 
     Args:
       groups: int32 tensor of shape [n].
@@ -93,7 +93,7 @@ def clipped_group_sum(
     expected_batch_size: float,
     static: bool,
 ) -> list[tf.Tensor]:
-    """Sum over groups of their gradients, each clipped.
+    """Sums the gradients of groups, each clipped.
 
     Args:
       parts: for each variable what the records contribute to its group's gradient, or None.
@@ -108,8 +108,8 @@ def clipped_group_sum(
     #### Formal guarantee
 
     Each group contributes a vector of l2 norm at most C2 (up to rounding) by a bound on its norm before it is clipped, and
-    zero if it is empty or that bound is NaN or Inf (if `static`, if its gradient is). If row i of `parts` depends on the records of its own group alone, one
-    record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
+    zero if it is empty or that bound is NaN or Inf (if `static`, if its gradient is). If row i of `parts` depends on the
+    records of its own group alone, one record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
     """
     sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     used = [(number, part) for number, part in enumerate(parts) if part is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
@@ -64,15 +64,17 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 """`rule(layer, layer's own call, inputs) -> Probed`, or None where this use of the layer is not one that the rule knows."""
 
 
-def _before_activation(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
-    """Returns what the layer gives to its activation."""
-    activation = layer.activation
-    # Past Keras's attribute tracking: an activation may be a layer.
-    object.__setattr__(layer, "activation", keras.activations.linear)
+@contextlib.contextmanager
+def _without(layer: Layer, **attributes: object) -> Iterator[None]:
+    """While active, a layer has other attributes, past Keras's tracking of them: its own forward pass less its last part."""
+    before = {name: getattr(layer, name) for name in attributes}
     try:
-        return call(inputs)
+        for name, value in attributes.items():
+            object.__setattr__(layer, name, value)
+        yield
     finally:
-        object.__setattr__(layer, "activation", activation)
+        for name, value in before.items():
+            object.__setattr__(layer, name, value)
 
 
 def _with_kernel(
@@ -89,7 +91,8 @@ def _with_kernel(
       inputs: what it sees.
       of_kernel: from the gradient before the activation to the kernel's contributions.
     """
-    outputs = _before_activation(layer, call, inputs)
+    with _without(layer, activation=keras.activations.linear):
+        outputs = call(inputs)
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
         found: Found = [(layer.kernel, of_kernel(gradients[0], by_record))]
@@ -199,55 +202,34 @@ def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
     return Probed([outputs], lambda: outputs, contributions)
 
 
-def _scaled(layer: Layer, normalized: tf.Tensor, axes: Sequence[int]) -> Probed:
-    """`normalized * gamma + beta`, with weights along `axes` of the tensor."""
-    rank = normalized.shape.rank
-    shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
-    others = [axis for axis in range(1, rank) if axis not in axes]
-    outputs = normalized
-    if layer.scale:
-        outputs *= tf.reshape(layer.gamma, shape)
-    if layer.center:
-        outputs += tf.reshape(layer.beta, shape)
-
-    def summed(values: tf.Tensor, variable: tf.Variable, by_record: ByRecord) -> Direct:
-        each = tf.reshape(tf.reduce_sum(values, axis=others), [-1, 1, variable.shape.num_elements()])
-        each = tf.reduce_sum(by_record(each), axis=1)
-        return Direct(tuple(variable.shape), tf.reshape(each, [-1, *variable.shape]))
-
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-        found: Found = []
-        if layer.scale:
-            found.append((layer.gamma, summed(gradients[0] * normalized, layer.gamma, by_record)))
-        if layer.center:
-            found.append((layer.beta, summed(gradients[0], layer.beta, by_record)))
-        return found
-
-    return Probed([outputs], lambda: outputs, contributions)
-
-
-def _layer_normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+def _normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """LayerNormalization and GroupNormalization: `normalized * gamma + beta`."""
     rank = inputs.shape.rank
     if rank is None or None in inputs.shape.as_list()[1:]:
         return None
     axes = [axis % rank for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])]
     if 0 in axes or sorted(axes) != axes:
         return None
-    mean, variance = tf.nn.moments(inputs, axes, keepdims=True)
-    return _scaled(layer, (inputs - mean) * tf.math.rsqrt(variance + layer.epsilon), axes)
+    with _without(layer, scale=False, center=False, gamma=None, beta=None):
+        normalized = outputs = call(inputs)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
+    if layer.scale:
+        outputs *= tf.reshape(layer.gamma, shape)
+    if layer.center:
+        outputs += tf.reshape(layer.beta, shape)
 
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        others = [axis for axis in range(1, rank) if axis not in axes]
+        found: Found = []
+        for used, name, factor in ((layer.scale, "gamma", normalized), (layer.center, "beta", 1.0)):
+            if used:
+                variable = getattr(layer, name)
+                each = tf.reduce_sum(gradients[0] * factor, axis=others)
+                values = tf.reduce_sum(by_record(tf.reshape(each, [-1, 1, variable.shape.num_elements()])), axis=1)
+                found.append((variable, Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape]))))
+        return found
 
-def _group_normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    rank = inputs.shape.rank
-    if rank is None or layer.axis % rank != rank - 1 or None in inputs.shape.as_list()[1:]:
-        return None
-    channels = inputs.shape[-1]
-    groups = channels if layer.groups == -1 else layer.groups
-    parts = tf.reshape(inputs, [-1, *inputs.shape[1:-1], groups, channels // groups])
-    axes = [*range(1, rank - 1), rank]
-    mean, variance = tf.nn.moments(parts, axes, keepdims=True)
-    normalized = tf.reshape((parts - mean) * tf.math.rsqrt(variance + layer.epsilon), [-1, *inputs.shape[1:]])
-    return _scaled(layer, normalized, [rank - 1])
+    return Probed([outputs], lambda: outputs, contributions)
 
 
 RULES: dict[type, Rule] = {
@@ -256,8 +238,8 @@ RULES: dict[type, Rule] = {
     keras.layers.Conv2D: _convolution,
     keras.layers.Conv2DTranspose: _transposed_convolution,
     keras.layers.Embedding: _embedding,
-    keras.layers.LayerNormalization: _layer_normalization,
-    keras.layers.GroupNormalization: _group_normalization,
+    keras.layers.LayerNormalization: _normalization,
+    keras.layers.GroupNormalization: _normalization,
 }
 """By exact class: a subclass may compute something else."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Metric, keras, refuse_keras_3, tf
 from tfp_dpvi.data import (
     ArrayData,
@@ -19,7 +20,6 @@ from tfp_dpvi.data import (
     make_records,
     wants_stream,
 )
-from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.sampling import make_sampler
 from tfp_dpvi.training.distribution import Workers
 

@@ -10,7 +10,7 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Optimizer, refuse_keras_3, tf
+from tfp_dpvi._tf import Optimizer, clear_losses, refuse_keras_3, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
@@ -114,7 +114,7 @@ class DPModel(FittedModel):
 
     def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns `record_loss` with everything that the record's layers add to it, times its weight."""
-        self._clear_losses()
+        clear_losses(self)
         loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank != 0:
@@ -124,7 +124,7 @@ class DPModel(FittedModel):
             )
         # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
         loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
-        self._clear_losses()
+        clear_losses(self)
         return loss * record["sample_weight"] if "sample_weight" in record else loss
 
     @property

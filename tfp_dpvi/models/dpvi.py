@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, _registry, surrogates
-from tfp_dpvi._tf import register_keras_serializable, tf, tfp
+from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
 from tfp_dpvi.models import base, exporting
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
 
-tfd = tfp.distributions
+tfd: Any = tfp.distributions
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -63,9 +63,9 @@ class DPVI(base.DPModel):
 
     def __init__(
         self,
-        prior: Any,
+        prior: tfd.Distribution | Callable[[], tfd.Distribution],
         likelihood: Callable[..., Any],
-        surrogate_posterior: Any = "mean_field",
+        surrogate_posterior: str | tfd.Distribution | Callable[..., tfd.Distribution] = "mean_field",
         *,
         gradients: str = "aligned",
         num_draws: int = 1,
@@ -74,7 +74,7 @@ class DPVI(base.DPModel):
         name: str | None = None,
     ) -> None:
         given = {"prior": prior, "likelihood": likelihood, "surrogate_posterior": surrogate_posterior}
-        if not isinstance(prior, tfd.Distribution) and _registry.is_factory(prior):
+        if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(
@@ -101,7 +101,7 @@ class DPVI(base.DPModel):
         self.built = True
 
     @property
-    def prior(self) -> Any:
+    def prior(self) -> tfd.Distribution:
         """The TFP prior."""
         return self._model.prior
 
@@ -111,7 +111,7 @@ class DPVI(base.DPModel):
         return self._model.likelihood
 
     @property
-    def surrogate_posterior(self) -> Any:
+    def surrogate_posterior(self) -> tfd.Distribution:
         """The learned posterior: a plain, trainable TFP distribution over the prior's parameters."""
         return self._model.surrogate
 
@@ -121,7 +121,7 @@ class DPVI(base.DPModel):
         Raises:
           ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
         """
-        parts = {name: _registry.encode(part, name) for name, part in self._model.given.items()}
+        parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         settings = {name: getattr(self, name) for name in ("gradients", "num_draws", "num_predictive_draws")}
         return {**super().get_config(), **settings, "parts": parts}
 
@@ -164,12 +164,12 @@ class DPVI(base.DPModel):
 
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
-    def _record_log_prob(self, params: Any, record: Any) -> Any:
+    def _record_log_prob(self, params: Structure, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Log-likelihood of one record: the likelihood sees a batch of one."""
         batch = tf.nest.map_structure(lambda part: part[None], record)
         return self._log_prob(params, batch["x"], batch.get("y"))[0]
 
-    def _log_prob(self, params: Any, x: Any, y: Any) -> Any:
+    def _log_prob(self, params: Structure, x: Structure, y: Structure | None) -> tf.Tensor:
         """Log-likelihoods of a batch, of shape [n]."""
         distribution = self._model.at(params, None if y is None else x)
         value = x if y is None else y
@@ -198,7 +198,7 @@ class DPVI(base.DPModel):
             (records.x, records.y),
         )
 
-        def probe(x: Any, y: Any) -> Any:
+        def probe(x: Structure, y: Structure | None) -> tf.Tensor:
             params = self.prior.sample(seed=tf.constant([0, 0]))
             return self._log_prob(params, x, y)
 
@@ -228,7 +228,7 @@ class DPVI(base.DPModel):
             "at small budgets the records inform it little: do not read its intervals as calibrated.",
         )
 
-    def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Any:
+    def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
         """Draws from the surrogate posterior: post-processing of released values, at no cost.
 
         Args:
@@ -240,7 +240,9 @@ class DPVI(base.DPModel):
         """
         return posterior_draws(self.surrogate_posterior, num or self.num_predictive_draws, seed)
 
-    def predictive(self, x: Any = None, *, num_draws: int | None = None, seed: int | None = 0) -> PosteriorPredictive:
+    def predictive(
+        self, x: Structure | None = None, *, num_draws: int | None = None, seed: int | None = 0
+    ) -> PosteriorPredictive:
         """Posterior predictive distribution of `y` for new records `x`, or of a whole record for generative models.
 
         Args:
@@ -260,7 +262,7 @@ class DPVI(base.DPModel):
         draws = posterior_draws(self.surrogate_posterior, num, seed)
         return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
 
-    def sample_predictive(self, num: int, *, seed: int | None = None) -> Any:
+    def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
 
         Each record comes from its own pick among `num_predictive_draws` draws of the posterior. (Sets for multiple
@@ -293,7 +295,7 @@ class DPVI(base.DPModel):
         """See `DPModel`."""
         return exporting.of_posterior(self, inputs)
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
         """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
         del training
         if self._model.generative:
@@ -305,12 +307,12 @@ class DPVI(base.DPModel):
         means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: Structure) -> tf.Tensor:
         """One batch of `predict`."""
         x = data[0] if isinstance(data, tuple) and len(data) == 1 else data
         return self(x, training=False)
 
-    def predict(self, x: Any, batch_size: int | None = None, verbose: Any = 0, **kwargs: Any) -> Any:
+    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
         """Posterior predictive mean for new records: array of shape [n, ...].
 
         Class probabilities for categorical likelihoods. Costs no privacy: a function of the released posterior and `x`.
@@ -323,7 +325,7 @@ class DPVI(base.DPModel):
         """
         return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
         draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, 0)
@@ -339,7 +341,7 @@ class DPVI(base.DPModel):
             results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
         return results
 
-    def _inputs(self, x: Any) -> Any:
+    def _inputs(self, x: Structure) -> Structure:
         """New records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
@@ -348,7 +350,13 @@ class DPVI(base.DPModel):
 class _ModelParts:
     """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
 
-    def __init__(self, prior: Any, likelihood: Callable[..., Any], surrogate: Any, dtype: Any) -> None:
+    def __init__(
+        self,
+        prior: tfd.Distribution,
+        likelihood: Callable[..., tfd.Distribution],
+        surrogate: tfd.Distribution,
+        dtype: tf.DType,
+    ) -> None:
         self.prior = prior
         self.likelihood = likelihood
         self.surrogate = surrogate
@@ -356,7 +364,7 @@ class _ModelParts:
         self.given: dict[str, Any] = {}
         self.generative = _takes_params_alone(likelihood)
 
-    def at(self, params: Any, x: Any) -> Any:
+    def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """The likelihood's distribution, checked to be one."""
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
@@ -385,7 +393,7 @@ def _takes_params_alone(likelihood: Callable[..., Any]) -> bool:
     return len(positional) == 1
 
 
-def _as_event(value: Any, distribution: Any) -> Any:
+def _as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
     """Integer observations of a continuous distribution as its floats, as Keras users expect."""
     if tf.is_tensor(value) and value.dtype.is_integer and not tf.nest.is_nested(distribution.dtype):
         kind = tf.as_dtype(distribution.dtype)

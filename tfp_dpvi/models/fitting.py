@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, keras, layers_within, refuse_keras_3, steps_per_execution, tf
-from tfp_dpvi.callbacks import PrivateBackupAndRestore
+from tfp_dpvi._tf import Metric, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
 from tfp_dpvi.models import arguments, exporting, saving
@@ -284,32 +284,9 @@ class FittedModel(saving.SavedModel):
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
         workers.check_same(
-            type(self).__name__,
-            target,
-            state.seed,
-            planned,
-            initial_epoch,
-            draft.sensitivity,
-            repr(draft.gradient.clip),
+            type(self).__name__, target, state.seed, planned, draft.sensitivity, repr(draft.gradient.clip)
         )
-
-        def plan() -> tuple[float, float]:
-            if held is not None and resumed is not None:
-                noise = resumed.restore(held, draft.plan(planned))
-            else:
-                calibrated = calibrate(
-                    draft,
-                    ledger,
-                    target,
-                    steps=planned,
-                    steps_per_epoch=data.steps_per_epoch,
-                    epochs_run=state.progress.epochs,
-                )
-                noise = calibrated.noise_multiplier or 0.0
-            mechanism = dataclasses.replace(draft, noise_multiplier=noise)
-            return noise, allowed_releases(mechanism.plan(planned), ledger, target)
-
-        noise, allowed = workers.from_chief(plan, 2)
+        noise, allowed = workers.from_chief(lambda: self._plan(draft, data, planned, held, resumed), 2)
         mechanism = dataclasses.replace(draft, noise_multiplier=noise)
         state.plan = mechanism.plan(planned)
         if not allowed:
@@ -339,6 +316,27 @@ class FittedModel(saving.SavedModel):
         if backup is not None and resumed is not None:
             backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
         return run, initial_epoch
+
+    def _plan(
+        self, draft: Mechanism, data: Data, planned: int, held: Backup | None, resumed: Checkpoint | None
+    ) -> tuple[float, float]:
+        """Returns the noise multiplier of a fit and how many of its steps the budgets allow."""
+        state = self._dp
+        assert state.target is not None
+        if held is not None and resumed is not None:
+            noise = resumed.restore(held, draft.plan(planned))
+        else:
+            calibrated = calibrate(
+                draft,
+                state.ledger,
+                state.target,
+                steps=planned,
+                steps_per_epoch=data.steps_per_epoch,
+                epochs_run=state.progress.epochs,
+            )
+            noise = calibrated.noise_multiplier or 0.0
+        plan = dataclasses.replace(draft, noise_multiplier=noise).plan(planned)
+        return noise, allowed_releases(plan, state.ledger, state.target)
 
     def _checkpoint(self, data: Data) -> Checkpoint:
         state = self._dp
@@ -415,7 +413,7 @@ class FittedModel(saving.SavedModel):
             losses = tf.vectorized_map(self.record_loss, x)
         else:
             losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
-        self._clear_losses()
+        clear_losses(self)
         self._dp.loss_metric.update_state(losses, sample_weight=weight)
         return {self._loss_name: self._dp.loss_metric.result()}
 

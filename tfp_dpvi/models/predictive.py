@@ -5,35 +5,29 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import tf, tfp
-
-tfd = tfp.distributions
+from tfp_dpvi._tf import Structure, tf, tfd, tfp
 
 
-def over_draws(function: Callable[[Any], Any], draws: Any) -> Any:
-    """`function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
+def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
+    """Returns `function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
+    return _as_graph(lambda: tf.vectorized_map(function, draws))
+
+
+def _as_graph(function: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Calls `function` as one graph: eagerly, its map would warn of retracing after a few calls."""
     if not tf.executing_eagerly():
-        return tf.vectorized_map(function, draws)
-    # As one graph: eagerly, vectorized_map would warn of retracing after a few calls.
-    return tf.function(lambda: tf.vectorized_map(function, draws), autograph=False).get_concrete_function()()
+        return function()
+    return tf.function(function, autograph=False).get_concrete_function()()
 
 
-def mean_of(distribution: Any) -> Any:
-    """Mean of a likelihood; class probabilities for a categorical one, whose mean (of the class numbers) says nothing."""
-    return distribution.probs_parameter() if _is_categorical(distribution) else distribution.mean()
+def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
+    """Returns the mean of a likelihood; class probabilities for a categorical one, as a mean of class numbers says nothing."""
+    return distribution.probs_parameter() if isinstance(distribution, tfd.Categorical) else distribution.mean()
 
 
-def _is_categorical(distribution: Any) -> bool:
-    return isinstance(distribution, tfd.Categorical)
-
-
-_Distribution: Any = tfd.Distribution
-
-
-class PosteriorPredictive(_Distribution):
+class PosteriorPredictive(tfd.Distribution):
     """`p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the surrogate posterior.
 
     The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work where the likelihood
@@ -50,7 +44,12 @@ class PosteriorPredictive(_Distribution):
     """
 
     def __init__(
-        self, likelihood: Callable[[Any], Any], draws: Any, num_draws: int, *, name: str = "PosteriorPredictive"
+        self,
+        likelihood: Callable[[Structure], tfd.Distribution],
+        draws: Structure,
+        num_draws: int,
+        *,
+        name: str = "PosteriorPredictive",
     ) -> None:
         parameters = dict(locals())
         self._likelihood = likelihood
@@ -72,59 +71,54 @@ class PosteriorPredictive(_Distribution):
         """Number S of posterior draws in the mixture."""
         return self._num_draws
 
-    def _batch_shape(self) -> Any:
+    def _batch_shape(self) -> tf.TensorShape:
         return self._one.batch_shape
 
-    def _batch_shape_tensor(self) -> Any:
+    def _batch_shape_tensor(self) -> tf.Tensor:
         return self._one.batch_shape_tensor()
 
-    def _event_shape(self) -> Any:
+    def _event_shape(self) -> tf.TensorShape:
         return self._one.event_shape
 
-    def _event_shape_tensor(self) -> Any:
+    def _event_shape_tensor(self) -> tf.Tensor:
         return self._one.event_shape_tensor()
 
-    def _log_prob(self, value: Any) -> Any:
+    def _log_prob(self, value: Structure) -> tf.Tensor:
         logs = over_draws(lambda draw: self._likelihood(draw).log_prob(value), self._draws)
         return tf.reduce_logsumexp(logs, axis=0) - math.log(self._num_draws)
 
-    def _mean(self) -> Any:
+    def _mean(self) -> tf.Tensor:
         return tf.reduce_mean(over_draws(lambda draw: mean_of(self._likelihood(draw)), self._draws), axis=0)
 
-    def _variance(self) -> Any:
-        if _is_categorical(self._one):
+    def _variance(self) -> tf.Tensor:
+        if isinstance(self._one, tfd.Categorical):
             raise NotImplementedError("A categorical likelihood has no variance: use the class probabilities, mean().")
 
-        def moments(draw: Any) -> tuple[Any, Any]:
+        def moments(draw: Structure) -> tuple[tf.Tensor, tf.Tensor]:
             one = self._likelihood(draw)
             return one.mean(), one.variance()
 
         means, variances = over_draws(moments, self._draws)
         return tf.reduce_mean(variances, axis=0) + tf.math.reduce_variance(means, axis=0)
 
-    def _sample_n(self, n: Any, seed: Any = None) -> Any:
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> Structure:
         n = tf.convert_to_tensor(n, tf.int32)
         seed = tfp.random.sanitize_seed(seed)
         pick_seed, sample_seed = tfp.random.split_seed(seed, n=2)
         picks = tf.random.stateless_uniform([n], seed=pick_seed, maxval=self._num_draws, dtype=tf.int32)
-        seeds = tfp.random.split_seed(sample_seed, n=n)
+        seeds = tf.convert_to_tensor(tfp.random.split_seed(sample_seed, n=n))
 
-        def one(pick_and_seed: Any) -> Any:
+        def one(pick_and_seed: tuple[tf.Tensor, tf.Tensor]) -> Structure:
             pick, seed_of_one = pick_and_seed
             draw = tf.nest.map_structure(lambda part: part[pick], self._draws)
             return self._likelihood(draw).sample(seed=seed_of_one)
 
-        def all_of_them() -> Any:
-            return tf.map_fn(one, (picks, tf.convert_to_tensor(seeds)), fn_output_signature=self._one.dtype)
-
-        if not tf.executing_eagerly():
-            return all_of_them()
-        return tf.function(all_of_them, autograph=False).get_concrete_function()()
+        return _as_graph(lambda: tf.map_fn(one, (picks, seeds), fn_output_signature=self._one.dtype))
 
 
-def posterior_draws(surrogate_posterior: Any, num_draws: int, seed: int | None) -> Any:
-    """`num_draws` draws, stacked in the first dimension."""
+def posterior_draws(surrogate_posterior: tfd.Distribution, num_draws: int, seed: int | None) -> Structure:
+    """Draws `num_draws` times, stacked in the first dimension."""
     with warnings.catch_warnings():
-        # TFP samples automatically batched surrogates ("asvi") in a loop and says so; there is nothing to be done here.
+        # TFP samples automatically batched surrogates ("asvi") in a loop and says so.
         warnings.filterwarnings("ignore", message="Saw Tensor seed")
         return surrogate_posterior.sample(num_draws, seed=_random.tfp_seed(_random.new_key(seed)))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import _registry
+from tfp_dpvi import serialization
 from tfp_dpvi._tf import Model, keras, layers_within, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.models.state import State
@@ -52,7 +52,7 @@ def base_config(model: Any) -> dict[str, Any]:
         "num_records": state.num_records,
         "num_records_declared": state.num_records_declared,
         "plan": None if state.plan is None else state.plan.to_json(),
-        "inputs": None if state.inputs is None else _registry.encode(state.inputs, "inputs"),
+        "inputs": None if state.inputs is None else serialization.encode(state.inputs, "inputs"),
     }
     return {**({"name": model.name} if named else {}), "books": books}
 
@@ -61,7 +61,7 @@ def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any
     """The model, its variables made and its books opened."""
     config = dict(config)
     books, parts = config.pop("books", None), config.pop("parts", {})
-    model = cls(**config, **{name: _registry.decode(part, custom_objects) for name, part in parts.items()})
+    model = cls(**config, **{name: serialization.decode(part, custom_objects) for name, part in parts.items()})
     if books is None:
         return model
     if books["version"] != _VERSION:
@@ -76,7 +76,7 @@ def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any
     state.num_records, state.num_records_declared = books["num_records"], books["num_records_declared"]
     state.plan = None if books["plan"] is None else PrivacyPlan.from_json(books["plan"])
     if books["inputs"] is not None:
-        state.inputs = _registry.decode(books["inputs"])
+        state.inputs = serialization.decode(books["inputs"])
         model.prepare(_no_records(state.inputs))
     return model
 

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi import _random, _registry, surrogates
+from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import register_keras_serializable, tf
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models import saving
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
-from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.sampling import BatchNeeds
-from tfp_dpvi.synthetic import Layout, Table, make_likelihood, make_prior, starting_point, table_clipped_sum
-from tfp_dpvi.synthetic.mixture import _Segments
+from tfp_dpvi.synthetic import Layout, Segments, Table, make_likelihood, make_prior, starting_point, table_clipped_sum
 
 
 @register_keras_serializable("tfp_dpvi", "TableModel")
@@ -42,7 +41,7 @@ class TableModel(DPVI):
 
     def __init__(self, table: Table, prior: Any, surrogate_posterior: Any, *, seed: int | None = None) -> None:
         super().__init__(prior, make_likelihood(table), surrogate_posterior, seed=seed, name="synthesizer")
-        self._segments = _Segments.of(table)
+        self._segments = Segments.of(table)
         self._table = table
 
     def get_config(self) -> dict[str, Any]:
@@ -51,7 +50,7 @@ class TableModel(DPVI):
         parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
         return {
             **saving.base_config(self),
-            "parts": {name: _registry.encode(part, name) for name, part in parts.items()},
+            "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
 
     @property

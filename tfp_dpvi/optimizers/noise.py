@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
@@ -21,19 +20,19 @@ class PrivatizedGradients:
       mean: the gradient's noisy mean, before `pull_back` and exact terms.
     """
 
-    tensors: Sequence[Any]
-    joint: Sequence[Any] = ()
-    mean: Sequence[Any] = ()
+    tensors: Sequence[tf.Tensor]
+    joint: Sequence[tf.Tensor] = ()
+    mean: Sequence[tf.Tensor] = ()
 
 
 def privatize(
     clipped: ClippedSum,
     *,
-    noise_multiplier: Any,
-    key: Any,
+    noise_multiplier: tf.Tensor,
+    key: tf.Tensor,
     expected_batch_size: float,
-    pull_back: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
-    data_independent: Sequence[Any] | None = None,
+    pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+    data_independent: Sequence[tf.Tensor] | None = None,
 ) -> PrivatizedGradients:
     """`pull_back((sum + z C Z) / (q N)) + exact`: contracts C1 and C2.
 

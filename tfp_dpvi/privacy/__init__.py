@@ -7,18 +7,13 @@ from dp_accounting import NeighboringRelation
 
 from tfp_dpvi.privacy import advanced_composition as _advanced_composition  # noqa: F401 (registers its accountant)
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, get_accountant
+from tfp_dpvi.privacy.budgets import RenyiFilter
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
-from tfp_dpvi.privacy.joint import (
-    GaussianPart,
-    JointGaussian,
-    clipped_value_sensitivity,
-    joint_noise_multiplier,
-)
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import PrivacyReport
-from tfp_dpvi.privacy.sampling_schemes import (
+from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
     FullBatch,
@@ -26,7 +21,7 @@ from tfp_dpvi.privacy.sampling_schemes import (
     SamplingScheme,
     scheme_from_json,
 )
-from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.sensitivity import GaussianPart, JointGaussian, Sensitivity, joint_noise_multiplier
 from tfp_dpvi.privacy.termwise import (
     TermwiseNoise,
     block_sensitivity,
@@ -51,12 +46,12 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyPlan",
     "PrivacyReport",
+    "RenyiFilter",
     "SamplingScheme",
     "Sensitivity",
     "TermwiseNoise",
     "UnsupportedPairError",
     "block_sensitivity",
-    "clipped_value_sensitivity",
     "get_accountant",
     "joint_noise_multiplier",
     "scheme_from_json",

@@ -59,11 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
-    """Draws epsilon over the steps of a plan into a file.
-
-    Raises:
-      ImportError: without matplotlib.
-    """
+    """Draws epsilon over the steps of a plan into a file; raises `ImportError` without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

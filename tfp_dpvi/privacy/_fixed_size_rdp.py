@@ -9,13 +9,14 @@ differences for every order, which a calibration cannot afford.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 # Beyond this order dp_accounting uses the simpler bound alone.
 _MAX_EXACT_ORDER = 256
 
 
-def _log_abs_differences(log_values: np.ndarray) -> np.ndarray:
+def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns log |k-th forward difference at 0| for k = 0, 1, ..., of positive values given as logs."""
     logs, positive = log_values.copy(), np.ones(log_values.size, dtype=bool)
     result = np.empty(log_values.size)
@@ -34,7 +35,7 @@ def _log_abs_differences(log_values: np.ndarray) -> np.ndarray:
     return result
 
 
-def fixed_size_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -> np.ndarray:
+def fixed_size_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -> NDArray[np.float64]:
     """Returns an upper bound of the Renyi divergence at each order.
 
     Args:
@@ -49,17 +50,18 @@ def fixed_size_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -
     wanted = np.asarray(orders, dtype=np.float64)
     floors, ceilings = np.floor(wanted).astype(int), np.ceil(wanted).astype(int)
     exact = [int(a) for a in {*floors, *ceilings} if a <= _MAX_EXACT_ORDER]
-    x = np.arange(-1.0, max(exact) + 2.0)
+    x = np.arange(-1.0, max(exact, default=2) + 2.0)
     # Values e^{x (x+1) rate} at x = -1 (where it is 1), 0, 1, ...: the expectations of theorem 27.
     differences = _log_abs_differences(np.where(x < 0.0, 0.0, x * (x + 1.0) * rate))
     logs = {a: _log_moment(a, q, rate, differences) for a in sorted({*floors, *ceilings})}
     low = np.array([logs[a] for a in floors])
     high = np.array([logs[a] for a in ceilings])
     share = wanted - floors
-    return ((1.0 - share) * low + share * high) / (wanted - 1.0)
+    divergences: NDArray[np.float64] = ((1.0 - share) * low + share * high) / (wanted - 1.0)
+    return divergences
 
 
-def _log_moment(order: int, q: float, rate: float, differences: np.ndarray) -> float:
+def _log_moment(order: int, q: float, rate: float, differences: NDArray[np.float64]) -> float:
     if order <= 1:
         return 0.0
     i = np.arange(2, order + 1)

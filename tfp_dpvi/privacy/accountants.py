@@ -12,16 +12,17 @@ import dataclasses
 import functools
 import inspect
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as _pld
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
+from numpy.typing import NDArray
 from scipy import optimize, special
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 
@@ -34,8 +35,10 @@ SMALLEST_SAMPLED_NOISE = 1e-3
 #: Whether dp_accounting prices Poisson sampling under replace-one: 0.5 and later.
 PRICES_POISSON_REPLACE_ONE = "neighboring_relation" in inspect.signature(_pld.from_gaussian_mechanism).parameters
 
+FloatArray: TypeAlias = NDArray[np.float64]
 _REPLACE = NeighboringRelation.REPLACE_ONE
-_ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
+#: Of the Renyi divergences: dp_accounting's default.
+ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 _POINTS = 1 << 16
 
 
@@ -231,9 +234,7 @@ class PldAccountant(Accountant):
                 f"delta={delta!r} is below {SMALLEST_DELTA:g}, what numerical composition resolves; pass a larger delta, "
                 "use accountant='rdp' (add_or_remove_one), or full batches."
             )
-        with np.errstate(
-            divide="ignore", over="ignore"
-        ):  # Losses beyond 700: e^-loss is 0 in dp_accounting's quotient.
+        with np.errstate(divide="ignore", over="ignore"):  # Beyond 700, e^-loss is 0 in dp_accounting's quotient.
             return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
@@ -329,31 +330,35 @@ class RdpAccountant(Accountant):
         """Returns epsilon by the best order."""
         del coarser
         delta = check.delta(delta)
-        return float(_rdp.compute_epsilon(_ORDERS, self._divergences(event, relation), delta)[0])
+        return float(_rdp.compute_epsilon(ORDERS, self.divergences(event, relation), delta)[0])
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns delta by the best order."""
         epsilon = check.non_negative("epsilon", epsilon)
-        return float(_rdp.compute_delta(_ORDERS, self._divergences(event, relation), epsilon)[0])
+        return float(_rdp.compute_delta(ORDERS, self.divergences(event, relation), epsilon)[0])
 
-    def _divergences(self, event: DpEvent, relation: NeighboringRelation) -> np.ndarray:
+    def divergences(
+        self, event: DpEvent, relation: NeighboringRelation, orders: tuple[float, ...] = ORDERS
+    ) -> FloatArray:
+        """Returns the Renyi divergence of all that an event releases at each order, shape [len(orders)], rounded up."""
         releases = self.releases(event, relation)
         if not releases.private:
-            return np.full(len(_ORDERS), np.inf)
-        total = 0.5 * np.asarray(_ORDERS) * _shift(releases, relation is _REPLACE) ** 2
+            return np.full(len(orders), np.inf)
+        total: FloatArray = 0.5 * np.asarray(orders) * _shift(releases, relation is _REPLACE) ** 2
         for (q, z), n in releases.poisson.items():
-            total = total + n * _poisson_rdp(q, z)
+            total = total + n * _poisson_rdp(q, z, orders)
         for (q, z), n in releases.fixed_size.items():
-            total = total + n * _fixed_size_rdp(q, z)
+            # z is over half the distance that a replacement moves the sum.
+            total = total + n * _fixed_size_rdp(q, z / 2.0, orders)
         return total
 
 
-@functools.lru_cache(maxsize=64)
-def _poisson_rdp(q: float, z: float) -> np.ndarray:
+@functools.lru_cache(maxsize=256)
+def _poisson_rdp(q: float, z: float, orders: tuple[float, ...] = ORDERS) -> FloatArray:
     """Returns dp_accounting's divergences, rounded up by their rounding error; inf where that error shows."""
     event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
-    found = np.empty(len(_ORDERS))
-    for i, order in enumerate(_ORDERS):
+    found = np.empty(len(orders))
+    for i, order in enumerate(orders):
         accountant = _rdp.RdpAccountant([order])
         try:
             accountant.compose(event)
@@ -361,13 +366,11 @@ def _poisson_rdp(q: float, z: float) -> np.ndarray:
         except ValueError:  # 0.4.3 takes logarithms of negative differences.
             found[i] = math.inf
     # 1e-15 on the logarithm of the moment, which order - 1 divides.
-    slack = 1e-15 * np.asarray(_ORDERS) / (np.asarray(_ORDERS) - 1.0)
+    slack = 1e-15 * np.asarray(orders) / (np.asarray(orders) - 1.0)
     return np.where(found >= -slack, np.maximum(found, 0.0) + slack, math.inf)
 
 
-@functools.lru_cache(maxsize=64)
-def _fixed_size_rdp(q: float, z: float) -> np.ndarray:
-    return fixed_size_rdp(q, z / 2.0, _ORDERS)  # z is over half the distance that a replacement moves the sum.
+_fixed_size_rdp = functools.lru_cache(maxsize=256)(fixed_size_rdp)
 
 
 ACCOUNTANTS: dict[str, Accountant] = {a.name: a for a in (PldAccountant(), RdpAccountant())}

@@ -15,7 +15,7 @@ import math
 
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, Releases, gaussian_delta, poisson_replace_refusal
 
 #: The share of delta that composition itself uses up, as in the authors' experiments.
@@ -27,12 +27,11 @@ def jalko2017_epsilon(
     sampling_probability: float,
     num_releases: int,
     delta: float,
-    composition_delta: float | None = None,
     composition_constant: float = 1.0,
 ) -> float:
     """Returns the total epsilon of the paper's advanced composition.
 
-    With delta' = `composition_delta` and delta_0 = (delta - delta') / (q T):
+    With delta' = delta / 5 and delta_0 = (delta - delta') / (q T):
     epsilon_0 = sqrt(2 log(1.25 / delta_0)) / z, the classical Gaussian bound;
     epsilon_1 = log(1 + q (e^{epsilon_0} - 1)), amplification, with delta_1 = q delta_0;
     epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1), with c = 1.
@@ -45,45 +44,33 @@ def jalko2017_epsilon(
       sampling_probability: q.
       num_releases: T.
       delta: the total delta.
-      composition_delta: delta', by default a fifth of `delta`.
       composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
     """
     delta = check.delta(delta)
     z = check.positive("noise_multiplier", noise_multiplier)
     q = check.probability("sampling_probability", sampling_probability)
     releases = check.count("num_releases", num_releases, 1)
-    slack = COMPOSITION_SHARE * delta if composition_delta is None else check.delta(composition_delta)
-    if slack >= delta:
-        raise ValueError(f"composition_delta={slack} must be below delta={delta}; pass a part of it.")
     constant = check.positive("composition_constant", composition_constant)
     if constant < 1.0:
         raise ValueError(f"composition_constant={constant} must be at least 1; the theorem's is 1.")
-    delta_0 = _step_delta(q, releases, delta, slack)
-    epsilon_0 = math.sqrt(2.0 * math.log(1.25 / delta_0)) / z
-    if epsilon_0 > 700.0:
+    epsilon_0, _ = _of_one_step(z, q, releases, delta)
+    epsilon_1 = math.log1p(q * math.expm1(epsilon_0)) if epsilon_0 < 700.0 else math.inf
+    if epsilon_1 > 300.0:
         return math.inf
-    epsilon_1 = math.log1p(q * math.expm1(epsilon_0))
-    return (
-        math.sqrt(2.0 * releases * math.log(constant / slack)) * epsilon_1
-        + releases * epsilon_1 * math.expm1(epsilon_1)
-        if epsilon_1 < 300.0
-        else math.inf
-    )
+    spread = math.sqrt(2.0 * releases * math.log(constant / (COMPOSITION_SHARE * delta))) * epsilon_1
+    return spread + releases * epsilon_1 * math.expm1(epsilon_1)
 
 
-def _step_delta(q: float, releases: int, delta: float, slack: float) -> float:
-    return min(0.999, (delta - slack) / (q * releases))
+def _of_one_step(z: float, q: float, num_releases: int, delta: float) -> tuple[float, float]:
+    """Returns epsilon_0 and delta_0."""
+    delta_0 = min(0.999, (1.0 - COMPOSITION_SHARE) * delta / (q * num_releases))
+    return math.sqrt(2.0 * math.log(1.25 / delta_0)) / z, delta_0
 
 
-def classical_bound_holds(noise_multiplier: float, q: float, num_releases: int, delta: float) -> bool:
-    """Returns whether the classical Gaussian bound of each step is true, by the closed form.
-
-    Its textbook proof needs epsilon_0 <= 1; the paper's settings often exceed that, so the claim is
-    checked against the exact delta of the Gaussian mechanism.
-    """
-    delta_0 = _step_delta(q, num_releases, delta, COMPOSITION_SHARE * delta)
-    epsilon_0 = math.sqrt(2.0 * math.log(1.25 / delta_0)) / noise_multiplier
-    return gaussian_delta(epsilon_0, 1.0 / noise_multiplier) <= delta_0
+def _classical_bound_holds(z: float, q: float, num_releases: int, delta: float) -> bool:
+    # Its textbook proof needs epsilon_0 <= 1, which the paper's settings often exceed: so by the closed form.
+    epsilon_0, delta_0 = _of_one_step(z, q, num_releases, delta)
+    return gaussian_delta(epsilon_0, 1.0 / z) <= delta_0
 
 
 class AdvancedCompositionAccountant(Accountant):
@@ -112,7 +99,7 @@ class AdvancedCompositionAccountant(Accountant):
         unit = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         kinds = {(1.0, z / unit): n for z, n in releases.full.items()} | releases.poisson
         for (q, z), n in kinds.items():  # One at most.
-            return jalko2017_epsilon(z, q, n, delta) if classical_bound_holds(z, q, n, delta) else math.inf
+            return jalko2017_epsilon(z, q, n, delta) if _classical_bound_holds(z, q, n, delta) else math.inf
         return 0.0
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from dp_accounting import DpEvent
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import get_accountant
 from tfp_dpvi.privacy.plan import PrivacyPlan, compose
 
@@ -56,7 +56,7 @@ class EpsilonCurve:
         """
         if not 0 <= step <= self._steps[-1]:
             raise ValueError(f"step={step!r} must lie between 0 and the plan's {self._steps[-1]} releases.")
-        return self._epsilons[bisect.bisect_left(self._steps, step)]
+        return float(self._epsilons[bisect.bisect_left(self._steps, step)])
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -9,8 +9,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from sqlalchemy import event, pool
 from tfp_dpvi.privacy.errors import LedgerError
 
 #: Of the tables below; a file of a later one is refused.
-FORMAT = 2
+FORMAT = 3
 
 METADATA = sa.MetaData()
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -60,13 +59,14 @@ RESERVATIONS = sa.Table(
     sa.Column("process", sa.Text, nullable=False),
     sa.Column("time", sa.Text, nullable=False),
 )
-#: Budgets in the order in which they were set; the last one holds.
+#: Budgets in the order in which they were set; the last one holds. With an order it is a Renyi filter.
 BUDGETS = sa.Table(
     "budgets",
     METADATA,
     sa.Column("id", _KEY, primary_key=True),
     sa.Column("epsilon", sa.Float(53), nullable=False),
     sa.Column("delta", sa.Float(53), nullable=False),
+    sa.Column("renyi_order", sa.Float(53)),
     sa.Column("time", sa.Text, nullable=False),
 )
 #: What was shown of the data beside the releases.
@@ -77,6 +77,8 @@ EXPOSURES = sa.Table(
     sa.Column("text", sa.Text, unique=True),
     sa.Column("time", sa.Text, nullable=False),
 )
+#: Charges with their plans.
+ALL_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
 # For `unconfirmed_steps`, which would read all reservations else.
 _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
 sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
@@ -104,7 +106,7 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self.closed = False
-        memory = None
+        memory: sqlite3.Connection | None = None
         with self._naming_errors():
             if self.path is not None:
                 self._identity = _open_file(self.path, create=not read_only)
@@ -122,32 +124,36 @@ class Database:
             _DATABASES.add(self)
         weakref.finalize(self, _release, self._engine, self._pid, memory)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with this process."""
+        return self.path is None and self.url is None
+
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """Opens a transaction that sees one state of the tables."""
-        options = {} if self.url is None else {"isolation_level": "REPEATABLE READ"}
-        with self._transaction(**options) as connection:
+        with self._transaction({} if self.url is None else {"isolation_level": "REPEATABLE READ"}) as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """Opens a transaction that no other writer comes in between; an exception undoes it."""
         self.check_writable()
-        with self._transaction(writes=True) as connection:
+        with self._transaction({"writes": True}) as connection:
             yield connection
 
     def check_writable(self) -> None:
         """Raises `LedgerError` where `write` is refused."""
         if self.read_only:
             raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
-        if self._pid != os.getpid() and self.path is None and self.url is None:
+        if self._pid != os.getpid() and self.in_memory:
             raise LedgerError(
                 "this ledger is in memory and was made before this process was forked, so that parent and child would each spend "
                 "its budget.\nGive it a path: PrivacyLedger(path)."
             )
 
     @contextlib.contextmanager
-    def _transaction(self, **options: Any) -> Iterator[sa.Connection]:
+    def _transaction(self, options: Mapping[str, str | bool]) -> Iterator[sa.Connection]:
         with self._lock, self._naming_errors():
             if self.closed:
                 raise LedgerError("this ledger is closed; open its path again.")
@@ -170,13 +176,10 @@ class Database:
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.NoSuchModuleError as error:
+        except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise LedgerError(
-                f"{self.shown!r} names a database that SQLAlchemy does not know; pass 'postgresql+psycopg://host/name' or a path."
-            ) from error
-        except ImportError as error:
-            raise LedgerError(
-                f"{self.shown!r} needs a driver that is not installed ({error}): pip install 'tfp-dpvi[postgresql]'."
+                f"{self.shown!r} needs a driver that is not installed ({error}): pass a path or 'postgresql+psycopg://host/name', "
+                "for which\npip install 'tfp-dpvi[postgresql]'."
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
@@ -196,21 +199,21 @@ class Database:
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
-        found = None
+        found = "ok"
         if self.path is not None:
             found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
             if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
                 found = "some of its rows are gone"
-        if found in (None, "ok") and connection.execute(_NOT_THE_SUM).first() is not None:
+        if found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
             found = "its charges are not the sums of its reservations"
-        if found not in (None, "ok"):
+        if found != "ok":
             raise LedgerError(
                 f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
             )
 
     def close(self) -> None:
         """Closes the connections; later calls raise `LedgerError`."""
-        if self.path is not None or self.url is not None:
+        if not self.in_memory:
             self.closed = True
             self._engine.dispose(close=self._pid == os.getpid())
 

@@ -7,15 +7,16 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
-from tfp_dpvi.privacy.sampling_schemes import SamplingScheme, scheme_from_json
-from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Sensitivity
+from tfp_dpvi.privacy.sampling import SamplingScheme, scheme_from_json
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
 #: How often the grid of the search's first part is doubled.
 _ROUGH = 4
+_SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,21 +85,8 @@ class PrivacyPlan:
                 f"purpose={self.purpose!r} must be a non-empty string; say what is released, or leave it out."
             )
         self.sampling.check_relation(self.neighboring_relation)
-        single = self.sampling.dp_event(dp_accounting.GaussianDpEvent(1.0))
+        single = self.sampling.dp_event(dp_accounting.GaussianDpEvent(1.0), 1)
         accountants.get_accountant(self.accountant).releases(single, self.neighboring_relation)
-
-    @property
-    def mechanism(self) -> DpEvent:
-        """The event of the noise alone, before sampling."""
-        if self.noise_multiplier == 0.0:
-            return dp_accounting.NonPrivateDpEvent()
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier / unit)
-
-    @property
-    def release_event(self) -> DpEvent:
-        """The event of a single release."""
-        return self.event_of(1)
 
     @property
     def dp_event(self) -> DpEvent:
@@ -108,22 +96,22 @@ class PrivacyPlan:
     def event_of(self, num_releases: int) -> DpEvent:
         """Returns the event of the first `num_releases` releases."""
         num_releases = check.count("num_releases", num_releases)
-        mechanism = self.mechanism
-        if isinstance(mechanism, dp_accounting.NonPrivateDpEvent):
-            return mechanism if num_releases else dp_accounting.NoOpDpEvent()
-        return self.sampling.composed_dp_event(mechanism, num_releases)
+        if num_releases == 0:
+            return dp_accounting.NoOpDpEvent()
+        if self.noise_multiplier == 0.0:
+            return dp_accounting.NonPrivateDpEvent()
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        return self.sampling.dp_event(dp_accounting.GaussianDpEvent(self.noise_multiplier / unit), num_releases)
 
     def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
         """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
-        event = compose(prior_events, self.dp_event)
-        accountant = accountants.get_accountant(self.accountant)
-        return accountant.epsilon(event, delta, self.neighboring_relation)
+        price = accountants.get_accountant(self.accountant)
+        return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
 
     def delta(self, epsilon: float, prior_events: Sequence[DpEvent] = ()) -> float:
         """Returns delta at `epsilon` of all releases, after `prior_events`; 1 without noise."""
-        event = compose(prior_events, self.dp_event)
-        accountant = accountants.get_accountant(self.accountant)
-        return accountant.delta(event, epsilon, self.neighboring_relation)
+        price = accountants.get_accountant(self.accountant)
+        return price.delta(compose(prior_events, self.dp_event), epsilon, self.neighboring_relation)
 
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
@@ -165,64 +153,25 @@ class PrivacyPlan:
           BudgetExhaustedError: if the prior events already use the budget up.
           UnsupportedPairError: if sampling and adjacency have no price.
         """
-        target = check.epsilon(epsilon)
-        delta = check.delta(delta)
-        plan = cls(
-            sampling=sampling,
-            noise_multiplier=1.0,
-            num_releases=check.count("num_releases", num_releases, 1),
-            neighboring_relation=neighboring_relation,
-            sensitivity=sensitivity,
-            accountant=accountant,
-            l2_norm_clip=l2_norm_clip,
-            num_records=num_records,
-        )
-        spent = plan.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
-        if spent >= target:
-            raise BudgetExhaustedError(
-                f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-                "before. Nothing was spent by this call; allow a larger epsilon or stop here."
-            )
-        price = accountants.get_accountant(accountant)
-        relation = plan.neighboring_relation
-        before = compose(prior_events, dp_accounting.NoOpDpEvent())
-        rough_spent = price.epsilon(before, delta, relation, coarser=_ROUGH) if prior_events else 0.0
+        target, delta = check.epsilon(epsilon), check.delta(delta)
+        releases = check.count("num_releases", num_releases, 1)
+        plan = cls(sampling, 1.0, releases, neighboring_relation, sensitivity, accountant, l2_norm_clip, num_records)
+        return plan.calibrated(target, delta, prior_events)
 
-        def measure(coarser: int) -> Callable[[float], float]:
-            def epsilon_of(z: float) -> float:
-                event = compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
-                return price.epsilon(event, delta, relation, coarser=coarser)
-
-            return epsilon_of
-
-        q = getattr(sampling, "probability", 1.0)
-        replace = relation is NeighboringRelation.REPLACE_ONE
-        guess = calibration.guess_noise_multiplier(target - spent, delta, q, plan.num_releases, replace)
-        noise = calibration.smallest_noise_multiplier(
-            [(measure(_ROUGH), rough_spent), (measure(0), spent)],
-            target,
-            guess * sampling.unit_sensitivity(plan.sensitivity, relation),
-        )
-        return plan.replace(noise_multiplier=noise)
+    def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
+        """Returns this plan with the smallest noise multiplier that keeps within a budget; see `calibrate`."""
+        return self.replace(noise_multiplier=_calibrated_noise(self, epsilon, delta, prior_events))
 
     def with_most_releases(
-        self,
-        *,
-        epsilon: float,
-        delta: float,
-        prior_events: Sequence[DpEvent] = (),
-        limit: int = 10_000_000,
+        self, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), limit: int = 10_000_000
     ) -> "PrivacyPlan":
-        """Returns this plan with the largest number of releases that keeps within a budget.
+        """Returns this plan with the largest number of releases, up to `limit`, that keeps within a budget; it may be 0.
 
         Args:
           epsilon: total budget, prior events included.
           delta: probability at which epsilon may fail.
           prior_events: what was released before on the same data under the same adjacency.
           limit: the largest number considered.
-
-        Returns:
-          The plan; its `num_releases` is 0 where not even one release fits.
         """
         target, delta = check.epsilon(epsilon), check.delta(delta)
         limit = check.count("limit", limit)
@@ -232,26 +181,17 @@ class PrivacyPlan:
 
         return self.replace(num_releases=calibration.largest_count(total, target, limit))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
-        return {
+        data = {
             "schema_version": PLAN_SCHEMA_VERSION,
+            **dataclasses.asdict(self),
             "sampling": self.sampling.to_json(),
-            "noise_multiplier": self.noise_multiplier,
-            "num_releases": self.num_releases,
             "neighboring_relation": self.neighboring_relation.name.lower(),
-            "sensitivity": self.sensitivity.to_json(),
-            "accountant": self.accountant,
-            "l2_norm_clip": self.l2_norm_clip,
-            "num_records": self.num_records,
-            # Left out of training plans, which every version reads.
-            **({} if self.purpose is None else {"purpose": self.purpose}),
-            **({} if self.gradient_sensitivity is None else self._metrics_to_json()),
+            "metrics": list(self.metrics),
         }
-
-    def _metrics_to_json(self) -> dict[str, Any]:
-        assert self.gradient_sensitivity is not None
-        return {"metrics": list(self.metrics), "gradient_sensitivity": self.gradient_sensitivity.to_json()}
+        # Left out of training plans, which every version reads.
+        return {name: value for name, value in data.items() if value or name not in _SOMETIMES}
 
     @property
     def without_metrics(self) -> "PrivacyPlan":
@@ -261,7 +201,7 @@ class PrivacyPlan:
         return self.replace(sensitivity=self.gradient_sensitivity, metrics=(), gradient_sensitivity=None)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "PrivacyPlan":
+    def from_json(cls, data: Json) -> "PrivacyPlan":
         """Rebuilds a plan from `to_json`.
 
         Raises:
@@ -275,11 +215,37 @@ class PrivacyPlan:
                 "read it with the version of tfp_dpvi that wrote it."
             )
         fields["sampling"] = scheme_from_json(fields["sampling"])
-        fields["sensitivity"] = Sensitivity.from_json(fields["sensitivity"])
-        if "metrics" in fields:
-            fields["metrics"] = tuple(fields["metrics"])
-            fields["gradient_sensitivity"] = Sensitivity.from_json(fields["gradient_sensitivity"])
+        for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
+            fields[name] = Sensitivity.from_json(fields[name])
         return cls(**fields)
+
+
+def _calibrated_noise(plan: PrivacyPlan, target: float, delta: float, prior_events: Sequence[DpEvent]) -> float:
+    """Returns the smallest noise multiplier with which a plan keeps the target; see `PrivacyPlan.calibrate`."""
+    spent = plan.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
+    if spent >= target:
+        raise BudgetExhaustedError(
+            f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+            "before. Nothing was spent by this call; allow a larger epsilon or stop here."
+        )
+    price, relation = accountants.get_accountant(plan.accountant), plan.neighboring_relation
+    before = compose(prior_events, dp_accounting.NoOpDpEvent())
+    rough_spent = price.epsilon(before, delta, relation, coarser=_ROUGH) if prior_events else 0.0
+
+    def measure(coarser: int) -> Callable[[float], float]:
+        def epsilon_of(z: float) -> float:
+            event = compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
+            return price.epsilon(event, delta, relation, coarser=coarser)
+
+        return epsilon_of
+
+    q = getattr(plan.sampling, "probability", 1.0)
+    replace = relation is NeighboringRelation.REPLACE_ONE
+    guess = calibration.guess_noise_multiplier(target - spent, delta, q, plan.num_releases, replace)
+    unit = plan.sampling.unit_sensitivity(plan.sensitivity, relation)
+    return calibration.smallest_noise_multiplier(
+        [(measure(_ROUGH), rough_spent), (measure(0), spent)], target, guess * unit
+    )
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:

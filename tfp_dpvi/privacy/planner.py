@@ -1,24 +1,27 @@
 """What a fit would cost, before any data are touched: `python -m tfp_dpvi.privacy plan`."""
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
-from tfp_dpvi.privacy.report import round_up
-from tfp_dpvi.privacy.sampling_schemes import (
+from tfp_dpvi.privacy.report import finite
+from tfp_dpvi.privacy.report_text import round_up
+from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
     FullBatch,
     PoissonSampling,
     SamplingScheme,
 )
+from tfp_dpvi.privacy.sensitivity import Json
 
 OUTLOOK_SCHEMA_VERSION = 1
 SAMPLINGS = ("poisson", "fixed_size", "full_batch", "each_record_once_per_epoch")
@@ -28,14 +31,7 @@ LARGE_EPSILON = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The epsilon of one plan, or why it has none.
-
-    Attributes:
-      what: the variation priced.
-      noise_multiplier: its noise.
-      epsilon: what it costs; None where the pair is not supported.
-      note: one sentence, may be empty.
-    """
+    """The noise and epsilon of one variation of a plan; epsilon is None where it has no price."""
 
     what: str
     noise_multiplier: float | None
@@ -76,12 +72,16 @@ class PrivacyOutlook:
         """Returns epsilon over the steps of the plan."""
         return EpsilonCurve(self.plan, (), self.delta)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
         plan = self.plan
+        prices = {
+            name: [{**dataclasses.asdict(price), "epsilon": finite(price.epsilon)} for price in getattr(self, name)]
+            for name in ("side_by_side", "changes")
+        }
         return {
             "schema_version": OUTLOOK_SCHEMA_VERSION,
-            "epsilon": _number(self.epsilon),
+            "epsilon": finite(self.epsilon),
             "delta": self.delta,
             "noise_multiplier": plan.noise_multiplier,
             "accountant": plan.accountant,
@@ -92,9 +92,8 @@ class PrivacyOutlook:
             "num_releases": plan.num_releases,
             "epochs": self.epochs,
             "target_epsilon": self.target_epsilon,
-            "side_by_side": [_price_json(p) for p in self.side_by_side],
-            "changes": [_price_json(p) for p in self.changes],
-            "warnings": list(self.warnings),
+            **prices,
+            "warnings": [*self.warnings],
             "plan": plan.to_json(),
         }
 
@@ -152,9 +151,7 @@ def plan_privacy(
       TypeError, ValueError: for bad arguments, named with the fix.
       UnsupportedPairError: for a pair without a price.
     """
-    records = check.count("num_records", num_records, 1)
-    batch = check.count("batch_size", batch_size, 1)
-    delta = check.delta(delta)
+    records, batch = check.count("num_records", num_records, 1), check.count("batch_size", batch_size, 1)
     if batch > records:
         raise ValueError(f"batch_size={batch} exceeds num_records={records}; pass at most the number of records.")
     if (epochs is None) == (steps is None):
@@ -162,33 +159,18 @@ def plan_privacy(
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them.")
     per_epoch = -(-records // batch)
-    accountant = accountant or ("rdp" if sampling == "fixed_size" else "pld")
-    total = check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch
     question = _Question(
         records=records,
         batch=batch,
-        total=total,
-        sampling=sampling,
-        delta=delta,
+        total=check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch,
+        sampling=check.one_of("sampling", sampling, SAMPLINGS),
+        delta=check.delta(delta),
         epsilon=None if epsilon is None else check.epsilon(epsilon),
         noise=None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier),
         relation=check.relation(neighboring_relation),
-        accountant=accountants.get_accountant(accountant).name,
+        accountant=accountant or ("rdp" if sampling == "fixed_size" else "pld"),
     )
-    plan = question.plan()
-    found = plan.epsilon(delta)
-    return PrivacyOutlook(
-        plan=plan,
-        epsilon=found,
-        delta=delta,
-        num_records=records,
-        batch_size=batch,
-        epochs=total / per_epoch,
-        side_by_side=tuple(_side_by_side(plan, delta)),
-        changes=tuple(_changes(question)),
-        target_epsilon=question.epsilon,
-        warnings=tuple(_warnings(found, delta, records)),
-    )
+    return question.outlook(per_epoch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +185,23 @@ class _Question:
     relation: NeighboringRelation
     accountant: str
 
+    def outlook(self, steps_per_epoch: int) -> PrivacyOutlook:
+        plan = self.plan()
+        found = plan.epsilon(self.delta)
+        return PrivacyOutlook(
+            plan=plan,
+            epsilon=found,
+            delta=self.delta,
+            num_records=self.records,
+            batch_size=self.batch,
+            epochs=self.total / steps_per_epoch,
+            side_by_side=tuple(_side_by_side(plan, self.delta)),
+            changes=tuple(_changes(self)),
+            target_epsilon=self.epsilon,
+            warnings=tuple(_warnings(found, self.delta, self.records)),
+        )
+
     def scheme(self) -> SamplingScheme:
-        if self.sampling not in SAMPLINGS:
-            raise ValueError(f"sampling={self.sampling!r} is unknown; choose one of {', '.join(SAMPLINGS)}.")
         if self.sampling == "full_batch" or (self.sampling == "poisson" and self.batch == self.records):
             return FullBatch()
         if self.sampling == "poisson":
@@ -215,25 +211,17 @@ class _Question:
         return EachRecordOncePerEpoch(-(-self.records // self.batch))
 
     def plan(self) -> PrivacyPlan:
-        if self.epsilon is not None:
-            return PrivacyPlan.calibrate(
-                epsilon=self.epsilon,
-                delta=self.delta,
-                sampling=self.scheme(),
-                num_releases=self.total,
-                neighboring_relation=self.relation,
-                accountant=self.accountant,
-                num_records=self.records,
-            )
-        assert self.noise is not None
-        return PrivacyPlan(
+        draft = PrivacyPlan(
             self.scheme(),
-            self.noise,
+            1.0 if self.noise is None else self.noise,
             self.total,
             self.relation,
             accountant=self.accountant,
             num_records=self.records,
         )
+        if self.epsilon is None:
+            return draft
+        return draft.calibrated(self.epsilon, self.delta)
 
     def price(self, what: str, note: str = "", **changes: Any) -> Price:
         other = dataclasses.replace(self, **changes)
@@ -248,44 +236,30 @@ def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     prices = []
     for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE):
         for name in accountants.ACCOUNTANTS:
-            what = f"{name}, {relation.name.lower()}"
-            try:
+            found, note = None, "has no price"
+            with contextlib.suppress(ValueError):  # UnsupportedPairError, or a delta too small for PLD.
                 found = plan.replace(neighboring_relation=relation, accountant=name).epsilon(delta)
-            except ValueError:  # As above.
-                prices.append(Price(what, plan.noise_multiplier, None, "has no price"))
-                continue
-            note = "its bound does not hold here" if math.isinf(found) and plan.noise_multiplier else ""
-            prices.append(Price(what, plan.noise_multiplier, found, note))
+                note = "its bound does not hold here" if math.isinf(found) and plan.noise_multiplier else ""
+            prices.append(Price(f"{name}, {relation.name.lower()}", plan.noise_multiplier, found, note))
     return prices
 
 
 def _changes(question: _Question) -> list[Price]:
-    batch, total, records = question.batch, question.total, question.records
-    prices = []
-    if 2 * batch <= records:
-        prices.append(question.price(f"batch size {2 * batch:,}, same number of steps", batch=2 * batch))
-        if total >= 2:
-            prices.append(
-                question.price(
-                    f"batch size {2 * batch:,}, same number of epochs", batch=2 * batch, total=-(-total // 2)
-                )
-            )
-    if total >= 2:
-        prices.append(question.price("half the steps", total=-(-total // 2)))
+    batch, half, prices = question.batch, -(-question.total // 2), []
+    if 2 * batch <= question.records:
+        doubled = f"batch size {2 * batch:,}, same number of"
+        prices.append(question.price(f"{doubled} steps", batch=2 * batch))
+        if question.total >= 2:
+            prices.append(question.price(f"{doubled} epochs", batch=2 * batch, total=half))
+    if question.total >= 2:
+        prices.append(question.price("half the steps", total=half))
+    add, replace = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
     if question.sampling in ("poisson", "fixed_size"):
-        prices.append(
-            question.price(
-                "no amplification (replace_one, own batches)",
-                "batches of your own, each record at most once per epoch",
-                sampling="each_record_once_per_epoch",
-                relation=NeighboringRelation.REPLACE_ONE,
-            )
-        )
-    other = NeighboringRelation.REPLACE_ONE
-    if question.relation is other:
-        other = NeighboringRelation.ADD_OR_REMOVE_ONE
-    prices.append(question.price(f"adjacency {other.name.lower()}", relation=other))
-    return prices
+        note = "batches of your own, each record at most once per epoch"
+        own = {"sampling": "each_record_once_per_epoch", "relation": replace}
+        prices.append(question.price("no amplification (replace_one, own batches)", note, **own))
+    other = add if question.relation is replace else replace
+    return [*prices, question.price(f"adjacency {other.name.lower()}", relation=other)]
 
 
 def _warnings(epsilon: float, delta: float, records: int) -> list[str]:
@@ -303,14 +277,6 @@ def _warnings(epsilon: float, delta: float, records: int) -> list[str]:
             "that publishes a random record outright now and then would pass. Choose a smaller delta."
         )
     return warnings
-
-
-def _number(value: float | None) -> float | str | None:
-    return "inf" if value is not None and math.isinf(value) else value
-
-
-def _price_json(price: Price) -> dict[str, Any]:
-    return {**dataclasses.asdict(price), "epsilon": _number(price.epsilon)}
 
 
 def _text(value: float) -> str:

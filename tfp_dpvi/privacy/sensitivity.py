@@ -1,8 +1,14 @@
-"""How far one record can move a clipped sum (contract C3): A for presence, D for replacement."""
+"""How far one record moves what is released (contract C3), and sums released jointly on one sample (section 5.5)."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
+
+#: A JSON object, as `json.loads` returns it.
+Json: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +42,73 @@ class Sensitivity:
 
     def to_json(self) -> dict[str, float]:
         """Returns a JSON-ready dictionary."""
-        return {"add_or_remove": self.add_or_remove, "replace": self.replace}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, float]) -> "Sensitivity":
         """Rebuilds the value from `to_json`."""
-        return cls(add_or_remove=data["add_or_remove"], replace=data["replace"])
+        return cls(**data)
 
 
 #: What a plain clip of each record's contribution has: A = 1, D = 2.
 PER_RECORD_CLIP = Sensitivity()
+
+
+def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
+    """Returns the multiplier of the one Gaussian release that equals several on one sample.
+
+    Formal guarantee: releasing sums f_i + N(0, (z_i A_i)^2 I) of sensitivities A_i on the same sample
+    is a linear image of releasing (f_i / (z_i A_i))_i + N(0, I), whose sensitivity is at most
+    (sum z_i^-2)^1/2. It therefore costs what one release with z = (sum z_i^-2)^-1/2 costs.
+
+    Args:
+      noise_multipliers: z_i, each part's standard deviation over its own sensitivity.
+    """
+    values = [check.non_negative("noise_multipliers", z) for z in noise_multipliers]
+    if not values:
+        raise ValueError("noise_multipliers is empty; pass one per part released.")
+    return 1.0 / math.sqrt(math.fsum(z**-2 for z in values)) if min(values) > 0.0 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPart:
+    """One of several sums released on the same sample: a vector, a matrix or a scalar.
+
+    Attributes:
+      name: what it is, for reports.
+      standard_deviation: of the noise on every coordinate, in the sum's own units.
+      sensitivity: A and D of the sum in the same units (not over a clip).
+    """
+
+    name: str
+    standard_deviation: float
+    sensitivity: Sensitivity
+
+    def __post_init__(self) -> None:
+        check.positive("standard_deviation", self.standard_deviation)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointGaussian:
+    """Sums released together on one sample, each with its own noise, as one mechanism.
+
+    Give `noise_multiplier` and `sensitivity` to a `PrivacyPlan`; the unit is arbitrary (A = 1).
+    """
+
+    parts: tuple[GaussianPart, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        if not self.parts:
+            raise ValueError("parts is empty; pass at least one GaussianPart.")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation over the joint add-or-remove sensitivity."""
+        return joint_noise_multiplier([p.standard_deviation / p.sensitivity.add_or_remove for p in self.parts])
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """A = 1 and the joint replacement distance in the same unit."""
+        replace = joint_noise_multiplier([p.standard_deviation / p.sensitivity.replace for p in self.parts])
+        return Sensitivity(1.0, self.noise_multiplier / replace)

@@ -26,18 +26,22 @@ times A^2. With n_e encoder coordinates, n in all, and where A is what is priced
 
 Blocks and the optimal split tie exactly: wherever rho_e^2 >= 1 + h, one draw of that size has the A that the joint
 price (section 5.5) gives two draws of which it is the sum, and the optimum lies there. Blocks need n_e fewer normals.
+
+The paper's split, tau = 2 C2 B / (C1 b), gives both draws one multiplier over their own sensitivities, and A = sqrt(2). That
+is the plain reading of the factor kappa of about 2 (in variance) in Takahashi et al. 2020 (arXiv:2006.11204), with the
+sensitivity of the batch-wise term corrected to 2 C2; it could not be checked against the paper's text.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.privacy.sampling_schemes import SamplingScheme
+from tfp_dpvi import _validate as check
+from tfp_dpvi.privacy.sampling import SamplingScheme
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 
+_SCHEMES = ("blocks", "single", "split")
 _SPLITS = ("optimal", "paper")
 
 
@@ -73,7 +77,7 @@ def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float =
     """Returns what two draws, jointly released, are priced at (section 5.5): sqrt(radius^2 + (h / tau)^2).
 
     Args:
-      batch_shift: h, the most that the batch-wise term moves, in units of `l2_norm_clip`; at least 0.
+      batch_shift: h, as in `block_sensitivity`.
       batch_scale: tau, standard deviation of the batch-wise term's own draw over z * `l2_norm_clip`.
       radius: 1 for presence (A), 2 for replacement (D).
     """
@@ -112,104 +116,6 @@ class TermwiseNoise:
                 f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(add_or_remove=..., replace=...)."
             )
 
-    def total_variance(self, num_encoder: int, num_rest: int) -> float:
-        """Returns the noise's variance summed over all coordinates, in units of (z * `l2_norm_clip`)^2."""
-        num_encoder, num_rest = _dimensions(num_encoder, num_rest)
-        return num_encoder * self.encoder_scale**2 + num_rest * self.rest_scale**2
-
-    def variance_at_equal_privacy(
-        self,
-        num_encoder: int,
-        num_rest: int,
-        *,
-        sampling: SamplingScheme | None = None,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ) -> float:
-        """Returns the total variance that a fixed epsilon costs, up to a factor that all schemes share.
-
-        At equal epsilon z is proportional to what the plan prices, A or D / 2
-        (`SamplingScheme.unit_sensitivity`), so this is `total_variance` times its square.
-
-        Args:
-          num_encoder: n_e, number of encoder coordinates, at least 1.
-          num_rest: n_d, number of other coordinates.
-          sampling: how the plan's records are drawn; None for Poisson.
-          neighboring_relation: the plan's adjacency.
-        """
-        unit = _unit_sensitivity(self.sensitivity, sampling, neighboring_relation)
-        return self.total_variance(num_encoder, num_rest) * unit**2
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        kind = _DESCRIPTIONS.get(self.scheme, self.scheme)
-        return (
-            f"{kind}: its standard deviation is noise_multiplier x l2_norm_clip times {self.encoder_scale:.4g} on the "
-            f"encoder's coordinates and times {self.rest_scale:.4g} on the others; divided by these two scales, the sum "
-            f"moves by at most {self.sensitivity.add_or_remove:.4g} x l2_norm_clip with one record's presence and "
-            f"{self.sensitivity.replace:.4g} x l2_norm_clip with its replacement"
-        )
-
-
-_DESCRIPTIONS = {
-    "blocks": "noise in two blocks of the least total variance",
-    "single": "one size of noise for all coordinates",
-    "split_optimal": "two draws of noise, one for each term, split for the least total variance",
-    "split_paper": "two draws of noise, one for each term, at equal shares of the privacy budget",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Setting:
-    """What a scheme may look at: h, the part of h that is priced, and n / n_e."""
-
-    batch_shift: float
-    priced_shift: float
-    num_over_encoder: float
-
-
-def _in_blocks(name: str, setting: _Setting, encoder_scale: float) -> TermwiseNoise:
-    a, d = (block_sensitivity(setting.batch_shift, encoder_scale, radius=r) for r in (1.0, 2.0))
-    return TermwiseNoise(encoder_scale, 1.0, Sensitivity(a, d), name)
-
-
-def _in_two_draws(name: str, setting: _Setting, batch_scale: float) -> TermwiseNoise:
-    a, d = (split_sensitivity(setting.batch_shift, batch_scale, radius=r) for r in (1.0, 2.0))
-    return TermwiseNoise(math.hypot(1.0, batch_scale), 1.0, Sensitivity(a, d), name)
-
-
-def _best_batch_variance(setting: _Setting) -> float:
-    # Where A is priced, the cost is (n_e (1 + s) + n_d) A^2 with s = rho_e^2 - 1. For s < h, where A = (1 + h) / rho_e,
-    # it falls in s. Above, and for two draws with s = tau^2 everywhere, it is (n + n_e s) (1 + h^2 / s)
-    # = n + n_e h^2 + n_e s + n h^2 / s, least at s = h sqrt(n / n_e) >= h. Where D / 2 is priced, radius and shift
-    # are halved together, (D / 2)^2 = max of (t + h / 2)^2 / rho_e^2 + 1 - t^2: the same with h / 2 for h.
-    return setting.priced_shift * math.sqrt(setting.num_over_encoder)
-
-
-def _blocks(setting: _Setting) -> TermwiseNoise:
-    # Without a rest every rho_e costs the same, z being free: the plain meaning of z decides.
-    excess = _best_batch_variance(setting) if setting.num_over_encoder > 1.0 else 0.0
-    return _in_blocks("blocks", setting, math.sqrt(1.0 + excess))
-
-
-def _single(setting: _Setting) -> TermwiseNoise:
-    return _in_blocks("single", setting, 1.0)
-
-
-def _split_optimal(setting: _Setting) -> TermwiseNoise:
-    return _in_two_draws("split_optimal", setting, math.sqrt(_best_batch_variance(setting)))
-
-
-def _split_paper(setting: _Setting) -> TermwiseNoise:
-    return _in_two_draws("split_paper", setting, setting.batch_shift)
-
-
-_SCHEMES: dict[str, Callable[[_Setting], TermwiseNoise]] = {
-    "blocks": _blocks,
-    "single": _single,
-    "split_optimal": _split_optimal,
-    "split_paper": _split_paper,
-}
-
 
 def termwise_noise(
     scheme: str = "blocks",
@@ -228,12 +134,9 @@ def termwise_noise(
 
     * `"blocks"`: one draw whose size on the encoder minimises the total variance at equal privacy, exactly.
     * `"single"`: one draw of one size on all coordinates.
-    * `"split"`: two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, priced as
-      released both (section 5.5) though only their sum is used. `split="optimal"` takes the tau of least total
-      variance at equal privacy. `split="paper"` divides the budget equally, tau = 2 C2 B / (C1 b), so that both draws
-      have one multiplier over their own sensitivities and A = sqrt(2). That is the plain reading of the factor kappa
-      of about 2 (in variance) in Takahashi et al. 2020 (arXiv:2006.11204), with the sensitivity of the batch-wise
-      term corrected to 2 C2; it could not be checked against the paper's text. It is there to compare with.
+    * `"split"`: two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, priced as released
+      both (section 5.5) though only their sum is used. `split="optimal"` takes the tau of least total variance at equal
+      privacy, `split="paper"` divides the budget equally (module docstring).
 
     Args:
       scheme: "blocks", "single" or "split".
@@ -251,44 +154,51 @@ def termwise_noise(
     Raises:
       TypeError, ValueError: naming the argument, its value and the fix.
     """
-    name = _scheme_name(scheme, split)
+    check.one_of("scheme", scheme, _SCHEMES)
+    check.one_of("split", split, _SPLITS)
+    num_encoder = check.count("num_encoder", num_encoder, 1)
+    over_encoder = (num_encoder + check.count("num_rest", num_rest)) / num_encoder
+    shift = _batch_shift(l2_norm_clip, batch_l2_norm_clip, expected_batch_size, num_partitions)
+    # A alone for D = A: 1 where A is priced, 1 / 2 where D / 2 is.
+    unit = priced_sensitivity(Sensitivity(1.0, 1.0), sampling, neighboring_relation)
+    # Where A is priced, the cost is (n_e (1 + s) + n_d) A^2 with s = rho_e^2 - 1. For s < h, where A = (1 + h) / rho_e,
+    # it falls in s. Above, and for two draws with s = tau^2 everywhere, it is (n + n_e s) (1 + h^2 / s)
+    # = n + n_e h^2 + n_e s + n h^2 / s, least at s = h sqrt(n / n_e) >= h. Where D / 2 is priced, radius and shift
+    # are halved together, (D / 2)^2 = max of (t + h / 2)^2 / rho_e^2 + 1 - t^2: the same with h / 2 for h.
+    best = shift * unit * math.sqrt(over_encoder)
+    if scheme == "split":
+        tau = shift if split == "paper" else math.sqrt(best)
+        a, d = (split_sensitivity(shift, tau, radius=r) for r in (1.0, 2.0))
+        return TermwiseNoise(math.hypot(1.0, tau), 1.0, Sensitivity(a, d), f"split_{split}")
+    # Without a rest every rho_e costs the same, z being free: the plain meaning of z decides.
+    scale = math.sqrt(1.0 + best) if scheme == "blocks" and over_encoder > 1.0 else 1.0
+    a, d = (block_sensitivity(shift, scale, radius=r) for r in (1.0, 2.0))
+    return TermwiseNoise(scale, 1.0, Sensitivity(a, d), scheme)
+
+
+def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_size: float, partitions: int) -> float:
     c1 = check.positive("l2_norm_clip", l2_norm_clip)
     c2 = check.positive("batch_l2_norm_clip", batch_l2_norm_clip)
     batch = check.positive("expected_batch_size", expected_batch_size)
-    partitions = check.count("num_partitions", num_partitions, 1)
+    partitions = check.count("num_partitions", partitions, 1)
     if partitions > batch:
         raise ValueError(
             f"num_partitions={partitions} exceeds expected_batch_size={batch:g}: most groups would be empty. "
             "Take fewer partitions, or a larger batch."
         )
-    encoder, rest = _dimensions(num_encoder, num_rest)
     shift = 2.0 * (c2 / c1) * (batch / partitions)
     if not 0.0 < shift <= 1e12:
         raise ValueError(
             f"batch_l2_norm_clip={c2:g} moves the sum by {shift:g} times l2_norm_clip={c1:g}, which is out of range; "
             "bring the two clips closer together."
         )
-    # A alone for D = A: 1 where A is priced, 1 / 2 where D / 2 is.
-    priced = shift * _unit_sensitivity(Sensitivity(1.0, 1.0), sampling, neighboring_relation)
-    return _SCHEMES[name](_Setting(shift, priced, (encoder + rest) / encoder))
+    return shift
 
 
-def _scheme_name(scheme: str, split: str) -> str:
-    known = ("blocks", "single", "split")
-    if scheme not in known:
-        raise ValueError(f"scheme={scheme!r} is unknown; pass one of {', '.join(map(repr, known))}.")
-    if split not in _SPLITS:
-        raise ValueError(f"split={split!r} is unknown; pass one of {', '.join(map(repr, _SPLITS))}.")
-    return f"split_{split}" if scheme == "split" else scheme
-
-
-def _dimensions(num_encoder: int, num_rest: int) -> tuple[int, int]:
-    return check.count("num_encoder", num_encoder, 1), check.count("num_rest", num_rest)
-
-
-def _unit_sensitivity(
+def priced_sensitivity(
     sensitivity: Sensitivity, sampling: SamplingScheme | None, neighboring_relation: NeighboringRelation
 ) -> float:
+    """Returns A or D / 2, whichever a plan prices, to which z is proportional at equal epsilon; None is Poisson."""
     relation = check.relation(neighboring_relation)
     if sampling is None:
         return sensitivity.add_or_remove  # As PoissonSampling under both adjacencies; its rate does not matter.

@@ -2,7 +2,7 @@
 
 from tfp_dpvi.synthetic.clipping import table_clipped_sum
 from tfp_dpvi.synthetic.columns import Binary, Categorical, Column, Continuous, Integer
-from tfp_dpvi.synthetic.mixture import TableMixture, make_likelihood, make_prior, starting_point
+from tfp_dpvi.synthetic.mixture import Segments, TableMixture, make_likelihood, make_prior, starting_point
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
 from tfp_dpvi.synthetic.table import Layout, Table
 
@@ -14,6 +14,7 @@ __all__ = [
     "Integer",
     "Layout",
     "RubinEstimate",
+    "Segments",
     "Table",
     "TableMixture",
     "make_likelihood",

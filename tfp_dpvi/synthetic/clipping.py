@@ -3,26 +3,23 @@
 With r_k the probability of component k given the record, its gradient by the weights' logits is r - pi, and by the
 parameters of component k it is r_k times the sum over columns of the gradient of a log-probability in one column, which
 depends on nothing but k and the level there. Columns have parameters of their own, so squares add up: a table of squared
-norms, one for each component and level, gives every record's norm by one product of matrices. The sum of the clipped
-gradients takes another. So a step costs what two likelihoods cost, where a gradient for each record would take memory for
-every parameter times every record.
+norms, one for each component and level, gives every record's norm by one product of matrices, and the sum of the clipped
+gradients takes another.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import Clip, ClippedSum, PerExample, product_epsilon
-from tfp_dpvi.synthetic.mixture import _LEAST_SCALE, _LOCATION_UNIT, TableMixture, _log_table, _Segments
+from tfp_dpvi.synthetic.mixture import LEAST_SCALE, LOCATION_UNIT, Params, Segments, TableMixture, log_table_of
 
 
 def table_clipped_sum(
-    segments: _Segments, params: Any, codes: Any, mask: Any, clip: Clip
+    segments: Segments, params: Params, codes: tf.Tensor, mask: tf.Tensor, clip: Clip
 ) -> tuple[ClippedSum, PerExample]:
-    """Sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
+    """Returns the sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
 
-    What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures, in one structure's order.
+    What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures.
 
     Args:
       segments: where columns' levels are.
@@ -49,7 +46,7 @@ def table_clipped_sum(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(flat)
         log_weights = tf.nn.log_softmax(params["weights"])
-        log_table = _log_table(segments, params)
+        log_table = log_table_of(segments, params)
     squares = tf.cast(_squared_norms(segments, params, log_table), dtype)
     narrow, prior = tf.cast(log_table, dtype), tf.cast(log_weights, dtype)
     chosen = TableMixture(prior, narrow, segments).components_distribution.chosen(codes)
@@ -73,19 +70,19 @@ def table_clipped_sum(
     return ClippedSum(sums, clip), PerExample.of(-log_prob, [factors], keep)
 
 
-def _squared_norms(segments: _Segments, params: Any, log_table: Any) -> Any:
-    """For each component and level, the squared norm of its log-probability's gradient: [K, levels], rounded up."""
+def _squared_norms(segments: Segments, params: Params, log_table: tf.Tensor) -> tf.Tensor:
+    """Returns the squared norm of each level's log-probability's gradient: [K, levels], rounded up."""
     normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
     parts = []
     for place, part in enumerate(tf.split(log_table, segments.sizes, axis=-1)):
         shares = tf.exp(part)
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
-            scale = _LEAST_SCALE + tf.exp(log_scale)
-            z = (tf.constant(segments.centres[place], location.dtype) - _LOCATION_UNIT * location) / scale
+            scale = LEAST_SCALE + tf.exp(log_scale)
+            z = (tf.constant(segments.centres[place], location.dtype) - LOCATION_UNIT * location) / scale
             # Of the level's logit -z^2 / 2 by the location's parameter and the log scale; the normaliser takes off their mean.
             found = tf.zeros_like(part)
-            for slope in (_LOCATION_UNIT * z / scale, tf.square(z) * (scale - _LEAST_SCALE) / scale):
+            for slope in (LOCATION_UNIT * z / scale, tf.square(z) * (scale - LEAST_SCALE) / scale):
                 centred = slope - tf.reduce_sum(shares * slope, axis=-1, keepdims=True)
                 most = tf.reduce_max(tf.abs(slope), axis=-1, keepdims=True)
                 found += tf.square(tf.abs(centred) + 4.0 * product_epsilon(part.dtype) * most)

@@ -1,7 +1,7 @@
 """Columns of a table: public descriptions, and the coding of values as levels.
 
-A column has a fixed number of levels, numbered from 0: a category each, or an interval of numbers each. Nothing here is
-found out from records: what a record may hold is said beforehand, and a record that holds anything else is refused.
+A column has a fixed number of levels, numbered from 0: a category each, or an interval of numbers each. What a record may
+hold is public; a record that holds anything else is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import abc
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 
 MISSING = -1
 _SHAPES = ("histogram", "normal")
@@ -44,32 +44,24 @@ class Column(abc.ABC):
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Values for levels none of which is missing; numbers are uniform within their interval."""
 
-    def encode(self, name: str, values: Any) -> np.ndarray:
-        """Codes a column.
-
-        Args:
-          name: of the column, for messages.
-          values: array of shape [n].
-
-        Returns:
-          int32 array of shape [n]: levels, -1 for missing.
+    def encode(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Returns levels, int32 [n], -1 for missing, of values [n]; `name` is for messages.
 
         Raises:
           ValueError: a value that the description does not allow, or a missing one where none may be.
         """
         absent = is_missing(values)
         if absent.any() and not self.missing:
-            raise ValueError(
-                f"column {name!r} has missing values, and its description allows none: describe it with missing=True, or "
-                "fill them."
-            )
+            raise ValueError(f"column {name!r} has missing values: describe it with missing=True, or fill them.")
         codes = np.full(len(values), MISSING, np.int32)
         codes[~absent] = self._levels(name, values[~absent])
         return codes
 
 
 @dataclasses.dataclass(frozen=True)
-class _Numeric(Column):
+class Numeric(Column):
+    """What `Continuous` and `Integer` share: bounds, bins and a shape."""
+
     lower: float
     upper: float
     bins: int | Sequence[float] = 16
@@ -81,8 +73,7 @@ class _Numeric(Column):
         high = check.real("upper", self.upper, "pass a public bound")
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
-        if self.shape not in _SHAPES:
-            raise ValueError(f"shape={self.shape!r} is unknown: choose one of {', '.join(map(repr, _SHAPES))}.")
+        check.one_of("shape", self.shape, _SHAPES)
         if isinstance(self.bins, (int, np.integer)) and not isinstance(self.bins, bool):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
             return
@@ -119,8 +110,7 @@ class _Numeric(Column):
             numbers = values.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"column {name!r} holds values that are no numbers, and is described as {type(self).__name__}: convert it, "
-                "or describe it as Categorical."
+                f"column {name!r} holds values that are no numbers: convert it, or describe it as Categorical."
             ) from error
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
@@ -132,19 +122,19 @@ class _Numeric(Column):
 
 
 @dataclasses.dataclass(frozen=True)
-class Continuous(_Numeric):
+class Continuous(Numeric):
     """Real numbers between public bounds.
 
-    Only a number's bin is learned, and samples are uniform within it. So where records crowd to one end of a wide bin, means
-    of samples are off whatever the budget; where values are known to heap (zeros, round numbers), give them narrow bins.
+    Only a number's bin is learned, and samples are uniform within it. Where values are known to heap (zeros, round
+    numbers), give them narrow bins: elsewhere means of samples are off, whatever the budget.
 
     Attributes:
       lower: the least value allowed.
       upper: the largest value allowed.
       bins: the number of bins of equal width, or their inner edges, where a narrow one (as around zero) matters.
       shape: how a component of the mixture spreads over the bins: "histogram", any way it likes, or "normal", a
-        discretised normal, which has two parameters whatever the number of bins. A narrow normal's gradients are long:
-        records that have the value are clipped more than those that miss it, and missing values come out too frequent.
+        discretised normal of two parameters. A narrow normal's gradients are long: records that have the value are
+        clipped more than those that miss it, and missing values come out too frequent.
       missing: whether values may be missing.
 
     Raises:
@@ -170,7 +160,7 @@ class Continuous(_Numeric):
 
 
 @dataclasses.dataclass(frozen=True)
-class Integer(_Numeric):
+class Integer(Numeric):
     """Whole numbers between public bounds, both included. As for `Continuous`, samples are uniform within a bin.
 
     Attributes:
@@ -204,8 +194,7 @@ class Integer(_Numeric):
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
-                f"column {name!r} holds {numbers[broken][0]!r}, and is described as Integer: describe it as Continuous, or "
-                "round it."
+                f"column {name!r} holds {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
             )
         return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
 
@@ -254,8 +243,8 @@ class Categorical(Column):
             plain = kind.item() if isinstance(kind, np.generic) else kind
             if plain not in known:
                 raise ValueError(
-                    f"column {name!r} holds the category {plain!r}, which its description does not know: add it to "
-                    "categories (if that is public), or map it to one of them."
+                    f"column {name!r} holds the category {plain!r}, which its description does not know: add it (if that is "
+                    "public), or map it to another."
                 )
             levels.append(known[plain])
         return np.array(levels, np.int32)[places] if levels else np.zeros(0, np.int32)
@@ -291,8 +280,8 @@ class Binary(Column):
         strange = (numbers != 0.0) & (numbers != 1.0)
         if strange.any():
             raise ValueError(
-                f"column {name!r} holds {values[strange][0]!r}, and is described as Binary: code it as False and True or as "
-                "0 and 1, or describe it as Categorical."
+                f"column {name!r} holds {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or describe it as "
+                "Categorical."
             )
         return numbers.astype(np.int32)
 
@@ -303,7 +292,7 @@ class Binary(Column):
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
-    """Which entries are None, NaN or pandas' NA or NaT: bool [n]."""
+    """Returns which entries are None, NaN or pandas' NA or NaT: bool [n]."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     if values.dtype != object:
@@ -311,15 +300,15 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     return np.fromiter((_absent(value) for value in values), bool, len(values))
 
 
-def _absent(value: Any) -> bool:
+def _absent(value: Hashable) -> bool:
     return (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
     )
 
 
-def _distinct(name: str, values: np.ndarray) -> tuple[list[Any], np.ndarray]:
-    """Distinct objects in order of appearance, and the place of each entry's among them."""
-    seen: dict[Any, int] = {}
+def _distinct(name: str, values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
+    """Returns the distinct objects in order of appearance, and the place of each entry's among them."""
+    seen: dict[Hashable, int] = {}
     try:
         places = np.fromiter((seen.setdefault(value, len(seen)) for value in values), np.int64, len(values))
     except TypeError as error:

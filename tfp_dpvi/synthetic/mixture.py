@@ -13,29 +13,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.privacy import _validation as check
-from tfp_dpvi.synthetic.columns import MISSING, _Numeric
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import tf, tfd, tfp
+from tfp_dpvi.synthetic.columns import MISSING, Numeric
 from tfp_dpvi.synthetic.table import Table
 
-tfd = tfp.distributions
-_Distribution: Any = tfd.Distribution
-_Mixture: Any = tfd.MixtureSameFamily
+Params = dict[str, tf.Tensor]
+"""A draw from `make_prior`, or tensors structured as one."""
 
-_LEAST_SCALE = 0.01  # Of a normal over [-1, 1]: keeps its gradients finite.
+LEAST_SCALE = 0.01  # Of a normal over [-1, 1]: keeps its gradients finite.
 _START_SCALE = 0.5
 # Of the parameter, on [-1, 1]. By a location itself the gradient is one over the scale, so records with a narrow column
 # would be clipped for it and those that miss it would weigh more.
-_LOCATION_UNIT = 0.1
+LOCATION_UNIT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class _Segments:
+class Segments:
     """Where each column's levels lie in a row of the table of log-probabilities.
 
     Attributes:
@@ -49,19 +47,21 @@ class _Segments:
     maybe_missing: tuple[int, ...]
 
     @classmethod
-    def of(cls, table: Table) -> _Segments:
+    def of(cls, table: Table) -> Segments:
+        """Returns the segments of a table."""
         columns = tuple(table.columns.values())
         maybe_missing = tuple(place for place, column in enumerate(columns) if column.missing)
         centres = {
             place: column.centres.astype("float32")
             for place, column in enumerate(columns)
-            if isinstance(column, _Numeric) and column.shape == "normal"
+            if isinstance(column, Numeric) and column.shape == "normal"
         }
         sizes = (*(column.num_levels for column in columns), *(2 for _ in maybe_missing))
         return cls(sizes, centres, maybe_missing)
 
     @property
     def num_columns(self) -> int:
+        """The number of columns."""
         return len(self.sizes) - len(self.maybe_missing)
 
     @property
@@ -70,8 +70,8 @@ class _Segments:
         return tuple(size for place, size in enumerate(self.sizes) if place not in self.centres)
 
 
-def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> Any:
-    """The public prior over a mixture's parameters.
+def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> tfd.Distribution:
+    """Builds the public prior over a mixture's parameters.
 
     Args:
       table: the description.
@@ -85,7 +85,7 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
     """
     num = check.count("num_components", num_components, 1)
     alpha = np.float32(check.positive("concentration", concentration))
-    segments = _Segments.of(table)
+    segments = Segments.of(table)
     parts = {
         "weights": tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), num),
     }
@@ -93,18 +93,18 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
         parts["levels"] = tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), [num, sum(segments.free)])
     if segments.centres:
         middle = np.array([0.0, math.log(_START_SCALE)], np.float32)
-        spread = np.array([1.0 / _LOCATION_UNIT, 1.0], np.float32)
+        spread = np.array([1.0 / LOCATION_UNIT, 1.0], np.float32)
         normals = tfd.Normal(np.broadcast_to(middle, [num, len(segments.centres), 2]), spread)
         parts["normals"] = tfd.Independent(normals, 3)
     return tfd.JointDistributionNamed(parts)
 
 
-def make_likelihood(table: Table) -> Callable[[Any], Any]:
-    """The function from parameters, structured as `make_prior`'s, to the `TableMixture` of one coded record."""
-    segments = _Segments.of(table)
+def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
+    """Returns the function from parameters, structured as `make_prior`'s, to the `TableMixture` of one coded record."""
+    segments = Segments.of(table)
 
-    def likelihood(params: Any) -> Any:
-        return TableMixture(params["weights"], _log_table(segments, params), segments)
+    def likelihood(params: Params) -> TableMixture:
+        return TableMixture(params["weights"], log_table_of(segments, params), segments)
 
     return likelihood
 
@@ -112,7 +112,7 @@ def make_likelihood(table: Table) -> Callable[[Any], Any]:
 def starting_point(
     table: Table, num_components: int, *, target: str | None = None, spread: float = 0.5, seed: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Values of the parameters to start from: random, as equal components would stay equal. No record is looked at.
+    """Draws parameters to start from, as equal components would stay equal. No record is looked at.
 
     Args:
       table: the description.
@@ -125,7 +125,7 @@ def starting_point(
     Raises:
       ValueError: an unknown target.
     """
-    segments = _Segments.of(table)
+    segments = Segments.of(table)
     generator = np.random.default_rng(seed)
     start = {"weights": np.zeros(num_components, np.float32)}
     if segments.free:
@@ -138,13 +138,13 @@ def starting_point(
         _place_of(target, table, segments)
     if segments.centres:
         normals = np.zeros([num_components, len(segments.centres), 2])
-        normals[..., 0] = generator.normal(0.0, spread / _LOCATION_UNIT, normals.shape[:2])
+        normals[..., 0] = generator.normal(0.0, spread / LOCATION_UNIT, normals.shape[:2])
         normals[..., 1] = math.log(_START_SCALE)
         start["normals"] = normals.astype(np.float32)
     return start
 
 
-def _place_of(target: str, table: Table, segments: _Segments) -> tuple[int, int]:
+def _place_of(target: str, table: Table, segments: Segments) -> tuple[int, int]:
     if target not in table.columns:
         raise ValueError(f"target={target!r} is no column of the table; it has {', '.join(map(repr, table.names))}.")
     place = table.names.index(target)
@@ -154,23 +154,23 @@ def _place_of(target: str, table: Table, segments: _Segments) -> tuple[int, int]
     return begin, segments.sizes[place]
 
 
-def _log_table(segments: _Segments, params: Any) -> Any:
-    """Log-probabilities of every level in every component: [K, levels], normalised within each segment."""
+def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
+    """Returns log-probabilities of every level in every component: [K, levels], normalised within each segment."""
     free = iter(tf.split(params["levels"], segments.free, axis=-1)) if segments.free else iter(())
     normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
     logits = []
     for place in range(len(segments.sizes)):
         if place in segments.centres:
             location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
-            scale = _LEAST_SCALE + tf.exp(log_scale)
+            scale = LEAST_SCALE + tf.exp(log_scale)
             centres = tf.constant(segments.centres[place], location.dtype)
-            logits.append(-0.5 * tf.square((centres - _LOCATION_UNIT * location) / scale))
+            logits.append(-0.5 * tf.square((centres - LOCATION_UNIT * location) / scale))
         else:
             logits.append(next(free))
     return tf.concat([tf.nn.log_softmax(part) for part in logits], axis=-1)
 
 
-class TableMixture(_Mixture):
+class TableMixture(tfd.MixtureSameFamily):
     """Distribution of one coded record: int32 events of shape [columns], -1 where a value is missing.
 
     A `tfd.MixtureSameFamily` of products over columns.
@@ -181,18 +181,22 @@ class TableMixture(_Mixture):
       segments: where the columns' levels are in it.
     """
 
-    def __init__(self, logits: Any, log_table: Any, segments: Any, *, name: str = "TableMixture") -> None:
+    def __init__(
+        self, logits: tf.Tensor, log_table: tf.Tensor, segments: Segments, *, name: str = "TableMixture"
+    ) -> None:
         parameters = dict(locals())
         super().__init__(tfd.Categorical(logits=logits), _Product(log_table, segments), name=name)
         self._parameters = parameters
 
     @classmethod
-    def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> Any:
+    def _parameter_properties(
+        cls, dtype: tf.DType, num_classes: int | None = None
+    ) -> dict[str, tfp.util.ParameterProperties]:
         del dtype, num_classes
         properties = tfp.util.ParameterProperties
         return {"logits": properties(event_ndims=1), "log_table": properties(event_ndims=2)}
 
-    def _sample_n(self, n: Any, seed: Any) -> Any:
+    def _sample_n(self, n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         # A component for each record first: the parent class would sample all of them and drop all but one.
         pick_seed, seed = tfp.random.split_seed(seed, n=2)
         picked = self.mixture_distribution.sample(n, seed=pick_seed)
@@ -200,10 +204,10 @@ class TableMixture(_Mixture):
         return _Product(tf.gather(product.log_table, picked), product.segments).sample(seed=seed)
 
 
-class _Product(_Distribution):
+class _Product(tfd.Distribution):
     """Independent columns, for a batch of tables of log-probabilities [..., levels]."""
 
-    def __init__(self, log_table: Any, segments: _Segments, *, name: str = "Product") -> None:
+    def __init__(self, log_table: tf.Tensor, segments: Segments, *, name: str = "Product") -> None:
         parameters = dict(locals())
         self.log_table = tf.convert_to_tensor(log_table)
         self.segments = segments
@@ -216,27 +220,27 @@ class _Product(_Distribution):
             name=name,
         )
 
-    def _batch_shape(self) -> Any:
+    def _batch_shape(self) -> tf.TensorShape:
         return self.log_table.shape[:-1]
 
-    def _batch_shape_tensor(self) -> Any:
+    def _batch_shape_tensor(self) -> tf.Tensor:
         return tf.shape(self.log_table)[:-1]
 
-    def _event_shape(self) -> Any:
+    def _event_shape(self) -> tf.TensorShape:
         return tf.TensorShape([self.segments.num_columns])
 
-    def _event_shape_tensor(self) -> Any:
+    def _event_shape_tensor(self) -> tf.Tensor:
         return tf.constant([self.segments.num_columns], tf.int32)
 
-    def _log_prob(self, value: Any) -> Any:
+    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
         chosen = self.chosen(tf.cast(value, tf.int32))
         if self.log_table.shape.rank == 2 and chosen.shape.rank and chosen.shape[-2] == 1:
             # What a mixture asks for: the same record in each component. One product of matrices does it.
             return tf.matmul(chosen, self.log_table, transpose_b=True)[..., 0, :]
         return tf.reduce_sum(chosen * self.log_table, axis=-1)
 
-    def chosen(self, codes: Any) -> Any:
-        """Ones at the levels that a record has, [..., levels]; no level of a column where it misses the value."""
+    def chosen(self, codes: tf.Tensor) -> tf.Tensor:
+        """Returns ones at the levels that a record has, [..., levels]; no level of a column where it misses the value."""
         kinds = tf.unstack(codes, num=self.segments.num_columns, axis=-1)
         kinds += [tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing]
         dtype = self.log_table.dtype
@@ -244,7 +248,7 @@ class _Product(_Distribution):
         ones = [tf.one_hot(kind, size, dtype=dtype) for kind, size in zip(kinds, self.segments.sizes, strict=True)]
         return tf.concat(ones, axis=-1)
 
-    def _sample_n(self, n: Any, seed: Any) -> Any:
+    def _sample_n(self, n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         segments = self.segments
         shape = tf.concat([[n], self.batch_shape_tensor(), [len(segments.sizes)]], axis=0)
         uniform = tf.random.stateless_uniform(

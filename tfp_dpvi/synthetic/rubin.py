@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.stats
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 
 _KINDS = ("fully_synthetic", "partially_synthetic")
 
 
 @dataclasses.dataclass(frozen=True)
 class RubinEstimate:
-    """What m synthetic sets say together. Arrays have the shape of one set's estimate.
+    """The combined estimate of m synthetic sets. Arrays have the shape of one set's estimate.
 
     Attributes:
       estimate: mean of the sets' estimates.
@@ -39,11 +39,11 @@ class RubinEstimate:
 
     @property
     def standard_error(self) -> np.ndarray:
-        """Square root of the variance."""
+        """The square root of the variance."""
         return np.sqrt(self.variance)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper end of the t interval."""
+        """Returns the lower and upper end of the t interval."""
         level = check.real("level", level, "pass a probability such as 0.95")
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie strictly between 0 and 1, for instance 0.95.")
@@ -51,17 +51,16 @@ class RubinEstimate:
         return self.estimate - half, self.estimate + half
 
 
-def rubin(estimates: Any, variances: Any, *, kind: str = "fully_synthetic") -> RubinEstimate:
+def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fully_synthetic") -> RubinEstimate:
     """Combines one analysis of m synthetic sets, each sampled with its own posterior draw (`Synthesizer.sample_many`).
 
     For fully synthetic data, as the `Synthesizer` makes: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal
-    of Official Statistics 19(1); the rule that twinify uses), since sampling a set adds v to the spread between sets. T
-    can be negative; then v is taken in its place (Reiter 2002, with sets as large as the original; for other sizes v is to
-    be scaled by their ratio), and the result says so. Degrees of freedom `(m - 1) (1 - v / ((1 + 1/m) b))^2`. For
-    partially synthetic data `T = v + b / m` with `(m - 1) (1 + v m / b)^2` (Reiter 2003).
+    of Official Statistics 19(1)). T can be negative; then v is taken in its place (Reiter 2002, with sets as large as the
+    original), and the result says so. Degrees of freedom `(m - 1) (1 - v / ((1 + 1/m) b))^2`. For partially synthetic
+    data `T = v + b / m` with `(m - 1) (1 + v m / b)^2` (Reiter 2003).
 
-    The rules assume that posterior draws spread as the true posterior does. `DPVI`'s do not contain the noise that was
-    added for privacy: with few records or a small epsilon intervals are too short, and m beyond ten or so does not help.
+    The rules assume that posterior draws spread as the true posterior does. `DPVI`'s do not contain the noise of the
+    fit: with few records or a small epsilon intervals are too short.
 
     Args:
       estimates: array of shape [m, ...], one estimate for each set, m >= 2.
@@ -75,8 +74,7 @@ def rubin(estimates: Any, variances: Any, *, kind: str = "fully_synthetic") -> R
 
     A function of its arguments: post-processing, where these come from private synthetic data.
     """
-    if kind not in _KINDS:
-        raise ValueError(f"kind={kind!r} is unknown: choose one of {', '.join(map(repr, _KINDS))}.")
+    check.one_of("kind", kind, _KINDS)
     q, u = (_numbers(name, value) for name, value in (("estimates", estimates), ("variances", variances)))
     if q.shape != u.shape:
         raise ValueError(f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the same.")
@@ -101,7 +99,7 @@ def rubin(estimates: Any, variances: Any, *, kind: str = "fully_synthetic") -> R
     return RubinEstimate(q.mean(axis=0), np.asarray(variance), within, between, freedom, np.asarray(adjusted), m, kind)
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:

@@ -1,14 +1,20 @@
-"""A table's public description, and the way from data sets to coded records and back."""
+"""A table's public description, and the coding of data sets as levels and back."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, _Numeric
+from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, Numeric
+
+if TYPE_CHECKING:
+    import pandas
+
+Data: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
+"""A pandas DataFrame, or a dict of one-dimensional arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +54,8 @@ class Table:
         """Names of the columns, in order."""
         return tuple(self.columns)
 
-    def encode(self, data: Any) -> np.ndarray:
-        """Codes a data set.
+    def encode(self, data: Data) -> np.ndarray:
+        """Returns each record's levels.
 
         Args:
           data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns in any order.
@@ -67,8 +73,8 @@ class Table:
             raise ValueError("data holds no records: there is nothing to learn from.")
         return codes
 
-    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> Any:
-        """The inverse of `encode`, up to the place of a number within its bin.
+    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> Data:
+        """Returns a data set with these levels: the inverse of `encode`, up to the place of a number within its bin.
 
         Args:
           codes: int array of shape [records, columns].
@@ -85,15 +91,12 @@ class Table:
             made[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, made)
 
-    def _arrays(self, data: Any) -> dict[str, np.ndarray]:
+    def _arrays(self, data: Data) -> dict[str, np.ndarray]:
         names = _names(data)
         unknown = [name for name in names if name not in self.columns]
         absent = [name for name in self.columns if name not in names]
         if unknown:
-            raise ValueError(
-                f"data has columns that the description does not know: {', '.join(map(repr, unknown))}. Describe them in "
-                "Table(...), or drop them."
-            )
+            raise ValueError(f"data has columns that Table does not know: {', '.join(map(repr, unknown))}. Drop them.")
         if absent:
             raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}.")
         arrays = {name: _plain(name, data[name]) for name in self.columns}
@@ -105,7 +108,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a data set looked from outside: its container, the order of its columns and their dtypes, taken as public.
+    """The container, order of columns and dtypes of a data set, taken as public.
 
     Attributes:
       is_frame: a pandas DataFrame, or else a dict of arrays.
@@ -113,11 +116,11 @@ class Layout:
     """
 
     is_frame: bool
-    dtypes: Mapping[str, Any]
+    dtypes: Mapping[str, np.dtype]
 
     @classmethod
-    def of(cls, data: Any, table: Table) -> Layout:
-        """The layout of a data set that `table.encode` accepts; no value is looked at.
+    def of(cls, data: Data, table: Table) -> Layout:
+        """Returns the layout of a data set that `table.encode` accepts; no value is looked at.
 
         Raises:
           ValueError: a dtype that cannot hold what the description allows, so that samples would not fit into it.
@@ -129,8 +132,8 @@ class Layout:
             _check_dtype(name, dtype, table.columns[name])
         return cls(is_frame, dtypes)
 
-    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Any:
-        """A data set in this layout, from each column's values and its mask of missing ones."""
+    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Data:
+        """Returns a data set in this layout, from each column's values and its mask of missing ones."""
         made = {name: _restore(table.columns[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
         if not self.is_frame:
             return made
@@ -139,21 +142,21 @@ class Layout:
         return pandas.DataFrame(made)
 
 
-def _is_frame(data: Any) -> bool:
+def _is_frame(data: Data) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "iloc")
 
 
-def _names(data: Any) -> list[Any]:
+def _names(data: Data) -> list[str]:
     if not _is_frame(data) and not isinstance(data, Mapping):
         raise TypeError(f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}.")
-    names = list(data.columns) if _is_frame(data) else list(data)
+    names = list(data)  # A DataFrame iterates over its columns.
     twice = sorted({repr(name) for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"data has several columns named {', '.join(twice)}: rename them.")
     return names
 
 
-def _plain(name: str, values: Any) -> np.ndarray:
+def _plain(name: str, values: np.ndarray) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"column {name!r} is a masked array: write missing values as NaN or None.")
     is_extension = hasattr(values, "dtype") and not isinstance(values.dtype, np.dtype)
@@ -163,12 +166,12 @@ def _plain(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _check_dtype(name: str, dtype: Any, column: Column) -> None:
+def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     if hasattr(dtype, "categories") and not isinstance(column, Categorical):
         # The categories were collected from the records: samples of this dtype would carry them out.
         raise ValueError(
-            f"column {name!r} has dtype category, whose categories may come from the records, and is described as "
-            f"{type(column).__name__}: convert it to numbers, or describe it as Categorical."
+            f"column {name!r} has dtype category, whose categories may come from the records: convert it to numbers, or "
+            "describe it as Categorical."
         )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
@@ -176,15 +179,14 @@ def _check_dtype(name: str, dtype: Any, column: Column) -> None:
     if dtype.kind not in column.kinds or (isinstance(column, Continuous) and dtype.kind != "f"):
         other = "Integer" if dtype.kind in "iu" else "Categorical"
         raise ValueError(
-            f"column {name!r} has dtype {dtype} and is described as {kind}, whose values do not fit into it: describe it as "
-            f"{other}, or convert it."
+            f"column {name!r} has dtype {dtype} and is described as {kind}: describe it as {other}, or convert it."
         )
     if column.missing and dtype.kind != "f":
         raise ValueError(
-            f"column {name!r} is described with missing=True, and its dtype {dtype} cannot hold missing values: convert it, "
-            "for instance to float64 or object, or say missing=False."
+            f"column {name!r} is described with missing=True, and its dtype {dtype} cannot hold missing values: convert it "
+            "to float64 or object."
         )
-    allowed: tuple[Any, ...] = ()
+    allowed: tuple[Hashable, ...] = ()
     if isinstance(column, Integer):
         allowed = (int(column.lower), int(column.upper))
     elif isinstance(column, Categorical) and dtype.kind not in "US":
@@ -201,7 +203,7 @@ def _check_dtype(name: str, dtype: Any, column: Column) -> None:
             )
 
 
-def _restore(column: Column, dtype: Any, values: np.ndarray, absent: np.ndarray) -> Any:
+def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     if not isinstance(dtype, np.dtype):
         import pandas
 
@@ -215,7 +217,7 @@ def _restore(column: Column, dtype: Any, values: np.ndarray, absent: np.ndarray)
         return values.astype(dtype.kind)  # As wide as the public categories and not as what the data held.
     made = values.astype(dtype)
     if dtype.kind == "f":
-        if isinstance(column, _Numeric):
+        if isinstance(column, Numeric):
             low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can take them out of the bounds.
             low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
             high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
@@ -226,7 +228,7 @@ def _restore(column: Column, dtype: Any, values: np.ndarray, absent: np.ndarray)
 
 def _objects(column: Column, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     made = values.astype(object)
-    if isinstance(column, (_Numeric, Binary)):
+    if isinstance(column, (Numeric, Binary)):
         made[:] = values.tolist()
     made[absent] = None
     return made

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
     EpsilonCurve,
@@ -16,7 +17,6 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     UnsupportedPairError,
 )
-from tfp_dpvi.privacy import _validation as check
 from tfp_dpvi.training.mechanism import Mechanism
 
 _NEARLY = 0.99  # A calibrated plan spends at least this share of its target.

@@ -1,56 +1,46 @@
-"""Sampling schemes as values: the object that samples emits the event (contract C4).
+"""Sampling schemes: how the records behind a release were drawn, and the event that follows from it (contract C4).
 
-A scheme says how the records of one release were drawn. The TensorFlow samplers return one of these
-from `.scheme`; the accounting prices nothing that does not come from here.
+The TensorFlow samplers return one of these from `.scheme`; the accounting prices nothing that does not come from here.
 """
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy import _validation as check
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.errors import UnsupportedPairError
-from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.sensitivity import Json, Sensitivity
 
 _REGISTRY: dict[str, type["SamplingScheme"]] = {}
+_REPLACE = NeighboringRelation.REPLACE_ONE
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(abc.ABC):
-    """How the records behind one release are drawn. Subclasses are frozen values."""
+    """How the records behind releases are drawn. To add one, subclass with a `name`: frozen, with JSON-ready fields."""
 
     name: ClassVar[str] = ""
+    #: For the report, with the fields in braces.
+    sentence: ClassVar[str] = ""
     #: Whether releases of several fits cost the same as as many releases of one fit.
     fits_merge: ClassVar[bool] = True
     #: The adjacencies under which `dp_event` says what a release costs.
-    relations: ClassVar[tuple[NeighboringRelation, ...]] = (
-        NeighboringRelation.ADD_OR_REMOVE_ONE,
-        NeighboringRelation.REPLACE_ONE,
-    )
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.ADD_OR_REMOVE_ONE, _REPLACE)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         _REGISTRY[cls.name] = cls
 
     @abc.abstractmethod
-    def dp_event(self, mechanism: DpEvent) -> DpEvent:
-        """Returns the event of one release of `mechanism` on one sample."""
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns the event of `num_releases` (at least 1) consecutive releases of `mechanism`, each on its own sample."""
 
-    @abc.abstractmethod
     def describe(self) -> str:
         """Returns one sentence for a person who is not a programmer."""
-
-    def composed_dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns the event of `num_releases` consecutive releases."""
-        if num_releases == 0:
-            return dp_accounting.NoOpDpEvent()
-        event = self.dp_event(mechanism)
-        if num_releases == 1:
-            return event
-        return dp_accounting.SelfComposedDpEvent(event, num_releases)
+        return self.sentence.format(**dataclasses.asdict(self))
 
     def check_relation(self, relation: NeighboringRelation) -> None:
         """Refuses an adjacency under which the scheme has no price.
@@ -71,16 +61,14 @@ class SamplingScheme(abc.ABC):
         event of multiplier m compares N(0, m^2) with N(1, m^2), under replace-one with N(2, m^2).
         Without subsampling the geometry is therefore A, or half of D.
         """
-        if relation is NeighboringRelation.REPLACE_ONE:
-            return sensitivity.replace / 2.0
-        return sensitivity.add_or_remove
+        return sensitivity.replace / 2.0 if relation is _REPLACE else sensitivity.add_or_remove
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Returns a JSON-ready dictionary with the scheme's name and its fields."""
         return {"name": self.name, **dataclasses.asdict(self)}
 
 
-def scheme_from_json(data: dict[str, Any]) -> SamplingScheme:
+def scheme_from_json(data: Json) -> SamplingScheme:
     """Rebuilds a scheme from `to_json`.
 
     Raises:
@@ -90,7 +78,11 @@ def scheme_from_json(data: dict[str, Any]) -> SamplingScheme:
     name = fields.pop("name", None)
     if name not in _REGISTRY:
         raise ValueError(f"sampling name={name!r} is unknown; known: {sorted(_REGISTRY)}.")
-    return _REGISTRY[name](**fields)
+    return _REGISTRY[str(name)](**fields)
+
+
+def _repeated(event: DpEvent, count: int) -> DpEvent:
+    return event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +95,16 @@ class PoissonSampling(SamplingScheme):
 
     probability: float
     name: ClassVar[str] = "poisson"
+    sentence: ClassVar[str] = (
+        "Poisson sampling: every record takes part in every step independently, with probability {probability:.6g}"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probability", check.probability("probability", self.probability))
 
-    def dp_event(self, mechanism: DpEvent) -> DpEvent:
-        """Returns `PoissonSampledDpEvent(q, mechanism)`."""
-        return dp_accounting.PoissonSampledDpEvent(self.probability, mechanism)
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns `PoissonSampledDpEvent(q, mechanism)`, self-composed."""
+        return _repeated(dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases)
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
         """Returns A under both adjacencies.
@@ -120,27 +115,17 @@ class PoissonSampling(SamplingScheme):
         del relation
         return sensitivity.add_or_remove
 
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            "Poisson sampling: every record takes part in every step independently, "
-            f"with probability {self.probability:.6g}"
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(SamplingScheme):
     """Every record takes part in every release; nothing is amplified."""
 
     name: ClassVar[str] = "full_batch"
+    sentence: ClassVar[str] = "full batches: every record takes part in every step"
 
-    def dp_event(self, mechanism: DpEvent) -> DpEvent:
-        """Returns the mechanism itself."""
-        return mechanism
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return "full batches: every record takes part in every step"
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns the mechanism itself, self-composed."""
+        return _repeated(mechanism, num_releases)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +140,10 @@ class FixedSizeSampling(SamplingScheme):
     num_records: int
     batch_size: int
     name: ClassVar[str] = "fixed_size"
-    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.REPLACE_ONE,)
+    sentence: ClassVar[str] = (
+        "fixed-size sampling: every step draws {batch_size:,} of the {num_records:,} records at random, without replacement"
+    )
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
         records = check.count("num_records", self.num_records, 1)
@@ -165,16 +153,10 @@ class FixedSizeSampling(SamplingScheme):
         object.__setattr__(self, "num_records", records)
         object.__setattr__(self, "batch_size", batch)
 
-    def dp_event(self, mechanism: DpEvent) -> DpEvent:
-        """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`."""
-        return dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, mechanism)
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            f"fixed-size sampling: every step draws {self.batch_size:,} of the {self.num_records:,} "
-            "records at random, without replacement"
-        )
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`, self-composed."""
+        event = dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, mechanism)
+        return _repeated(event, num_releases)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,25 +176,17 @@ class EachRecordOncePerEpoch(SamplingScheme):
 
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
+    sentence: ClassVar[str] = (
+        "the user's own batches, declared to hold each record at most once per epoch of {steps_per_epoch:,} steps, in a batch "
+        "that does not depend on the records' values; priced without amplification by sampling"
+    )
     fits_merge: ClassVar[bool] = False
-    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.REPLACE_ONE,)
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
         steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)
         object.__setattr__(self, "steps_per_epoch", steps)
 
-    def dp_event(self, mechanism: DpEvent) -> DpEvent:
-        """Returns the mechanism itself: one release may hold any record."""
-        return mechanism
-
-    def composed_dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns one mechanism per epoch begun."""
-        return super().composed_dp_event(mechanism, -(-num_releases // self.steps_per_epoch))
-
-    def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
-        return (
-            "the user's own batches, declared to hold each record at most once per epoch of "
-            f"{self.steps_per_epoch:,} steps, in a batch that does not depend on the records' values; priced without "
-            "amplification by sampling"
-        )
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """Returns one mechanism per epoch begun: any record may be in one of its releases."""
+        return _repeated(mechanism, -(-num_releases // self.steps_per_epoch))

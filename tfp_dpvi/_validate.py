@@ -1,29 +1,30 @@
 """Checks of arguments. Every message names the argument, the value and the fix."""
 
 import math
-import numbers
-from typing import Any
+import operator
+from collections.abc import Collection
+from typing import SupportsFloat, SupportsIndex, TypeAlias, cast
 
 from dp_accounting import NeighboringRelation
 
+#: What a caller passed, before anything is known of it.
+Unchecked: TypeAlias = object
+
+_BOOLEANS = ("bool", "bool_")  # Python's and NumPy's.
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE)
 
 
-def real(name: str, value: Any, fix: str) -> float:
-    """Returns `value` as a float; refuses bools, NaN and whatever is not a real number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        # NumPy scalars and zero-dimensional tensors that convert are welcome, strings are not.
-        if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
-            raise TypeError(f"{name}={value!r} is not a number; {fix}.")
-        if type(value).__name__ in ("bool_", "bool"):
-            raise TypeError(f"{name}={value!r} is not a number; {fix}.")
-    result = float(value)
+def real(name: str, value: Unchecked, fix: str) -> float:
+    """Returns `value` as a float; refuses bools, strings, NaN and whatever is not a real number."""
+    if type(value).__name__ in _BOOLEANS or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}={value!r} is not a number; {fix}.")
+    result = float(cast(SupportsFloat, value))
     if math.isnan(result):
         raise ValueError(f"{name} is NaN; {fix}.")
     return result
 
 
-def positive(name: str, value: Any, fix: str = "pass a finite number greater than 0") -> float:
+def positive(name: str, value: Unchecked, fix: str = "pass a finite number greater than 0") -> float:
     """Returns `value` as a finite float greater than zero."""
     result = real(name, value, fix)
     if not 0.0 < result < math.inf:
@@ -31,7 +32,7 @@ def positive(name: str, value: Any, fix: str = "pass a finite number greater tha
     return result
 
 
-def non_negative(name: str, value: Any, fix: str = "pass a finite number of at least 0") -> float:
+def non_negative(name: str, value: Unchecked, fix: str = "pass a finite number of at least 0") -> float:
     """Returns `value` as a finite float of at least zero."""
     result = real(name, value, fix)
     if not 0.0 <= result < math.inf:
@@ -39,12 +40,12 @@ def non_negative(name: str, value: Any, fix: str = "pass a finite number of at l
     return result
 
 
-def epsilon(value: Any, name: str = "epsilon") -> float:
+def epsilon(value: Unchecked, name: str = "epsilon") -> float:
     """Returns a target epsilon: finite and greater than zero."""
     return positive(name, value, "pass the privacy loss to allow, for example epsilon=1.0")
 
 
-def delta(value: Any, name: str = "delta") -> float:
+def delta(value: Unchecked, name: str = "delta") -> float:
     """Returns delta, strictly between 0 and 1."""
     fix = "pass a probability well below 1 over the number of records, for example delta=1e-5"
     result = real(name, value, fix)
@@ -53,7 +54,7 @@ def delta(value: Any, name: str = "delta") -> float:
     return result
 
 
-def probability(name: str, value: Any) -> float:
+def probability(name: str, value: Unchecked) -> float:
     """Returns a sampling probability in (0, 1]."""
     fix = "pass the expected batch size over the number of records, a number in (0, 1]"
     result = real(name, value, fix)
@@ -62,19 +63,32 @@ def probability(name: str, value: Any) -> float:
     return result
 
 
-def count(name: str, value: Any, minimum: int = 0) -> int:
-    """Returns an integer of at least `minimum`; a float counts only if it is a NumPy integer."""
+def count(name: str, value: Unchecked, minimum: int = 0) -> int:
+    """Returns an integer of at least `minimum`; floats are refused."""
     fix = f"pass an integer of at least {minimum}"
-    is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
-    if is_bool or not (isinstance(value, numbers.Integral) or hasattr(value, "__index__")):
+    if type(value).__name__ in _BOOLEANS or not hasattr(value, "__index__"):
         raise TypeError(f"{name}={value!r} is not an integer; {fix}.")
-    result = int(value)
+    result = operator.index(cast(SupportsIndex, value))
     if result < minimum:
         raise ValueError(f"{name}={value!r} must be at least {minimum}; {fix}.")
     return result
 
 
-def relation(value: Any, name: str = "neighboring_relation") -> NeighboringRelation:
+def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
+    """Returns `value` if it is among the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; pass one of {', '.join(map(repr, choices))}.")
+    return value
+
+
+def text(name: str, value: Unchecked, fix: str) -> str:
+    """Returns `value` if it is one line of printable text, not blank."""
+    if not (isinstance(value, str) and value.isprintable() and value.strip()):
+        raise TypeError(f"{name}={value!a} must be one line of printable text; {fix}.")
+    return value
+
+
+def relation(value: Unchecked, name: str = "neighboring_relation") -> NeighboringRelation:
     """Returns the adjacency as dp_accounting's enum; its names in lower case are accepted."""
     fix = "pass dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE or .REPLACE_ONE"
     if isinstance(value, str):

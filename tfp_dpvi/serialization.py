@@ -1,27 +1,32 @@
-"""Functions under names, and values made of them as JSON: what `model.save` writes of a prior or a likelihood."""
+"""Registered functions, and values made of them as JSON, which is what `model.save` writes of a prior or a likelihood."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
+import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, keras, register_keras_serializable, tf
+from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializable, tf
+from tfp_dpvi._validate import Unchecked
 
 _LIBRARY = __name__.split(".")[0]
-_WAY_OUT = (
-    'Write it as a function with a name, @dpvi.register("my_name") above it, and pass the function (with arguments: '
+_FIX = (
+    'Write it as a function with a name, @dpvi.register("my_name") above it,\nand pass the function (with arguments: '
     "functools.partial of it)."
 )
+_Function = TypeVar("_Function")
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 
-def register(name: str) -> Callable[[Any], Any]:
-    """Gives a function a name, so that a model built with it can be saved and loaded.
+def register(name: str) -> Callable[[_Function], _Function]:
+    """Returns a decorator that names a function, so that a model built with it can be saved and loaded.
 
     ```python
     @dpvi.register("my_prior")
@@ -42,9 +47,6 @@ def register(name: str) -> Callable[[Any], Any]:
     Args:
       name: unique in your program; it stays with the saved files.
 
-    Returns:
-      A decorator that returns the function as it is.
-
     Raises:
       TypeError: no name, as in a bare `@dpvi.register`.
     """
@@ -53,16 +55,16 @@ def register(name: str) -> Callable[[Any], Any]:
     return register_keras_serializable("dpvi", name)
 
 
-def encode(value: Any, argument: str) -> Any:
-    """A value as plain JSON; the inverse of `decode`.
+def encode(value: Any, argument: str) -> Json:
+    """Returns a value as plain JSON; the inverse of `decode`.
 
     Args:
       value: numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of
         this library, Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
-      argument: what errors call it.
+      argument: its name, for messages.
 
     Raises:
-      ValueError: anything else; the message says what to do.
+      ValueError: anything else.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -86,8 +88,8 @@ def encode(value: Any, argument: str) -> Any:
         }
     if isinstance(value, Layer):
         return {"keras": _layer(value, argument)}
-    kind: Any = type(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _of_library(kind):
+    kind = type(value)
+    if dataclasses.is_dataclass(value) and _of_library(kind):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         return {
             "value": f"{kind.__module__}:{kind.__qualname__}",
@@ -99,14 +101,14 @@ def encode(value: Any, argument: str) -> Any:
             return {"function": registered}
         if _of_library(value) and "<" not in value.__qualname__:
             return {"library": f"{value.__module__}:{value.__qualname__}"}
-        raise ValueError(
-            f"{argument} is {value.__qualname__!r}, a function without a registered name, which a file cannot hold. {_WAY_OUT}"
-        )
-    raise ValueError(f"{argument} is {_short(value)}, an object that a file cannot hold. {_WAY_OUT}")
+        raise ValueError(f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}")
+    text = repr(value)
+    text = text if len(text) < 100 else f"{text[:97]}..."
+    raise ValueError(f"{argument} is {text}, an object that a file cannot hold. {_FIX}")
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """What `encode` was given.
+    """Returns what `encode` was given.
 
     Raises:
       ValueError: a name that is not registered in this process.
@@ -139,17 +141,15 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     if found is None:
         raise ValueError(
             f"The file names the registered function {name!r}, which this process does not know: import the module that "
-            f"registers it before load_model, or pass custom_objects={{{name!r}: the_function}}."
+            f"registers it,\nor pass custom_objects={{{name!r}: the_function}} to load_model."
         )
     return found
 
 
-def is_factory(value: Any) -> bool:
-    """Whether something is a function that is to be called without arguments to make what is meant."""
-    if isinstance(value, (Layer, type)) or not isinstance(value, (types.FunctionType, functools.partial)):
+def is_factory(value: Unchecked) -> bool:
+    """Returns whether something is a zero-argument factory: a function that needs no argument."""
+    if not isinstance(value, (types.FunctionType, functools.partial)):
         return False
-    import inspect
-
     try:
         parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):
@@ -157,18 +157,18 @@ def is_factory(value: Any) -> bool:
     return not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
-def _layer(layer: Any, argument: str) -> Any:
-    inner = [sub for sub in layer._flatten_layers() if isinstance(sub, keras.layers.Lambda)]
-    if inner:
-        raise ValueError(
-            f"{argument} has the layer {inner[0].name!r} ({type(inner[0]).__name__}), which holds a Python function; a file "
-            "would hold its byte code, and loading it would run it. Write a function without arguments that builds the "
-            f'model, @dpvi.register("my_name") above it, and pass the function as {argument}.'
-        )
+def _layer(layer: Layer, argument: str) -> Json:
+    for inner in layers_within(layer):
+        if isinstance(inner, keras.layers.Lambda):
+            raise ValueError(
+                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading "
+                "its byte code would run it.\nWrite a function without arguments that builds the model, "
+                f'@dpvi.register("my_name") above it, and pass the function as {argument}.'
+            )
     return keras.utils.serialize_keras_object(layer)
 
 
-def _of_library(kind: Any) -> bool:
+def _of_library(kind: type | types.FunctionType) -> bool:
     return str(kind.__module__).split(".")[0] == _LIBRARY
 
 
@@ -176,12 +176,4 @@ def _imported(place: str) -> Any:
     module, name = place.split(":")
     if module.split(".")[0] != _LIBRARY:
         raise ValueError(f"The file asks for {place!r}, which is not of {_LIBRARY}: it was altered.")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 100 else f"{text[:97]}..."
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,0 +1,251 @@
+"""TensorFlow and Keras 2 on either stack: what is in force, what is refused, and the private APIs that are used."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi import _tf, keras
+from tfp_dpvi.optimizers import as_dp_optimizer
+
+tfd = tfp.distributions
+pytestmark = pytest.mark.smoke
+
+IS_CURRENT = keras.__name__.startswith("tf_keras")
+
+
+def test_keras_is_the_one_that_tfp_uses():
+    assert issubclass(tfp.layers.DistributionLambda, keras.layers.Layer)
+    assert dpvi.keras is keras
+    assert not hasattr(keras, "ops")  # Keras 3 has it.
+
+
+def test_the_environment_variable_is_left_alone():
+    code = "import os, tfp_dpvi; tfp_dpvi.keras; print(os.environ.get('TF_USE_LEGACY_KERAS'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "None"
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "numpy", "named"),
+    [
+        ("2.14.1", "1.26.4", "TensorFlow 2.14.1"),
+        ("2.16.2", "1.26.4", "TensorFlow 2.16.2"),
+        ("2.17.0", "1.26.4", "TensorFlow 2.17.0"),
+        ("2.21.0", "2.4.0", "NumPy 2.4.0"),
+    ],
+)
+def test_versions_that_cannot_work_get_a_sentence(tensorflow, numpy, named):
+    with pytest.raises(ImportError, match=f"does not run on {named}") as caught:
+        _tf._check_versions(tensorflow, numpy)
+    assert len(str(caught.value).splitlines()) == 2
+    _tf._check_versions("2.15.1", "1.26.4")
+    _tf._check_versions("2.21.0", "2.3.5")
+
+
+@pytest.mark.skipif(not IS_CURRENT, reason="TensorFlow 2.15 has Keras 2 itself")
+def test_without_tf_keras_the_import_says_what_to_install():
+    code = "import sys; sys.modules['tf_keras'] = None; import tfp_dpvi; tfp_dpvi.DPVI"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'tf_keras==2." in found.stderr
+    assert "ImportError: tfp_dpvi needs Keras 2" in found.stderr
+
+
+@pytest.mark.skipif(not IS_CURRENT, reason="TensorFlow 2.15 has no Keras 3")
+class TestKeras3:
+    """Each object of Keras 3 is refused by name, before anything is spent."""
+
+    @pytest.fixture
+    def keras_3(self):
+        import keras as keras_3
+
+        assert keras_3.__version__.startswith("3.")
+        return keras_3
+
+    def refused(self, *kinds):
+        return pytest.raises(
+            TypeError, match=rf"({'|'.join(kinds)})\(\.\.\.\) is an object of Keras 3(.|\n)*dpvi\.keras"
+        )
+
+    @pytest.mark.parametrize("part", ["encoder", "decoder"])
+    def test_networks_of_a_vae(self, keras_3, part):
+        parts = {
+            "encoder": keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)]),
+            "decoder": keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)]),
+        }
+        parts[part] = keras_3.Sequential([keras_3.layers.Dense(2)])
+        with self.refused("Sequential"):
+            dpvi.DPVAE(**parts, prior=tfd.MultivariateNormalDiag(tf.zeros(1)))
+
+    def test_a_layer_inside_a_function(self, keras_3):
+        layer = keras_3.layers.Dense(2)
+        decoder = keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
+        with self.refused("Dense"):
+            dpvi.DPVAE(lambda x: tfd.MultivariateNormalDiag(layer(x)), decoder, tfd.MultivariateNormalDiag(tf.zeros(2)))
+
+    @pytest.mark.parametrize("wrap", [lambda layer: layer, lambda layer: [layer], lambda layer: {"a": layer}])
+    def test_a_layer_of_a_model(self, keras_3, wrap):
+        class Model(dpvi.DPModel):
+            def __init__(self):
+                super().__init__()
+                self.dense = wrap(keras_3.layers.Dense(1))
+
+        with self.refused("Dense"):
+            Model()
+
+    def test_optimizers_metrics_and_callbacks(self, keras_3):
+        with self.refused("Adam"):
+            as_dp_optimizer(keras_3.optimizers.Adam(), l2_norm_clip=1.0)
+        model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
+        optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+        with self.refused("MeanSquaredError"):
+            model.compile(optimizer, validation_metrics=[keras_3.metrics.MeanSquaredError()])
+        model.compile(optimizer)
+        x = np.ones(10, np.float32)
+        with self.refused("TerminateOnNaN"):
+            model.fit(x, x, batch_size=5, callbacks=[keras_3.callbacks.TerminateOnNaN()])
+        assert model.privacy_ledger.num_releases == 0
+
+
+# ---------------------------------------------------------------------- private APIs: each fails once its reason is gone
+
+
+def a_model():
+    model = keras.Sequential([keras.layers.Dense(2, kernel_regularizer="l2"), keras.layers.Dropout(0.5)])
+    model(tf.ones([1, 3]))
+    return model
+
+
+class TestKeras:
+    def test_no_hooks_on_calls(self):
+        """`calls_seen`: a layer's `call` is replaced for one trace, and as it was afterwards."""
+        assert not [
+            name for name in dir(keras.layers.Layer) if "hook" in name and ("call" in name or "forward" in name)
+        ]
+        layer, seen = keras.layers.Dense(2), []
+
+        def wrap(layer, original):
+            return lambda *args, **kwargs: seen.append(layer.name) or original(*args, **kwargs)
+
+        def fails():
+            with _tf.calls_seen([layer], wrap):
+                layer(tf.ones([1, 3]))
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fails()
+        layer(tf.ones([1, 3]))
+        assert seen == [layer.name]
+        assert "call" not in vars(layer)
+
+    def test_no_public_order_of_layers(self):
+        """`layers_within`: `submodules` has layers that Keras does not track, such as those in an untracked attribute."""
+        model = a_model()
+        object.__setattr__(model, "hidden", keras.layers.Dense(1))
+        public = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
+        found = _tf.layers_within(model)
+        assert found[0] is model
+        assert found[-2:] == model.layers
+        assert any(part is model.hidden for part in public)
+        assert not any(part is model.hidden for part in found)
+        assert _tf.layers_within(model, include_self=False) == found[1:]
+
+    def test_no_public_weights_of_a_layers_own(self):
+        """`own_weights`: `trainable_weights` has sublayers' weights too."""
+        model = a_model()
+        assert len(model.trainable_weights) == 2
+        assert _tf.own_weights(model) == []
+        assert len(_tf.own_weights(model.layers[0])) == 2
+        model.layers[0].trainable = False
+        assert _tf.own_weights(model.layers[0]) == []
+
+    def test_no_public_losses_of_inputs_alone(self):
+        """`losses_added`, `loss_functions`: `losses` mixes regularizers of weights with what `add_loss` holds."""
+        layer = keras.layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l2")
+
+        @tf.function
+        def both():
+            layer(tf.ones([1, 3]))
+            return len(layer.losses), len(_tf.losses_added(layer)), len(_tf.loss_functions(layer))
+
+        assert [int(part) for part in both()] == [2, 1, 1]
+
+    def test_no_public_way_to_ask_for_training(self):
+        """`expects_training`."""
+        layers = keras.layers.Dropout(0.5), keras.layers.Dense(2)
+        assert [_tf.expects_training(layer) for layer in layers] == [True, False]
+        assert not any(hasattr(layer, "expects_training_arg") for layer in layers)
+
+    def test_a_schedule_hides_behind_its_value(self):
+        """`learning_rate_variable`: `learning_rate` gives a schedule's present value."""
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+        optimizer = keras.optimizers.SGD(schedule)
+        optimizer.build([tf.Variable(1.0)])
+        assert _tf.learning_rate_variable(optimizer) is schedule
+        assert optimizer.learning_rate is not schedule
+
+    def test_no_public_way_to_forget_losses(self):
+        """`clear_losses`."""
+        assert not hasattr(keras.layers.Layer, "clear_losses")
+
+
+class TestTensorFlow:
+    def test_only_the_extension_knows_of_workers(self):
+        """`in_multi_worker_mode`."""
+        strategy = tf.distribute.get_strategy()
+        assert _tf.in_multi_worker_mode(strategy) is False
+        assert not any("multi_worker" in name for name in dir(strategy))
+
+    def test_called_functions_are_not_shown(self):
+        """`operations_since`: `get_operations` stops at calls, loops and conditionals."""
+
+        @tf.function
+        def outer(x):
+            return tf.while_loop(
+                lambda x: x < 9.0, lambda x: tf.cond(x > 3.0, lambda: x + tf.exp(x), lambda: 2.0 * x), [x]
+            )
+
+        graph = outer.get_concrete_function(tf.TensorSpec([])).graph
+        assert "Exp" not in {op.type for op in graph.get_operations()}
+        kinds = [op.type for op in _tf.operations_since(graph, 0)]
+        assert kinds.count("Exp") == 1
+        known = len(graph.get_operations())
+        assert not list(_tf.operations_since(graph, known))
+        assert not list(_tf.operations_since(None, 0))
+
+    @pytest.mark.parametrize("where", ["at once", "in a function", "in a loop"])
+    def test_tensorflows_map_mixes_segments(self, where):
+        """`map_apart`: with TensorFlow's own an id that is too large lands in another record's segments, or stops it all."""
+        ids = tf.constant([[0, 4, 1], [2, 2, 5], [0, 1, 9]])
+        add = lambda ids: tf.math.unsorted_segment_sum(tf.ones([3]), ids, 4)  # noqa: E731
+        ways = {
+            "at once": add,
+            "in a function": tf.function(add, autograph=False),
+            "in a loop": lambda ids: tf.while_loop(
+                lambda i, _: i < 2, lambda i, total: (i + 1, total + add(ids) / 2.0), (0, tf.zeros([4]))
+            )[1],
+        }
+        wanted = [[1, 1, 0, 0], [0, 0, 2, 0], [1, 1, 0, 0]]
+        np.testing.assert_array_equal(_tf.map_apart(ways[where], ids), wanted)
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            assert (tf.vectorized_map(ways[where], ids).numpy() != wanted).any()
+
+    def test_the_map_leaves_nothing_behind(self):
+        """Nothing process-wide is changed, within `map_apart` or after it."""
+        from tensorflow.python.ops.parallel_for import pfor
+
+        before = dict(pfor._pfor_converter_registry)
+
+        def one(ids):
+            assert pfor._pfor_converter_registry == before
+            return tf.math.unsorted_segment_sum(tf.ones([3]), ids, 4)
+
+        _tf.map_apart(one, tf.zeros([2, 3], tf.int32))
+        assert pfor._pfor_converter_registry == before

@@ -1,0 +1,262 @@
+"""The words of a privacy report, and figures that are rounded to the safe side."""
+
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+import dp_accounting
+from dp_accounting import DpEvent
+
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
+
+if TYPE_CHECKING:
+    from tfp_dpvi.privacy.report import PrivacyReport
+
+_COVERED = (
+    "every intermediate state of the model, not only the last one: all parameters after every "
+    "step, every checkpoint, the optimizer's state, the posterior, predictions and samples from it",
+    "everything that anybody computes from these later, without limit, as long as the records are not used again",
+)
+
+_NOT_COVERED = (
+    "statistics computed on the records outside this ledger, for example means and standard "
+    "deviations used to standardise the columns, or the choice of columns",
+    "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these "
+    "records: every trial spends budget, and trials not in this ledger are not counted",
+    "the choice of prior and model: they are taken as public",
+    "the number of records, {num_records}: it is taken as public{declared}",
+    "the check of record values before training (missing or malformed values), which the holder of "
+    "the data runs and whose outcome should stay there",
+    "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
+    "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
+    "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
+    "the fit was planned for, not that of the steps that ran{adaptive}",
+    "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at what an earlier one "
+    "released: releases are added up as if all settings had been fixed beforehand. With one of five candidates chosen "
+    "by the first release, delta was 2.04e-5 where 1e-5 was stated{adaptive}",
+    "running time, memory and power: they can reveal how many records took part in a step",
+    "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
+    "is slightly irregular",
+    "the pseudo-random generator: the proof assumes true randomness",
+)
+
+_FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
+_UNITS = {
+    "add_or_remove_one": (
+        "one record. The guarantee compares the result on the data with the result on the same "
+        "data with any one record added or removed"
+    ),
+    "replace_one": (
+        "one record. The guarantee compares the result on the data with the result on the same "
+        "data with any one record replaced by any other"
+    ),
+}
+
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions{grid}, rounded upwards: what PLDAccountant of dp_accounting >= 0.5 says of the events below",
+    "rdp": "Renyi differential privacy (the moments accountant): what RdpAccountant of dp_accounting says of the events below",
+    "advanced_composition": "advanced composition with amplification, a loose bound: equations 7 and 8 of arXiv:1610.08749",
+}
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """Returns `value` rounded up to some significant digits; epsilon must not be understated."""
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = math.ceil(value * scale * (1.0 - 1e-12)) / scale
+    return rounded if rounded >= value * (1.0 - 1e-12) else math.nextafter(value, math.inf)
+
+
+def event_text(event: DpEvent, halve: bool) -> str:
+    """Returns an event as Python says it, figures in six digits and rounded to the safe side.
+
+    Args:
+      event: of a plan.
+      halve: the reader's multipliers are over the whole distance of a replacement.
+    """
+    name = type(event).__name__
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return f"{name}({_down(event.noise_multiplier / (2.0 if halve else 1.0), 6)})"
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return f"{name}({event_text(event.event, halve)}, {event.count})"
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return f"{name}({_up(event.sampling_probability, 6)}, {event_text(event.event, halve)})"
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        return f"{name}({event.source_dataset_size}, {event.sample_size}, {event_text(event.event, halve)})"
+    return f"{name}()"
+
+
+def warnings(report: "PrivacyReport") -> list[str]:
+    """Returns the sentences that a reader must not miss."""
+    found = []
+    if math.isinf(report.epsilon):
+        found.append("NOT PRIVATE: sums were released without noise. No guarantee holds.")
+    if report.seeded:
+        found.append(
+            "seeded: not private. The noise came from a fixed seed; whoever knows the seed can "
+            "remove it. The figures say what an unseeded run with these settings would cost."
+        )
+    found += report.unsafe
+    if report.num_records is not None and report.delta > 0.1 / report.num_records:
+        found.append(
+            f"delta {report.delta:g} is large for {report.num_records} records: it should stay "
+            f"below {0.1 / report.num_records:.1e}, a tenth of one over their number, since a "
+            "mechanism may publish a random record outright with probability delta times their "
+            "number."
+        )
+    if 10.0 < report.epsilon < math.inf:
+        found.append(
+            "epsilon above 10 promises an individual very little; read it as an absence of accidents, not as protection."
+        )
+    return found
+
+
+def covered(report: "PrivacyReport") -> list[str]:
+    """Returns what the guarantee covers."""
+    purposes = dict.fromkeys(run["purpose"] for run in report.releases if "purpose" in run)
+    return [*_COVERED, *(f"{purpose}, which were released with noise and paid for here" for purpose in purposes)]
+
+
+def not_covered(report: "PrivacyReport") -> list[str]:
+    """Returns what the guarantee does not cover."""
+    known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
+    declared = {True: " and was declared by hand", False: ", although it was counted from the data", None: ""}
+    budget = report.ledger_budget
+    kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
+    fields = {"declared": declared[report.num_records_declared], "adaptive": _FILTER_COVERS if kept else ""}
+    return [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
+
+
+def render(report: "PrivacyReport") -> str:
+    """Returns the whole report."""
+    lines = ["Privacy report", "=============="]
+    for warning in report.warnings:
+        lines += _wrapped(f"WARNING: {warning}", "", "  ")
+    if report.warnings:
+        lines.append("")
+    lines += [*_wrapped(_headline(report), "", ""), ""]
+    facts = [*_facts(report), *_releases(report)]
+    width = max(len(name) for name, _ in facts) + 2
+    for name, text in facts:
+        lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
+    lines.append("")
+    others = [caveat.rstrip(".") for caveat in report.caveats if caveat not in report.unsafe]
+    for title, items in (
+        ("Covered by this guarantee:", covered(report)),
+        ("Not covered:", not_covered(report)),
+        ("To be read with it:", others),
+    ):
+        lines += [title] if items else []
+        for item in items:
+            lines += _wrapped(item + ".", "  * ", "    ")
+    return "\n".join(lines)
+
+
+def _headline(report: "PrivacyReport") -> str:
+    if math.isinf(report.epsilon):
+        return "NOT PRIVATE. Sums of the records were released without noise."
+    if report.num_releases == 0:
+        return "Nothing has been released: these records have spent no privacy budget."
+    epsilon, delta = _shown(report.epsilon), f"{report.delta:g}"
+    if report.unsafe:
+        return (
+            "NOT PRIVATE: exact values were shown beside the private results. Of those private results alone, epsilon "
+            f"is {epsilon} at delta {delta}."
+        )
+    if report.seeded:
+        return (
+            f"NOT PRIVATE, since seeded. Unseeded, a run with these settings would be ({epsilon}, {delta})-differentially "
+            "private."
+        )
+    replaced = report.neighboring_relation == "replace_one"
+    change = "as it is or replaced by another" if replaced else "present or absent"
+    factor = math.exp(report.epsilon) if report.epsilon < 700.0 else math.inf
+    return (
+        f"The results are ({epsilon}, {delta})-differentially private: whether any one record is {change} changes the "
+        f"probability of any outcome by a factor of at most {_shown(factor)}, up to {delta} in absolute terms."
+    )
+
+
+def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
+    facts = [
+        ("Data set", report.dataset_id or "not named"),
+        ("Unit of privacy", _UNITS[report.neighboring_relation]),
+        ("Adjacency", report.neighboring_relation.replace("_", " ")),
+        ("Epsilon spent", f"{_shown(report.epsilon)} at delta {report.delta:g}"),
+    ]
+    if report.budget_left is not None:
+        facts.append(("Budget", f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left"))
+    if report.ledger_budget is not None:
+        facts.append(("Ledger's budget", _budget_text(report.ledger_budget)))
+    grid = " in closed form" if report.grid_spacing is None else f", composed on a grid of {report.grid_spacing:g}"
+    facts.append(("Accounting", _ACCOUNTANTS.get(report.accountant, report.accountant).format(grid=grid)))
+    released = f"{report.num_releases:,} noisy sums"
+    if report.unconfirmed_steps:
+        released += (
+            f" (of which {report.unconfirmed_steps:,} were reserved and not confirmed; they are counted as if released)"
+        )
+    return [*facts, ("Releases so far", released)]
+
+
+def _budget_text(budget: Json) -> str:
+    total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
+    if not budget["adaptive"]:
+        left = _left(max(0.0, budget["epsilon"] - budget["spent"]))
+        return f"{total}, {left} left; not where settings were chosen after looking at earlier results"
+    return (
+        f"{total}, adaptive: it covers settings that were chosen after looking at earlier results, by a Renyi filter: at order "
+        f"{budget['order']:g} divergences add up to {_up(budget['spent'], 6)} of at most {_down(budget['limit'], 6)}"
+    )
+
+
+def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
+    facts = []
+    for i, run in enumerate(report.releases, 1):
+        part = "" if len(report.releases) == 1 else f", part {i}"
+        clip = run["l2_norm_clip"]
+        what = run.get("purpose", f"{run['num_releases']:,} steps")
+        bound = "a fixed bound" if clip is None else f"length {clip:g}"
+        text = (
+            f"{what}; {run['sampling_description']}; each record's contribution "
+            f"clipped to {bound}; Gaussian noise of {_down(run['noise_multiplier'], 6)} times that bound"
+        )
+        if run["sensitivity"] != PER_RECORD_CLIP.to_json():
+            presence, replacement = (_up(run["sensitivity"][of], 6) for of in ("add_or_remove", "replace"))
+            text += (
+                f", times each part's scale; over these scales one record's presence moves what is released by up to {presence} "
+                f"times that bound, its replacement by up to {replacement} times"
+            )
+        facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
+    without = report.epsilon_without_metrics
+    if without is not None:
+        names = dict.fromkeys(name for run in report.releases for name in run.get("metrics", ()))
+        text = (
+            f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would be "
+            f"{_shown(without)}, so that they cost {_shown(max(0.0, report.epsilon - without))}"
+        )
+        facts.append(("Metrics", text))
+    return facts
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
+
+
+def _shown(value: float) -> str:
+    return "infinity" if math.isinf(value) else _up(value, 3)
+
+
+def _left(value: float) -> str:
+    return "nothing" if value == 0.0 else _down(value, 3)
+
+
+def _up(value: float, digits: int) -> str:
+    return f"{round_up(value, digits):.{digits}g}"
+
+
+def _down(value: float, digits: int) -> str:
+    if value == 0.0:
+        return "0"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.floor(value * scale * (1 + 1e-12)) / scale:.{digits}g}"
