@@ -403,9 +403,7 @@ def test_add_loss_goes_through_the_clip():
     model(X[:1])
     gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient
     records = {"x": tf.constant(X[:20]), "y": tf.constant(X[:20, 0])}
-    clipped, _ = dpvi.gradients.clipped_sum(
-        gradient, records, tf.ones([20], tf.bool), dpvi.gradients.Clip(0.5)
-    )
+    clipped, _ = dpvi.gradients.clipped_sum(gradient, records, tf.ones([20], tf.bool), dpvi.gradients.Clip(0.5))
     assert np.sqrt(sum(np.sum(np.square(t)) for t in clipped.tensors)) <= 20 * 0.5 * (1 + 1e-6)
     plain, _ = dpvi.gradients.clipped_sum(
         internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient,
