@@ -8,8 +8,10 @@ PY ?=
 PYTHON ?=
 VENV ?= .venv$(if $(filter-out current,$(STACK)),-$(STACK))$(if $(PY),-py$(PY))
 PYTEST_ARGS ?=
-# Processes that run tests: most of their work is tracing, which has one thread in each.
+# Processes that run tests, a file in one of them: most of the work is tracing, which has one thread in each, and fixtures
+# of a module are made once.
 WORKERS ?= 2
+RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 JAX := .venv-jax
 TORCH := .venv-torch
@@ -43,7 +45,7 @@ quickstart: $(STAMP) ## Make the environment and run the main job on real patien
 
 .PHONY: test
 test: lint $(STAMP) ## Format check, lint, types and the fast tests
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(PYTEST_ARGS)
+	$(RUN_TESTS) -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## Format check, lint and types only
@@ -54,7 +56,7 @@ lint: $(STAMP) ## Format check, lint and types only
 .PHONY: smoke
 smoke: $(STAMP) ## Gradients, privacy, one fit, saving, export and the quickstart: what another stack must pass
 	$(if $(wildcard $(OTHER)),TFP_DPVI_OTHER_STACK=$(CURDIR)/$(OTHER)) \
-		$(BIN)/python -m pytest -m "smoke and not slow" -n $(WORKERS) $(PYTEST_ARGS)
+		$(RUN_TESTS) -m "smoke and not slow" $(PYTEST_ARGS)
 	$(BIN)/python examples/quickstart.py
 
 # Each environment in a make of its own; those whose Python this machine lacks are named and left out.
@@ -78,8 +80,8 @@ on-stacks:
 	done
 
 .PHONY: test-slow
-test-slow: $(STAMP) ## The slow tests
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+test-slow: $(STAMP) ## The rest of the tests, 300 kills among them: about an hour on two cores (an estimate)
+	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
 
 .PHONY: studies
 studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, sampling rate and clip

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.toy import Toy
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random, export, keras
@@ -120,8 +121,8 @@ def all_bytes(folder):
 @pytest.mark.parametrize(
     "surrogate", ["mean_field", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full_rank", "asvi"))]
 )
-def test_the_functions_are_the_models(tmp_path, surrogate):
-    model = fit(make_regression(surrogate), X, Y)
+def test_the_functions_are_the_models(tmp_path, surrogate, regression):
+    model = regression if surrogate == "mean_field" else fit(make_regression(surrogate), X, Y)
     model.export(tmp_path / "model")
     loaded = tf.saved_model.load(str(tmp_path / "model"))
 
@@ -145,12 +146,19 @@ def test_the_functions_are_the_models(tmp_path, surrogate):
 
 @pytest.mark.smoke
 def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regression, generative, vae):
+    """Also the code of the model card, and the three lines of the README of saved_models/."""
     for name, model in (("regression", regression), ("generative", generative), ("vae", vae)):
         model.export(tmp_path / name)
     np.save(tmp_path / "x.npy", X)
+    card = (tmp_path / "regression" / "README.md").read_text()
+    (tmp_path / "card.py").write_text(card.split("```python\n")[1].split("```")[0])
+    readme = (ROOT / "saved_models" / "README.md").read_text(encoding="utf-8")
+    lines = readme.split("```python\n")[1].split("```")[0]
+    assert len(lines.strip().splitlines()) == 3
+    (tmp_path / "lines.py").write_text(lines.replace("\nmodel.predict", "\nresult = model.predict"))
     printed = alone(
         """
-        import json, numpy as np
+        import json, os, numpy as np
         x = np.load("x.npy")
         made = {}
         regression = tf.saved_model.load("regression")
@@ -163,13 +171,20 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regressi
         vae = tf.saved_model.load("vae")
         made["reconstructed"] = vae.predict(x=x[:5])["mean"].numpy().tolist()
         made["images"] = vae.sample_predictive(num=3, seed=[1, 2])["x"].shape.as_list()
+        exec(open("card.py").read(), {"tf": tf, "x": tf.zeros([2, 3])})
+        saved = {}
+        lines = open("lines.py").read()
+        os.chdir(ROOT)  # Of the repository.
+        exec(lines, saved)
+        made["saved"] = saved["result"]["mean"].shape.as_list()
         made["modules"] = [name for name in sys.modules if name.split(".")[0] in ("tfp_dpvi", "tensorflow_probability")]
         print(json.dumps(made))
-        """,
+        """.replace("ROOT", repr(str(ROOT))),
         tmp_path,
     )
     made = json.loads(printed.splitlines()[-1])
     assert made["modules"] == []
+    assert made["saved"] == [5]  # The README's three lines, on the model in saved_models/.
     np.testing.assert_allclose(made["predict"], regression.predict(X[:5]), rtol=1e-5)
     np.testing.assert_allclose(made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4)
     np.testing.assert_allclose(made["score"], generative.predictive().log_prob(X[:5]), rtol=1e-4)
@@ -251,8 +266,6 @@ def test_report_and_card_lie_beside_it(tmp_path, regression):
     assert 'tf.saved_model.load("a_model")' in card
     assert "| `predict` | `x`: float32 [n, 3] | `mean`: float32 [n] |" in card
     assert "`w`: float32 [n, 3]" in card
-    code = card.split("```python\n")[1].split("```")[0]
-    alone("x = tf.zeros([2, 3])\n" + code, tmp_path)
 
 
 @pytest.mark.parametrize("make", [make_regression, pytest.param(make_generative, marks=pytest.mark.slow), make_vae])
@@ -305,7 +318,7 @@ def test_the_search_finds_what_is_there(tmp_path):
 
 
 def test_a_seeded_models_key_is_not_in_it_and_its_report_warns(tmp_path):
-    model = fit(make_regression(seed=0), X, Y)
+    model = fit(Toy(seed=0), X, Y)
     model.export(tmp_path / "model")
     assert _random.new_key(0).tobytes() not in all_bytes(tmp_path / "model")
     assert "seeded: not private" in (tmp_path / "model" / "README.md").read_text()
@@ -325,7 +338,7 @@ def test_a_model_that_was_never_fitted_is_refused(tmp_path):
 
 
 def test_a_delta_is_needed(tmp_path):
-    model = make_regression()
+    model = Toy()
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0))
     model.fit(X, Y, batch_size=20, verbose=0)
     with pytest.raises(ValueError, match=r"delta is not known.*export\(path, delta=1e-5\)"):
@@ -387,14 +400,6 @@ def test_a_likelihood_that_needs_the_number_of_records_is_named(tmp_path):
 
 
 # ---------------------------------------------------------------------- the model in saved_models/
-
-
-def test_the_readmes_three_lines_run_with_tensorflow_alone():
-    text = (ROOT / "saved_models" / "README.md").read_text(encoding="utf-8")
-    code = text.split("```python\n")[1].split("```")[0]
-    assert len(code.strip().splitlines()) == 3
-    printed = alone(code.replace("\nmodel.predict", "\nresult = model.predict") + "\nprint(result['mean'].shape)", ROOT)
-    assert printed.strip() == "(5,)"
 
 
 def test_the_saved_model_predicts_and_is_small():

@@ -93,7 +93,7 @@ def replay(model, x, keys=range(4)):
 )
 def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     """C3, replay with the same draws and groups, whatever the records hold; and the paper's C2 would not hold."""
-    model = fitted(flipping, termwise(noise=noise), jit_compile=jit_compile)
+    model = ready(make(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile)
     x = X[:12].copy()
     x[3], x[4], x[5] = 1e6, np.nan, -np.inf
     stated, scales = internals.noise_of_terms(model)
@@ -103,12 +103,6 @@ def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     # C2 for 2 C2, as the paper has it: the same noise scales, half the shift.
     claimed = dpvi.privacy.block_sensitivity(C2 * B / (C1 * PARTS), scales[0])  # Stated: twice that shift.
     assert presence > claimed * C1
-
-
-def test_a_compiled_step_is_called_again_and_again():
-    """TensorFlow 2.15's graph optimiser broke the second call once; see `DPVAE._with_groups`."""
-    model = fitted(dpvi.divergences.MMD(), epochs=3)
-    assert model.privacy_ledger.num_releases == 9
 
 
 def test_groups_are_independent_uniform_and_keep_their_place():
@@ -125,13 +119,17 @@ def test_groups_are_independent_uniform_and_keep_their_place():
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regularizer",
-    [dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.TotalCorrelation(),
-     *(pytest.param(made, marks=pytest.mark.slow) for made in (dpvi.divergences.MMD(), dpvi.divergences.KLFromPrior()))],
+    [dpvi.divergences.MMD(), dpvi.divergences.TotalCorrelation(),
+     *(pytest.param(made, marks=pytest.mark.slow) for made in (dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior()))],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compile):
-    """Three records on average in four groups: many are empty."""
-    model = fitted(regularizer, termwise(num_partitions=3), batch_size=3, epochs=2, jit_compile=jit_compile)
+    """Three records on average in three groups: many are empty.
+
+    The step is called once an epoch: TensorFlow 2.15's graph optimiser broke the second call once.
+    """
+    model = fitted(regularizer, termwise(num_partitions=3), batch_size=3, epochs=3, jit_compile=jit_compile)
+    assert model.privacy_ledger.num_releases == 60
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
 
 

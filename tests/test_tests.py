@@ -1,0 +1,34 @@
+"""How tests are laid out: none imports another, and one file alone looks behind the public face of models."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+TESTS = pathlib.Path(__file__).resolve().parent
+FOLDERS = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support"}
+STATE = re.compile(r"\w\._dp\b")  # What a model remembers of its fits.
+
+
+def imports_of_tests(text: str) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.append(node.module)
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return [name for name in names if name.split(".")[0] in FOLDERS or name.split(".")[-1].startswith("test_")]
+
+
+def test_no_test_imports_another_nor_looks_behind_a_model():
+    for path in sorted(TESTS.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert imports_of_tests(text) == [], path
+        if path.name not in ("internals.py", "test_structure.py"):
+            assert not STATE.search(text), f"{path}: take it from support/internals.py"
+
+
+def test_the_check_sees_an_import():
+    assert imports_of_tests("from models.test_dpvae import X") == ["models.test_dpvae"]
+    assert imports_of_tests("import test_fit\nfrom support import toy") == ["test_fit"]
