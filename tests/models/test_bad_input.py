@@ -98,7 +98,7 @@ def check_refused(model, arguments, words):
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 1.0}, ["delta", "1"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": "1e-5"}, ["delta"]),
         ({"optimizer": adam(), "epsilon": 0.0, "delta": 1e-5}, ["epsilon", "0"]),
-        ({"optimizer": adam(), "epsilon": float("NaN"), "delta": 1e-5}, ["epsilon", "nan"]),
+        ({"optimizer": adam(), "epsilon": float("NaN"), "delta": 1e-5}, ["epsilon", "NaN"]),
         ({"optimizer": adam(), "epsilon": True, "delta": 1e-5}, ["epsilon", "True"]),
         ({"optimizer": "adam", "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip"]),
         ({"optimizer": "adam", "l2_norm_clip": 0.0, "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip", "0.0"]),
