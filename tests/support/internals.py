@@ -24,7 +24,6 @@ from tfp_dpvi.optimizers import noise
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.training import Mechanism, StepState, compiled, make_steps
-from tfp_dpvi.training.budget import allowed_releases
 from tfp_dpvi.training.compiled import CompiledSteps
 
 __all__ = ["LOG", "PosteriorPredictive", "StepGradients", "TableModel"]
@@ -232,7 +231,7 @@ def name_the_run(model, name):
 
 def most_releases(model, plan):
     """How many of a plan's releases the budgets have room for."""
-    return allowed_releases(plan, model._dp.ledger, model._dp.target)
+    return model.privacy_ledger.most_releases(plan, model._dp.target.budgets)
 
 
 # ---------------------------------------------------------------------- records and keys

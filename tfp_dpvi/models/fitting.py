@@ -18,7 +18,7 @@ from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
 from tfp_dpvi.models import arguments, exporting, saving
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism, checkpoint
-from tfp_dpvi.training.budget import allowed_releases, calibrate
+from tfp_dpvi.training.budget import calibrate
 from tfp_dpvi.training.checkpoint import Checkpoint
 from tfp_dpvi.training.distribution import Workers
 from tfp_dpvi.training.fit import PrivateFit
@@ -336,7 +336,7 @@ class FittedModel(saving.SavedModel):
             )
             noise = calibrated.noise_multiplier or 0.0
         plan = dataclasses.replace(draft, noise_multiplier=noise).plan(planned)
-        return noise, allowed_releases(plan, state.ledger, state.target)
+        return noise, state.ledger.most_releases(plan, state.target.budgets)
 
     def _checkpoint(self, data: Data) -> Checkpoint:
         state = self._dp
@@ -353,9 +353,9 @@ class FittedModel(saving.SavedModel):
 
     def _end_without_a_step(self, held: Any, planned: int, backup: Any, initial_epoch: int) -> None:
         if held is None:
-            budgets = ", ".join(f"epsilon {e:g} at delta {d:g}" for e, d in self._budgets())
             raise BudgetExhaustedError(
-                f"budget: {budgets} allows no further release of this plan.\nRaise it with ledger.set_budget, or use more noise."
+                f"budget: epsilon, delta = {self._dp.ledger.budget} of the ledger allows no further release of this plan.\nRaise it "
+                "with ledger.set_budget, or use more noise."
             )
         if planned:
             LOG.warning(
@@ -365,10 +365,6 @@ class FittedModel(saving.SavedModel):
             )
         elif backup.delete_checkpoint:
             backup.forget()
-
-    def _budgets(self) -> list[tuple[float, float]]:
-        budget = self._dp.ledger.budget
-        return [*(self._dp.target.budgets if self._dp.target else ()), *([budget] if budget else [])]
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
         """Returns what `fit` returns where nothing is left to do."""

@@ -138,18 +138,6 @@ def calibrate(
     return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
 
 
-def allowed_releases(plan: PrivacyPlan, ledger: PrivacyLedger, target: PrivacyTarget) -> int:
-    """Returns how many of the plan's releases the ledger's budget and the model's own allow, after all that is spent."""
-    most = plan.num_releases
-    for budget in (*target.budgets, ledger.budget):
-        if budget is not None and most:
-            epsilon, delta = budget
-            most = plan.with_most_releases(
-                epsilon=epsilon, delta=delta, prior_events=ledger.events(), limit=most
-            ).num_releases
-    return most
-
-
 def epsilon_curve(
     plan: PrivacyPlan, ledger: PrivacyLedger, target: PrivacyTarget, steps_per_epoch: int
 ) -> Callable[[int], float] | None:

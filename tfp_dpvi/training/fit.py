@@ -13,7 +13,7 @@ from tfp_dpvi._tf import Model, Structure, steps_per_execution, tf
 from tfp_dpvi.data import Data
 from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan
-from tfp_dpvi.training.budget import PrivacyTarget, allowed_releases, epsilon_curve
+from tfp_dpvi.training.budget import PrivacyTarget, epsilon_curve
 from tfp_dpvi.training.compiled import CompiledSteps
 from tfp_dpvi.training.distribution import Workers
 from tfp_dpvi.training.mechanism import Mechanism
@@ -226,7 +226,7 @@ class PrivateFit:
             )
         self.close()
         rest = self._mechanism.plan(self._planned - self._done)
-        most = allowed_releases(rest, self._ledger, self._target)
+        most = self._ledger.most_releases(rest, self._target.budgets)
         self._allowed = self._done + most
         if most == 0:
             raise BudgetExhaustedError(
