@@ -168,7 +168,7 @@ def steps_per_execution(model: Model) -> tf.Variable:
     return model._steps_per_execution
 
 
-def mapped_file(array: np.memmap) -> mmap.mmap | None:
+def mapped_file(array: np.ndarray) -> mmap.mmap | None:
     """Returns the file map behind an array, None for one in memory; NumPy shows the file's name alone."""
     return getattr(array, "_mmap", None)
 

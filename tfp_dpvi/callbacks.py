@@ -10,7 +10,7 @@ import os
 import pathlib
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
-from tfp_dpvi._tf import Callback, learning_rate_variable, tf
+from tfp_dpvi._tf import Callback, Optimizer, learning_rate_variable, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
@@ -53,7 +53,7 @@ class PrivacyTensorBoard(Callback):
         self.histogram_freq = histogram_freq
         self._writer: Any = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
         self._close()  # Left open where the last fit was interrupted.
         try:
@@ -66,7 +66,7 @@ class PrivacyTensorBoard(Callback):
                 f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
             ) from error
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes one point."""
         model = self.model
         scalars = {name: float(value) for name, value in (logs or {}).items()}
@@ -88,7 +88,7 @@ class PrivacyTensorBoard(Callback):
         while self._written and self._written[0].done():
             self._written.popleft().result()  # Raises what went wrong.
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Closes the event file."""
         self._close()
 
@@ -102,7 +102,7 @@ class PrivacyTensorBoard(Callback):
             one.result()
 
 
-def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Any:
+def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Event:
     summary = Summary()
     for name, value in scalars.items():
         group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
@@ -113,7 +113,7 @@ def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[
     return Event(wall_time=wall_time, step=step, summary=summary)
 
 
-def _add_histogram(summary: Any, tag: str, values: np.ndarray) -> None:
+def _add_histogram(summary: Summary, tag: str, values: np.ndarray) -> None:
     finite = values[np.isfinite(values)].astype(np.float64)
     counts, edges = np.histogram(finite, bins=_BUCKETS)
     buckets = tensor_util.make_tensor_proto(np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64)
@@ -121,7 +121,7 @@ def _add_histogram(summary: Any, tag: str, values: np.ndarray) -> None:
     summary.value.add(tag=tag, metadata=metadata, tensor=buckets)
 
 
-def _named(variables: Any) -> list[tuple[str, Any]]:
+def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
     """Variables under their names; where two share one, numbered."""
     names = [variable.name.split(":")[0] for variable in variables]
     return [
@@ -130,7 +130,7 @@ def _named(variables: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _learning_rate(optimizer: Any) -> float:
+def _learning_rate(optimizer: Optimizer) -> float:
     rate = learning_rate_variable(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         rate = rate(optimizer.iterations)
@@ -188,7 +188,7 @@ class PrivateBackupAndRestore(Callback):
         """Called by `fit`: how to take a backup, and the epoch that it starts from."""
         self._snapshot, self._first_epoch = snapshot, first_epoch
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Writes what the fit starts from: fails here, before a step has run, where the directory cannot be written."""
         if self._snapshot is None:
             raise ValueError("PrivateBackupAndRestore is for fit of this library's models.")
@@ -200,12 +200,12 @@ class PrivateBackupAndRestore(Callback):
                 f"backup_dir={self.backup_dir!r} cannot be written ({error}): give a directory that can. Nothing was spent."
             ) from error
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes the state after this epoch, in place of the last."""
         assert self._snapshot is not None
         self._write(self._snapshot(epoch + 1))
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Deletes the backup."""
         self._snapshot = None
         if self.delete_checkpoint:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.sampling import Sampler
 
 
@@ -23,9 +23,9 @@ class Records:
       num: number of records.
     """
 
-    x: Any
-    y: Any
-    sample_weight: Any
+    x: Structure
+    y: Structure | None
+    sample_weight: np.ndarray | None
     num: int
 
     def tensors(self) -> dict[str, tf.Tensor]:
@@ -105,7 +105,9 @@ class ArrayData:
         yield steps, self.sampler, self.tensors
 
 
-def make_records(x: Any, y: Any, sample_weight: Any, *, dtype: Any, validate: bool) -> Records:
+def make_records(
+    x: Structure, y: Structure | None, sample_weight: np.ndarray | None, *, dtype: np.dtype, validate: bool
+) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
     Args:
@@ -213,5 +215,5 @@ def _named(name: str, structure: Any) -> list[tuple[str, Any]]:
     return [(name, structure)]
 
 
-def _describe(structure: Any) -> str:
+def _describe(structure: Structure) -> str:
     return ", ".join(f"{path} of shape {list(array.shape)}" for path, array in _named("an array", structure))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import mapped_file, tf
+from tfp_dpvi._tf import Structure, mapped_file, tf
 from tfp_dpvi.data.records import Records
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
@@ -31,7 +31,7 @@ def is_source(value: Any) -> bool:
     return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
-def _is_mapped(leaf: Any) -> bool:
+def _is_mapped(leaf: object) -> bool:
     """Whether an array lies in a file. What `astype` or `copy` make of a memory map is of its class, but in memory."""
     return isinstance(leaf, np.memmap) and mapped_file(leaf) is not None
 
@@ -63,7 +63,7 @@ class RecordSource:
       ValueError: lengths differ, no records, or a row that is no array of numbers.
     """
 
-    def __init__(self, x: Any, y: Any, sample_weight: Any, dtype: Any) -> None:
+    def __init__(self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype) -> None:
         if sample_weight is not None:
             sample_weight = np.asarray(sample_weight).astype(dtype)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -102,7 +102,7 @@ class RecordSource:
             )
         return np.zeros(row.shape, self._kind(row.dtype))
 
-    def _kind(self, dtype: Any) -> Any:
+    def _kind(self, dtype: np.dtype) -> np.dtype:
         return self._dtype if np.dtype(dtype).kind in "fb" else dtype
 
     @property
@@ -127,7 +127,7 @@ class RecordSource:
                 for start, index in zip(first.tolist(), indices.tolist(), strict=True):
                     mapped.madvise(mmap.MADV_WILLNEED, start, offset + (index + 1) * width - start)
 
-    def take(self, indices: np.ndarray, rows: int) -> Any:
+    def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         """The records with these indices as a structure of arrays, and rows of zeros up to `rows`.
 
         Raises:
@@ -160,7 +160,7 @@ class RecordSource:
         return filled
 
 
-def _map_of(leaf: Any) -> tuple[Any, int]:
+def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
     """The mmap under an array and where in it the array begins, in bytes."""
     mapped = mapped_file(leaf)
     assert mapped is not None

@@ -92,18 +92,12 @@ def make_data(  # noqa: D417
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-        return _of_dataset(
-            model,
-            DatasetData(
-                x,
-                sampling=sampling,
-                probability=sampling_probability,
-                num_records=num_records,
-                steps_per_epoch=steps_per_epoch,
-                physical_batch_size=physical_batch_size,
-                dtype=model.record_dtype,
-            ),
-        )
+        declared = {
+            "num_records": num_records,
+            "steps_per_epoch": steps_per_epoch,
+            "physical_batch_size": physical_batch_size,
+        }
+        return _of_dataset(model, x, sampling=sampling, probability=sampling_probability, **declared)
     if sampling_probability is not None:
         raise ValueError(
             f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
@@ -136,7 +130,8 @@ def make_data(  # noqa: D417
     return ArrayData(records, sampler, *public) if source is None else StreamedData(source, sampler, *public)
 
 
-def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
+def _of_dataset(model: Any, dataset: tf.data.Dataset, **declared: Any) -> DatasetData:
+    data = DatasetData(dataset, dtype=model.record_dtype, **declared)
     if Workers(model.distribute_strategy).several:
         raise ValueError(
             "x is a dataset, and several workers train: each would draw batches of its own, so that a record could be in a step "

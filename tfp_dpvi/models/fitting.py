@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi._tf import Metric, Structure, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -35,7 +35,7 @@ class FittedModel(saving.SavedModel):
         """See `DPModel`."""
 
     @abc.abstractmethod
-    def record_loss(self, x: Any, y: Any = None) -> Any:
+    def record_loss(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
         """See `DPModel`."""
 
     @property
@@ -71,7 +71,7 @@ class FittedModel(saving.SavedModel):
                 f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
             )
 
-    def _check_precision(self, variables: Sequence[Any] = ()) -> None:
+    def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
         """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
         held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
         held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
@@ -86,28 +86,28 @@ class FittedModel(saving.SavedModel):
 
     def fit(  # noqa: D417
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Structure | None = None,
+        y: Structure | None = None,
         *,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        sample_weight: Any = None,
+        verbose: int | str = "auto",
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        sample_weight: np.ndarray | None = None,
         num_records: int | None = None,
         sampling: str | None = None,
         sampling_probability: float | None = None,
         steps_per_epoch: int | None = None,
         initial_epoch: int = 0,
-        validation_data: Any = None,
+        validation_data: tuple[Structure, ...] | None = None,
         validation_is_public: bool = False,
         unsafe_validation: bool = False,
-        validation_freq: Any = 1,
+        validation_freq: int | Sequence[int] = 1,
         validation_batch_size: int | None = None,
         validate: bool = True,
         stream: bool | None = None,
         **refused: Any,
-    ) -> Any:
+    ) -> keras.callbacks.History:
         """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
 
         Args:
@@ -150,12 +150,10 @@ class FittedModel(saving.SavedModel):
           BudgetExhaustedError: nothing is left of the budget; nothing was run.
           ValueError, TypeError: bad arguments; nothing was spent.
         """
-        self._check_fit(refused, epochs, initial_epoch)
+        backup = self._check_fit(refused, epochs, initial_epoch, callbacks)
         validation = arguments.check_validation(
             validation_data, validation_is_public, unsafe_validation, self.record_dtype
         )
-        refuse_keras_3("callbacks", callbacks)
-        backup = checkpoint.find(callbacks)
         data = self.make_data(
             x,
             y,
@@ -171,7 +169,7 @@ class FittedModel(saving.SavedModel):
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
                 return self._history_of_nothing(epochs)
-            if backup is not None:
+            if backup is not None and callbacks is not None:
                 callbacks = checkpoint.put_last(callbacks, backup)
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
@@ -189,7 +187,10 @@ class FittedModel(saving.SavedModel):
                     validation_batch_size=validation_batch_size or 1024,
                 )
 
-    def _check_fit(self, refused: dict[str, Any], epochs: int, initial_epoch: int) -> None:
+    def _check_fit(
+        self, refused: dict[str, Any], epochs: int, initial_epoch: int, callbacks: object
+    ) -> PrivateBackupAndRestore | None:
+        """Raises if `fit` cannot be called so; returns the backup among its callbacks."""
         if self._dp.target is None or self.optimizer is None:
             raise RuntimeError(
                 f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
@@ -200,8 +201,12 @@ class FittedModel(saving.SavedModel):
         arguments.check_counts(epochs=epochs)
         if not 0 <= initial_epoch < epochs:
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+        refuse_keras_3("callbacks", callbacks)
+        return checkpoint.find(callbacks)
 
-    def make_data(self, x: Any, y: Any = None, sample_weight: Any = None, **settings: Any) -> Data:
+    def make_data(
+        self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
+    ) -> Data:
         """Returns records with their sampler, checked, for `mechanism` and a training loop of one's own.
 
         Args:
@@ -351,7 +356,9 @@ class FittedModel(saving.SavedModel):
             self.optimizer, variables, state.ledger, state.target, state.progress, seeded=state.seed is not None
         )
 
-    def _end_without_a_step(self, held: Any, planned: int, backup: Any, initial_epoch: int) -> None:
+    def _end_without_a_step(
+        self, held: Backup | None, planned: int, backup: PrivateBackupAndRestore | None, initial_epoch: int
+    ) -> None:
         if held is None:
             raise BudgetExhaustedError(
                 f"budget: epsilon, delta = {self._dp.ledger.budget} of the ledger allows no further release of this plan.\nRaise it "
@@ -363,7 +370,7 @@ class FittedModel(saving.SavedModel):
                 initial_epoch,
                 held.directory,
             )
-        elif backup.delete_checkpoint:
+        elif backup is not None and backup.delete_checkpoint:
             backup.forget()
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
@@ -389,7 +396,7 @@ class FittedModel(saving.SavedModel):
         finally:
             state.unsafe_validation, self.test_function = False, None
 
-    def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, Any]]:
+    def make_train_function(self, force: bool = False) -> Callable[..., dict[str, float]]:
         """Returns the function that `Model.fit` calls for each execution; made by `fit`."""
         if self._dp.running is None:
             raise RuntimeError(
@@ -398,11 +405,11 @@ class FittedModel(saving.SavedModel):
             )
         return self._dp.running
 
-    def train_step(self, data: Any) -> Any:
+    def train_step(self, data: Structure) -> None:
         """Refused: a batch that was not sampled here cannot be accounted for."""
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """One batch of `evaluate`: the mean of `record_loss` over the given records."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
         if y is None:

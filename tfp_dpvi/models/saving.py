@@ -31,7 +31,7 @@ _SETTINGS = ("epsilon", "delta", "planned_epochs", "accountant", "physical_batch
 # ------------------------------------------------------------------ the model
 
 
-def base_config(model: Any) -> dict[str, Any]:
+def base_config(model: Model) -> dict[str, Any]:
     """Name and books; raises where the class's other arguments would be missing when it is loaded."""
     parameters = inspect.signature(type(model).__init__).parameters
     named = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -57,7 +57,7 @@ def base_config(model: Any) -> dict[str, Any]:
     return {**({"name": model.name} if named else {}), "books": books}
 
 
-def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Any:
+def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any] | None) -> Model:
     """The model, its variables made and its books opened."""
     config = dict(config)
     books, parts = config.pop("books", None), config.pop("parts", {})
@@ -81,8 +81,8 @@ def from_config(cls: type, config: dict[str, Any], custom_objects: dict[str, Any
     return model
 
 
-def _no_records(inputs: dict[str, Any]) -> Records:
-    def zeros(spec: Any) -> Any:
+def _no_records(inputs: dict[str, tf.TensorSpec]) -> Records:
+    def zeros(spec: tf.TensorSpec) -> np.ndarray:
         return np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
 
     made = {name: tf.nest.map_structure(zeros, spec) for name, spec in inputs.items()}
@@ -92,7 +92,7 @@ def _no_records(inputs: dict[str, Any]) -> Records:
 # ------------------------------------------------------------------ compile
 
 
-def compile_config(model: Any) -> dict[str, Any] | None:
+def compile_config(model: Model) -> dict[str, Any] | None:
     """The arguments of `compile`, JSON-ready; None before it."""
     state = model._dp
     if state.target is None:
@@ -109,7 +109,7 @@ def compile_config(model: Any) -> dict[str, Any] | None:
     }
 
 
-def compile_from_config(model: Any, config: dict[str, Any]) -> None:
+def compile_from_config(model: Model, config: dict[str, Any]) -> None:
     """Compiles with them."""
     config = dict(config)
     _make_class(config["optimizer"].get("registered_name") or "")
@@ -136,7 +136,9 @@ def _make_class(registered_name: str) -> None:
 # ------------------------------------------------------------------ the file
 
 
-def check_path(filepath: Any, overwrite: bool, save_format: str | None, kwargs: dict[str, Any]) -> None:
+def check_path(
+    filepath: str | os.PathLike[str], overwrite: bool, save_format: str | None, kwargs: dict[str, Any]
+) -> None:
     """Raises unless this is a `.keras` file that may be written."""
     path = os.fspath(filepath)
     if kwargs:
@@ -151,7 +153,7 @@ def check_path(filepath: Any, overwrite: bool, save_format: str | None, kwargs: 
 
 
 @contextlib.contextmanager
-def replaced(filepath: Any) -> Iterator[str]:
+def replaced(filepath: str | os.PathLike[str]) -> Iterator[str]:
     """A new file beside the old one, which takes its place when it is whole."""
     target = pathlib.Path(filepath).absolute()
     temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
@@ -169,7 +171,7 @@ def replaced(filepath: Any) -> Iterator[str]:
 
 def load_model(
     filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, compile: bool = True
-) -> Any:
+) -> Model:
     """`dpvi.keras.models.load_model`, which works as well, with clear errors where the file is not whole.
 
     The classes of this library are registered by its import, which a process that calls this has done.
@@ -208,7 +210,7 @@ def load_model(
 
 
 @contextlib.contextmanager
-def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
+def loading_weights(model: Model, filepath: str | os.PathLike[str]) -> Iterator[None]:
     """Whatever goes wrong within leaves the variables as they were; a file that cannot be read is named."""
     variables = [*_made(model), *(model.optimizer.variables if model.optimizer is not None else ())]
     held = [variable.numpy() for variable in variables]
@@ -227,16 +229,16 @@ def loading_weights(model: Any, filepath: Any) -> Iterator[None]:
         ) from error
 
 
-def _made(model: Any) -> list[Any]:
+def _made(model: Model) -> list[tf.Variable]:
     """The variables that exist; a part that was not built has none yet, and is filled when it has (checkpoints)."""
-    found: list[Any] = []
+    found: list[tf.Variable] = []
     for layer in layers_within(model):  # The model first.
         with contextlib.suppress(ValueError):
             found += layer.variables
     return list({id(variable): variable for variable in found}.values())
 
 
-def variables_of(model: Any) -> list[tf.Variable]:
+def variables_of(model: Model) -> list[tf.Variable]:
     """Returns all variables that a step reads and writes."""
     with model.distribute_strategy.scope():
         model.optimizer.build(model.trainable_variables)
@@ -260,7 +262,7 @@ class SavedModel(Model):
         return base_config(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Model:
         """A model with the same arguments and the same ledger; weights are its own until they are loaded."""
         return from_config(cls, config, custom_objects)
 
@@ -272,13 +274,13 @@ class SavedModel(Model):
         """Compiles as before; the optimizer's variables are made, for `load_model` to fill."""
         compile_from_config(self, config)
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """As in Keras, after metrics are emptied: they may hold exact losses of the records last evaluated."""
         for metric in self.metrics:
             metric.reset_state()
         super().save_own_variables(store)
 
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """As in Keras; what cannot be loaded leaves the model as it was. Weights come without their books: see `save`.
 
         Raises:
@@ -287,7 +289,9 @@ class SavedModel(Model):
         with loading_weights(self, filepath):
             return super().load_weights(filepath, *args, **kwargs)
 
-    def save(self, filepath: Any, overwrite: bool = True, save_format: str | None = None, **kwargs: Any) -> None:
+    def save(
+        self, filepath: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None, **kwargs: Any
+    ) -> None:
         """Saves model, compile settings, optimizer state and books in one `.keras` file; see `dpvi.keras.Model.save`.
 
         `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see

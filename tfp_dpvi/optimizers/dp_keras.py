@@ -136,6 +136,26 @@ class DPOptimizer:
             )
 
 
+_DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
+
+    Args:
+      *args: as for the Keras class.
+      l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
+      noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
+      clipping: how a record's gradient is brought to norm C: "flat", "per_layer" or "normalized", see
+        `tfp_dpvi.gradients.Clip`. The same guarantee for each.
+      **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
+        privacy.
+
+    Raises:
+      ValueError: a clip that is not positive, or a negative or infinite noise multiplier.
+
+    #### Formal guarantee
+
+    Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then post-processing.
+    """
+
+
 @functools.cache
 def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
     """A DP optimizer class over any Keras optimizer class.
@@ -204,24 +224,7 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
             return config
 
     _DPKerasOptimizer.__name__ = _DPKerasOptimizer.__qualname__ = name
-    _DPKerasOptimizer.__doc__ = f"""`tf.keras.optimizers.{keras_optimizer_class.__name__}` on privatised gradients.
-
-    Args:
-      *args: as for the Keras class.
-      l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
-      noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
-      clipping: how a record's gradient is brought to norm C: "flat", "per_layer" or "normalized", see
-        `tfp_dpvi.gradients.Clip`. The same guarantee for each.
-      **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
-        privacy.
-
-    Raises:
-      ValueError: a clip that is not positive, or a negative or infinite noise multiplier.
-
-    #### Formal guarantee
-
-    Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then post-processing.
-    """
+    _DPKerasOptimizer.__doc__ = _DOC.format(name=keras_optimizer_class.__name__)
     return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)
 
 

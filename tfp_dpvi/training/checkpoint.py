@@ -25,7 +25,9 @@ def find(callbacks: object) -> PrivateBackupAndRestore | None:
     return found[0] if found else None
 
 
-def put_last(callbacks: object, backup: PrivateBackupAndRestore) -> object:
+def put_last(
+    callbacks: Sequence[keras.callbacks.Callback], backup: PrivateBackupAndRestore
+) -> Sequence[keras.callbacks.Callback]:
     """Returns the callbacks with the backup after all others, so that what they change at an epoch's end is in it."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = [*(one for one in callbacks.callbacks if one is not backup), backup]
