@@ -261,7 +261,7 @@ def test_a_lifetime_budget_outlives_the_file(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     loaded.fit(X, REAL, batch_size=20, epochs=2, verbose=0)
     assert half < loaded.privacy_report().epsilon <= 1.0
-    with pytest.raises(dpvi.privacy.BudgetExhaustedError, match="nothing is left"):
+    with pytest.raises(dpvi.privacy.BudgetExhaustedError, match=r"lifetime total for these data, and .* of it is spent"):
         loaded.fit(X, REAL, batch_size=20, epochs=1, verbose=0)
 
 
@@ -449,17 +449,19 @@ def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("precious")
     lambdas = fit(dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x)), X, Y)
-    with pytest.raises(ValueError, match=r"likelihood is .*<lambda>.*without a registered name.*@dpvi\.register"):
+    with pytest.raises(ValueError, match=r"(?s)likelihood is .*<lambda>.*without a registered name.*@dpvi\.register"):
         lambdas.save(path)
     distribution = dpvi.DPVI(P["prior"](), P["likelihood"])
-    with pytest.raises(ValueError, match=r"prior is .*JointDistributionNamed.*functools\.partial"):
+    with pytest.raises(ValueError, match=r"(?s)prior is .*JointDistributionNamed.*functools\.partial"):
         distribution.save(path)
     prior = P["prior"]()
     surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior))
     internals.given_to(surrogate)["prior"] = P["prior"]
-    with pytest.raises(ValueError, match=r"surrogate_posterior is .*an object that a file cannot hold"):
+    with pytest.raises(ValueError, match=r"(?s)surrogate_posterior is .*an object that a file cannot hold"):
         surrogate.save(path)
-    with pytest.raises(ValueError, match=r"encoder has the layer .*DistributionLambda.*without arguments that builds"):
+    with pytest.raises(
+        ValueError, match=r"(?s)encoder has the layer .*DistributionLambda.*without arguments that builds"
+    ):
         dpvi.DPVAE(P["encoder"](), P["decoder"], P["codes"]).save(path)
     assert path.read_text() == "precious"
     assert [one.name for one in tmp_path.iterdir()] == ["model.keras"]
@@ -468,7 +470,7 @@ def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
         def __init__(self, width):
             super().__init__()
 
-    with pytest.raises(ValueError, match=r"Other needs the arguments width.*override get_config"):
+    with pytest.raises(ValueError, match=r"(?s)Other needs the arguments width.*override get_config"):
         Other(3).save(path)
 
 
