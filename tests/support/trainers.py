@@ -18,7 +18,7 @@ import tfp_dpvi as dpvi
 STEPS_PER_EXECUTION = 3
 
 _PREPARED = """
-import os, sys
+import os, sys, traceback
 import numpy as np
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
@@ -58,6 +58,8 @@ for line in sys.stdin:
         try:
             train(*line.split())
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     os.write(1, b"ended %d\\n" % os.waitpid(pid, 0)[1])
