@@ -215,7 +215,8 @@ class Workers:
         with self.naming_lost(lambda: "Nothing was spent by this call."):
             run = tf.function(lambda numbers: strategy.run(added, args=(numbers,)), autograph=False)
             found = run(tf.constant(np.asarray(own, np.float64)))
-            return strategy.experimental_local_results(found)[0].numpy()
+            rows: np.ndarray = strategy.experimental_local_results(found)[0].numpy()
+            return rows
 
 
 def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
