@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
         "machine": harness.machine(),
         "quick": options.quick,
         "benchmark": "stacks",
-        "command": "python benchmarks/stacks.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "command": "python benchmarks/stacks.py --other .venv-tf215/bin/python",
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "stacks.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -17,7 +17,7 @@ from tfp_dpvi._validate import Unchecked
 
 _LIBRARY = __name__.split(".")[0]
 _FIX = (
-    'Write it as a function with a name, @dpvi.register("my_name") above it,\nand pass the function (with arguments: '
+    'Write it as a function with a name, @dpvi.register("my_name") above it, and pass the function (with arguments: '
     "functools.partial of it)."
 )
 _Function = TypeVar("_Function")
@@ -162,7 +162,7 @@ def _layer(layer: Layer, argument: str) -> Json:
         if isinstance(inner, keras.layers.Lambda):
             raise ValueError(
                 f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading "
-                "its byte code would run it.\nWrite a function without arguments that builds the model, "
+                "its byte code would run it. Write a function without arguments that builds the model,\n"
                 f'@dpvi.register("my_name") above it, and pass the function as {argument}.'
             )
     return keras.utils.serialize_keras_object(layer)

@@ -312,12 +312,7 @@ class FittedModel(saving.SavedModel):
             run=f"{state.identity}/{state.progress.fits}",
             epsilon=state.epsilon_metric,
         )
-        refusal: Exception | None = None
-        try:
-            run.prepare()
-        except Exception as error:
-            refusal = error
-        workers.agree(refusal)
+        workers.agree_on(run.prepare)
         if backup is not None and resumed is not None:
             backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
         return run, initial_epoch
@@ -375,12 +370,11 @@ class FittedModel(saving.SavedModel):
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
         """Returns what `fit` returns where nothing is left to do."""
-        history = keras.callbacks.History()
-        history.set_model(self)
-        history.on_train_begin()
-        history.params = {"epochs": epochs, "verbose": 0}
-        self.history = history
-        return history
+        self.history = keras.callbacks.History()
+        self.history.set_model(self)
+        self.history.on_train_begin()
+        self.history.params = {"epochs": epochs, "verbose": 0}
+        return self.history
 
     @contextlib.contextmanager
     def _unsafe(self, unsafe_validation: bool) -> Iterator[None]:

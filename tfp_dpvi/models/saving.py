@@ -35,7 +35,7 @@ def base_config(model: Model) -> dict[str, Any]:
     """Name and books; raises where the class's other arguments would be missing when it is loaded."""
     parameters = inspect.signature(type(model).__init__).parameters
     named = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    own = type(model).get_config.__qualname__.split(".")[0] == "DPModel"
+    own = type(model).get_config.__qualname__.split(".")[0] == "SavedModel"
     needed = [p.name for p in list(parameters.values())[1:] if p.default is p.empty and p.kind not in (2, 4)]
     if own and needed:
         raise ValueError(

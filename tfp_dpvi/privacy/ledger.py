@@ -18,6 +18,7 @@ from tfp_dpvi.privacy.ledger_copies import CONTINUED, CopiedLedger
 from tfp_dpvi.privacy.ledger_state import Charged, Kind, KnownTotals, LedgerEntry, LedgerState, composed
 from tfp_dpvi.privacy.ledger_store import find_or_add, utc_now
 from tfp_dpvi.privacy.plan import PrivacyPlan
+from tfp_dpvi.privacy.sensitivity import Json
 
 __all__ = ["LedgerEntry", "PrivacyLedger"]
 
@@ -148,6 +149,18 @@ class PrivacyLedger(CopiedLedger):
     def caveats(self) -> tuple[str, ...]:
         """What the total may not hold, as sentences for the report."""
         return (CONTINUED,) if self._state().continued else ()
+
+    def to_json(self) -> Json:
+        """Returns what is charged as a JSON-ready dictionary."""
+        return {
+            "dataset_id": self.dataset_id,
+            "budget": None if self.budget is None else list(self.budget),
+            "budget_adaptive": self.renyi_filter is not None,
+            "num_releases": self.num_releases,
+            "unconfirmed_steps": self.unconfirmed_steps,
+            "exposures": list(self.exposures),
+            "entries": [{**vars(entry), "plan": entry.plan.to_json()} for entry in self.entries],
+        }
 
     # ------------------------------------------------------------------ what it costs
 

@@ -37,6 +37,7 @@ _CONFIRM = (
 )
 _LEDGER = sa.select(LEDGER)
 _VERSION = sa.select(LEDGER.c.version)
+_FORMAT = sa.select(LEDGER.c.format)
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -75,12 +76,24 @@ class LedgerStore:
                     name = dataset_id or (None if self._database.in_memory else uuid.uuid4().hex)
                     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
                     connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
+        elif not self._database.read_only:
+            self._upgrade()
         state = self._state()
         if dataset_id is not None and dataset_id != state.dataset_id:
             raise LedgerError(
                 f"dataset_id={dataset_id!r} differs from {state.dataset_id!r}, to which this ledger is bound.\n"
                 "Each data set keeps its own ledger; pass another path."
             )
+
+    def _upgrade(self) -> None:
+        """Adds the column by which format 3 differs from 2."""
+        with self._database.read() as connection:
+            if connection.execute(_FORMAT).scalar_one_or_none() != 2:
+                return
+        with self._database.write() as connection:
+            if connection.execute(_FORMAT).scalar_one() == 2:
+                connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                connection.execute(sa.update(LEDGER).values(format=3))
 
     def _begun(self) -> bool:
         """Returns whether a file has its first row. Then it is opened without waiting for those who write."""

@@ -39,7 +39,7 @@ class DeclaredBatchSampler(Sampler):
         bound._mask = records["mask"]
         return bound
 
-    def for_each_batch(self, key: tf.Tensor, body: Body, initial: Carry) -> Carry:
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`. Physical batches behind the last record are left out."""
         del key
         assert self._mask is not None, "call on(records) first"
@@ -52,7 +52,8 @@ class DeclaredBatchSampler(Sampler):
             return start + size, body(carry, rows, (indices < count) & tf.gather(present, rows))
 
         begin = (tf.constant(0, tf.int64), initial)
-        return tf.while_loop(lambda start, _: start < last, one, begin, parallel_iterations=1)[1]
+        last_carry: Carry = tf.while_loop(lambda start, _: start < last, one, begin, parallel_iterations=1)[1]
+        return last_carry
 
     @property
     def identity(self) -> tuple[object, ...]:

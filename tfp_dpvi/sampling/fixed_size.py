@@ -102,4 +102,5 @@ class FixedSizeSampler(Sampler):
             return piece + 1, body(carry, indices[piece], mask[piece])
 
         begin = (tf.constant(0), initial)
-        return tf.while_loop(lambda piece, _: piece < pieces, one, begin, parallel_iterations=1)[1]
+        last_carry: Carry = tf.while_loop(lambda piece, _: piece < pieces, one, begin, parallel_iterations=1)[1]
+        return last_carry

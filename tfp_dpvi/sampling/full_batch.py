@@ -48,4 +48,5 @@ class FullBatchSampler(Sampler):
             return start + size, body(carry, tf.minimum(indices, count - 1), mask)
 
         begin = (tf.constant(0, tf.int64), initial)
-        return tf.while_loop(lambda start, _: start < count, one, begin, parallel_iterations=1)[1]
+        last_carry: Carry = tf.while_loop(lambda start, _: start < count, one, begin, parallel_iterations=1)[1]
+        return last_carry

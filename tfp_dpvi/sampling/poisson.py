@@ -102,4 +102,5 @@ class PoissonSampler(Sampler):
             return indices[-1], number + 1, carry
 
         start = (tf.constant(-1, tf.int64), tf.constant(0, tf.int64), initial)
-        return tf.while_loop(more, one, start, parallel_iterations=1)[2]
+        last_carry: Carry = tf.while_loop(more, one, start, parallel_iterations=1)[2]
+        return last_carry

@@ -133,7 +133,7 @@ def calibrate(
     if spent >= _NEARLY * target.epsilon:
         raise BudgetExhaustedError(
             f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
-            "spent.\nTo keep some for later fits, say compile(planned_epochs=...) before the first; or compile with a larger epsilon."
+            "spent: nothing is left.\nTo keep some for later fits, say compile(planned_epochs=...) before the first; or compile with a larger epsilon."
         )
     return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
 

@@ -31,7 +31,8 @@ def put_last(
     """Returns the callbacks with the backup after all others, so that what they change at an epoch's end is in it."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks = [*(one for one in callbacks.callbacks if one is not backup), backup]
-        return callbacks
+        last: Sequence[keras.callbacks.Callback] = callbacks
+        return last
     return [*(one for one in tf.nest.flatten(callbacks) if one is not backup), backup]
 
 

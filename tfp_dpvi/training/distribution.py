@@ -157,18 +157,22 @@ class Workers:
         """
         if not self.several:
             return list(make())
-        refusal: Exception | None = None
         own = [0.0] * num
-        if self.is_chief:
-            try:
-                own = list(make())
-            except Exception as error:
-                refusal = error
-        self.agree(refusal)
+
+        def chief_makes() -> None:
+            if self.is_chief:
+                own[:] = make()
+
+        self.agree_on(chief_makes)
         return [float(number) for number in self._gathered(own)[0]]
 
-    def agree(self, refusal: Exception | None) -> None:
-        """Raises on every worker if one of them has a refusal: its own there, `RuntimeError` on the others."""
+    def agree_on(self, make: Callable[[], None]) -> None:
+        """Calls `make` on every worker; where it raises on one, the others raise `RuntimeError`."""
+        refusal: Exception | None = None
+        try:
+            make()
+        except Exception as error:
+            refusal = error
         if self.several:
             refused = self._gathered([float(refusal is not None)])[:, 0]
             if refusal is None and refused.any():
@@ -211,7 +215,8 @@ class Workers:
         with self.naming_lost(lambda: "Nothing was spent by this call."):
             run = tf.function(lambda numbers: strategy.run(added, args=(numbers,)), autograph=False)
             found = run(tf.constant(np.asarray(own, np.float64)))
-            return strategy.experimental_local_results(found)[0].numpy()
+            rows: np.ndarray = strategy.experimental_local_results(found)[0].numpy()
+            return rows
 
 
 def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:

@@ -192,10 +192,11 @@ class PrivateFit:
         """Runs the steps of one execution; returns the logs."""
         del iterator  # Keras's own counting of steps.
         progress = self._progress
-        if self._reservations.ledger_moved:
+        wanted = int(steps_per_execution(self._model).numpy())
+        if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
-        steps = min(int(steps_per_execution(self._model).numpy()), self._allowed - self._done)
-        steps = self._reservations.take(steps, self._allowed - self._done)
+        left = self._allowed - self._done
+        steps = self._reservations.take(min(wanted, left), left)
         first = progress.steps
         progress.steps += steps
         progress.epochs += steps / self._data.steps_per_epoch

@@ -135,16 +135,18 @@ def make_steps(
             return private_step(mechanism, optimizer, variables, state, records, key, noise, replicas)
 
         end = state.step + tf.cast(num_steps, tf.int64)
-        return tf.while_loop(
+        last: StepState = tf.while_loop(
             lambda state: state.step < end,
             lambda state: (replicas.run(one_step, state),),
             (state,),
             parallel_iterations=1,
         )[0]
+        return last
 
     if run_eagerly:
         return steps
-    return tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
+    compiled: Steps = tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
+    return compiled
 
 
 def make_step(
