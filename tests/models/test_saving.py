@@ -261,7 +261,9 @@ def test_a_lifetime_budget_outlives_the_file(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     loaded.fit(X, REAL, batch_size=20, epochs=2, verbose=0)
     assert half < loaded.privacy_report().epsilon <= 1.0
-    with pytest.raises(dpvi.privacy.BudgetExhaustedError, match=r"lifetime total for these data, and .* of it is spent"):
+    with pytest.raises(
+        dpvi.privacy.BudgetExhaustedError, match=r"lifetime total for these data, and .* of it is spent"
+    ):
         loaded.fit(X, REAL, batch_size=20, epochs=1, verbose=0)
 
 
