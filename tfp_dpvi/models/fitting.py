@@ -282,7 +282,7 @@ class FittedModel(saving.SavedModel):
         draft = self.mechanism(data)
         held = resumed = None
         if backup is not None:
-            resumed = self._checkpoint(data)
+            resumed = self._checkpoint_of(data)
             held = backup.read()
             if held is not None:
                 initial_epoch = resumed.check_epochs(held, epochs)
@@ -338,7 +338,7 @@ class FittedModel(saving.SavedModel):
         plan = dataclasses.replace(draft, noise_multiplier=noise).plan(planned)
         return noise, state.ledger.most_releases(plan, state.target.budgets)
 
-    def _checkpoint(self, data: Data) -> Checkpoint:
+    def _checkpoint_of(self, data: Data) -> Checkpoint:
         state = self._dp
         assert state.target is not None
         if not data.resumable or Workers(self.distribute_strategy).several:
