@@ -303,17 +303,24 @@ def test_optimizers_survive_their_config():
         pytest.param("num_partitions", 1, marks=pytest.mark.slow),
     ],
 )
-def test_clips_cannot_change_under_a_fit_that_was_priced(name, value):
-    model = make(batch_regularizer=steep)
-    model.compile(termwise(), delta=1e-5)
+def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
+    """C1, C3: what a fit was priced for is a value of its own, so that a callback cannot change it."""
+    ends = []
+    for changed in (False, True):
+        keras.utils.set_random_seed(0)
+        model = make(batch_regularizer=steep, seed=1)
+        model.compile(termwise(noise_multiplier=0.0), delta=1e-5)
 
-    def change(epoch, logs):
-        if epoch == 1:
-            setattr(model.optimizer, name, value)
+        def change(epoch, logs, model=model, changed=changed):
+            if epoch == 1 and changed:
+                setattr(model.optimizer, name, value)
 
-    with pytest.raises(RuntimeError, match="priced"):
-        model.fit(
-            X, batch_size=20, epochs=3, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=change)]
-        )
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=change)
+        model.fit(X, batch_size=20, epochs=3, verbose=0, callbacks=[callback])
+        ends.append((model.privacy_plan, [variable.numpy() for variable in model.trainable_variables]))
+    assert ends[0][0] == ends[1][0]
+    for one, other in zip(ends[0][1], ends[1][1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     model.fit(X, batch_size=20, epochs=1, verbose=0)
+    assert model.privacy_plan != ends[1][0]
     assert model.privacy_plan.sensitivity == internals.noise_of_terms(model)[0]
