@@ -282,8 +282,8 @@ def check_noise(release):
     joint = release([metric], clipped, [tf.zeros([num], tf.float64)], sensitivity)
     private = privatize(joint, noise_multiplier=z, key=tests_of.fresh_key(), expected_batch_size=expected)
     assert len(private.tensors) == 1
-    assert len(private.metrics) == 1
-    gradient, shown = private.tensors[0].numpy(), private.metrics[0].numpy()
+    assert len(private.joint) == 1
+    gradient, shown = private.tensors[0].numpy(), private.joint[0].numpy()
     assert gradient.std() == pytest.approx(z * clip / expected, rel=0.01)
     assert shown.std() == pytest.approx(z * 2.5 * 4.0 / expected, rel=0.01)
     assert abs(np.corrcoef(gradient, shown)[0, 1]) < 8 / math.sqrt(num)

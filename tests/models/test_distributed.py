@@ -389,7 +389,7 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
         assert found["exhausted"][2] == 0
         for name in ("other clip", "other target", "other seed", "other weights"):
             assert found[name][0] == "ValueError", name
-            assert "Another worker has other settings" in found[name][1]
+            assert "differ between workers" in found[name][1]
             assert found[name][2] == 0
     assert 0 < one["third"] < 14  # Both stop where the first worker's budget ends.
 

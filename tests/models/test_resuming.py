@@ -265,13 +265,13 @@ def test_another_fit_is_refused(tmp_path, ledger_of_stopped, settings, arguments
 
 def test_another_ledger_is_refused(tmp_path, ledger_of_stopped):
     with dpvi.PrivacyLedger(tmp_path / "other", dataset_id="others") as other:
-        refused(make(other), tmp_path / "backup", other, "others")
+        refused(make(other), tmp_path / "backup", other, "another ledger")
     with dpvi.PrivacyLedger(tmp_path / "empty", dataset_id="records") as empty:
-        refused(make(empty), tmp_path / "backup", empty, "another one")
+        refused(make(empty), tmp_path / "backup", empty, "another ledger")
     with dpvi.PrivacyLedger(tmp_path / "rich", dataset_id="records") as rich:  # As many releases, and not the same.
         for _ in range(9):
             rich.reserve(ledger_of_stopped.entries[0].plan.replace(noise_multiplier=9.0), 1)
-        refused(make(rich), tmp_path / "backup", rich, "another one")
+        refused(make(rich), tmp_path / "backup", rich, "another ledger")
 
 
 def test_a_shorter_fit_is_refused(tmp_path, ledger):

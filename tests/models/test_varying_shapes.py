@@ -90,7 +90,7 @@ def summing(model, jit_compile=False):
     gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), NUM).record_gradient
 
     def sums(x, mask):
-        return dpvi.gradients.clipped_sum(gradient, {"x": x}, mask, l2_norm_clip=1.0)[0].tensors[0]
+        return dpvi.gradients.clipped_sum(gradient, {"x": x}, mask, dpvi.gradients.Clip(1.0))[0].tensors[0]
 
     traced = tf.function(sums, jit_compile=jit_compile, autograph=False)
     return lambda x, mask=EVERYBODY: traced(tf.constant(x), tf.constant(mask)).numpy()

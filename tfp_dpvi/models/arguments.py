@@ -116,7 +116,11 @@ def make_data(  # noqa: D417
     num_records = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, num_records) if batch_size is None else int(batch_size)
     Workers(model.distribute_strategy).check_same(
-        available, num_records, batch_size, steps_per_epoch, records=records if source is None else source.some()
+        available,
+        num_records,
+        batch_size,
+        steps_per_epoch,
+        records=lambda: records if source is None else source.some(),
     )
     sampler = make_sampler(
         sampling or "poisson",

@@ -88,7 +88,10 @@ class Replicas:
         if self.num == 1:
             return sums
         context = tf.distribute.get_replica_context()
-        *parts, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sums.gradient, *sums.joint, sums.loss])
+        own = [*sums.gradient, *sums.joint, sums.loss]
+        wide = [tf.cast(part, tf.float64) for part in own]  # TensorFlow packs tensors of one dtype.
+        together = context.all_reduce(tf.distribute.ReduceOp.SUM, wide)
+        *parts, loss = [tf.cast(part, like.dtype) for part, like in zip(together, own, strict=True)]
         num = len(sums.gradient)
         return sums._replace(gradient=parts[:num], joint=parts[num:], loss=loss)
 
@@ -129,7 +132,7 @@ class Workers:
         resolver = self._strategy.cluster_resolver
         return resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
 
-    def check_same(self, *public: object, records: Records | None = None) -> None:
+    def check_same(self, *public: object, records: Callable[[], Records] | None = None) -> None:
         """Raises `ValueError` on every worker unless all have the same records, shapes and public numbers.
 
         Each takes its share of one sample by place: with records of its own, one record's presence would move others from
@@ -137,7 +140,8 @@ class Workers:
         """
         if not self.several:
             return
-        parts = () if records is None else tf.nest.flatten((records.x, records.y, records.sample_weight))
+        some = None if records is None else records()
+        parts = () if some is None else tf.nest.flatten((some.x, some.y, some.sample_weight))
         found = zlib.crc32(repr(public).encode())
         for part in parts:
             if part is not None:

@@ -157,7 +157,7 @@ class PrivateFit:
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(seed))
         self._noise = tf.constant(mechanism.noise_multiplier, tf.float64)
-        self.plan = mechanism.plan(planned)
+        self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(
             ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
         )
@@ -192,6 +192,8 @@ class PrivateFit:
         """Runs the steps of one execution; returns the logs."""
         del iterator  # Keras's own counting of steps.
         progress = self._progress
+        if self._mechanism.identity != self._priced:
+            raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
@@ -245,7 +247,7 @@ class PrivateFit:
         totals = zip(self._mechanism.joint, self.state.accumulated, before.accumulated, strict=True)
         for metric, now, then in totals:
             if isinstance(metric, PrivateMetric):
-                metric.add(float(now) - float(then), steps)
+                metric.add((float(now) - float(then)) / steps, steps)
                 logs[metric.name] = metric.current()
         if self._mechanism.unsafe_loss:
             logs["unsafe_loss"] = float(self.state.unsafe_loss - before.unsafe_loss) / steps

@@ -93,7 +93,7 @@ def _after(
     mechanism: Mechanism, gradient: StepGradient, state: StepState, sums: Sums, released: PrivatizedGradients
 ) -> StepState:
     exact = gradient.data_independent_loss
-    exact = tf.zeros([], released.mean[0].dtype) if exact is None else exact
+    exact = tf.zeros([], released.tensors[0].dtype) if exact is None else exact
     accumulated = tuple(
         one.accumulate(total, Released(mean, released.mean, state.step, tf.cast(exact, mean.dtype)))
         for one, total, mean in zip(mechanism.joint, state.accumulated, released.joint, strict=True)
