@@ -46,7 +46,8 @@ class CompiledSteps:
                 "compile again, as Keras asks for after such a change; nothing was spent."
             )
         self._variables = list(variables)
-        worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not tf.distribute.has_strategy()
+        with self._strategy.scope():
+            worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not tf.distribute.has_strategy()
         self._choices = (True, False) if worth else (False,)
         if self._wanted is not None:
             self._choices = (self._wanted,)
