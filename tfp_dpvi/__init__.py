@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfp_dpvi import (
         callbacks,
+        data,
         divergences,
         export,
         gradients,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         sampling,
         surrogates,
         synthetic,
+        training,
     )
     from tfp_dpvi._tf import keras
     from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
@@ -42,6 +44,7 @@ if "tensorflow" not in sys.modules:
 
 _MODULES = (
     "callbacks",
+    "data",
     "divergences",
     "export",
     "gradients",
@@ -53,6 +56,7 @@ _MODULES = (
     "sampling",
     "surrogates",
     "synthetic",
+    "training",
 )
 _NAMES = {
     "DPModel": "models",
@@ -77,6 +81,7 @@ __all__ = [
     "Synthesizer",
     "__version__",
     "callbacks",
+    "data",
     "divergences",
     "export",
     "gradients",
@@ -91,6 +96,7 @@ __all__ = [
     "sampling",
     "surrogates",
     "synthetic",
+    "training",
 ]
 
 
