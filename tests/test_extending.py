@@ -1,6 +1,7 @@
 """Each abstraction of the house, from outside the package: one class (or function) and one registration."""
 
 import dataclasses
+import threading
 from typing import ClassVar
 
 import dp_accounting
@@ -173,6 +174,57 @@ def test_a_clipping_scheme_is_one_function_and_one_registration(clipping, length
     np.testing.assert_allclose(np.linalg.norm(model.v), length, rtol=1e-6)
 
 
+def _by_the_longest(squared_norms, bound, layers):
+    longest = tf.sqrt(tf.reduce_max(tf.add_n(squared_norms)))
+    return [bound / longest] * len(layers)
+
+
+def _no_number(squared_norms, bound, layers):
+    return [tf.where(norms > 100.0, np.nan, 1.0) for norms in squared_norms]
+
+
+gradients.register_clipping("by_the_longest", _by_the_longest)
+gradients.register_clipping("no_number", _no_number)
+
+
+@pytest.mark.parametrize(("clipping", "weights"), [("by_the_longest", [1.0, 1.0]), ("no_number", [0.0, 0.5])])
+def test_a_scheme_sees_one_example_and_its_mistakes_are_bounded(clipping, weights):
+    """C3, C8: a factor that would depend on other records, or is no number, moves nobody else's gradient."""
+    clip = gradients.Clip(1.0, clipping)
+    (factors,) = clip.factors([tf.constant([900.0, 0.25])])
+    np.testing.assert_allclose(factors * [30.0, 0.5], weights, rtol=1e-6)
+
+
+# ---------------------------------------------------------------------- what is refused of them
+
+
+class Writes(Scatter):
+    def __init__(self):
+        self.held = tf.Variable(0.0)
+
+    def sum_of(self, per_example):
+        self.held.assign_add(tf.reduce_sum(per_example.losses))
+        return super().sum_of(per_example)
+
+
+class WrongShape(Scatter):
+    def sum_of(self, per_example):
+        return tf.reduce_sum(per_example.losses)
+
+
+@pytest.mark.parametrize(("release", "words"), [(Writes, "writes to a variable"), (WrongShape, "it states")])
+def test_a_joint_release_that_is_not_as_stated_is_refused(release, words):
+    with pytest.raises(ValueError, match=words):
+        fit_with([release()], 1.0, np.zeros((10, WIDTH), "float32"))
+
+
+def test_names_are_taken_once():
+    with pytest.raises(ValueError, match="registered already"):
+        sampling.register_sampler("poisson", EveryOtherSampler)
+    with pytest.raises(ValueError, match="registered already"):
+        gradients.register_clipping("flat", _half)
+
+
 # ---------------------------------------------------------------------- a training loop of one's own
 
 
@@ -208,3 +260,54 @@ def test_a_step_needs_its_noise():
     assert mechanism.sensitivity == privacy.Sensitivity(1.0, 2.0), "stated before anything is traced"
     with pytest.raises(ValueError, match="calibrated"):
         training.make_step(mechanism, model.optimizer, model.trainable_variables)
+
+
+def step_of(model, x, **settings):
+    model.compile(DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=0.0))
+    data = model.make_data(x, batch_size=len(x) - 1)
+    mechanism = model.mechanism(data)
+    step = training.make_step(mechanism, model.optimizer, model.trainable_variables, **settings)
+    return data, lambda records: step(training.initial_state(mechanism), records, training.new_key())
+
+
+def test_a_step_takes_the_records_that_it_was_made_for():
+    """Fewer rows than the sampler draws from: XLA would put the last record in place of all that are missing."""
+    data, step = step_of(Indicator(WIDTH), np.zeros((10, WIDTH), "float32"))
+    with pytest.raises(ValueError, match="7 rows"):
+        step({"x": data.tensors["x"][:7]})
+
+
+def test_a_step_by_xla_is_looked_at_like_that_of_fit():
+    """Eigenvalues of a batch take as many rounds as the slowest matrix: one record would change the others'."""
+
+    class Eigenvalues(Indicator):
+        def record_loss(self, x):
+            values = tf.linalg.eigvalsh(tf.reshape(x, [2, 2]) + tf.transpose(tf.reshape(x, [2, 2])))
+            return tf.reduce_sum(values) + super().record_loss(x)
+
+    data, step = step_of(Eigenvalues(4), np.ones((10, 4), "float32"), jit_compile=True)
+    with pytest.raises(ValueError, match="rounds"):
+        step(data.tensors)
+
+
+def test_two_threads_cannot_fit_one_model():
+    model, x = Indicator(WIDTH), np.zeros((10, WIDTH), "float32")
+    model.compile(DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=1.0), steps_per_execution=1)
+    refused = []
+
+    class Other(dpvi.keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            def fit():
+                try:
+                    model.fit(x, batch_size=5, verbose=0)
+                except RuntimeError as error:
+                    refused.append(str(error))
+
+            thread = threading.Thread(target=fit)
+            thread.start()
+            thread.join()
+
+    model.fit(x, batch_size=5, epochs=1, verbose=0, callbacks=[Other()])
+    assert len(refused) == 2
+    assert "in another thread" in refused[0]
+    assert model.privacy_ledger.num_releases == 2

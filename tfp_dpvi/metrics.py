@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from tfp_dpvi._tf import Metric, register_keras_serializable, tf
-from tfp_dpvi.gradients import JointRelease, PerExample, Released, refuse_writes
+from tfp_dpvi.gradients import JointRelease, PerExample, Released
 from tfp_dpvi.privacy import Sensitivity
 
 _RESERVED = ("epsilon", "steps", "loss")
@@ -103,10 +103,7 @@ class PrivateMetric(Metric, JointRelease):
         A record adds a number between minus and plus half the range, exactly zero if it is masked, bad or of a value that
         is not finite.
         """
-        graph = tf.compat.v1.get_default_graph()
-        known = len(graph.get_operations())
         values = tf.convert_to_tensor(self.record_values(per_example))
-        refuse_writes(graph, known)
         if values.shape.rank != 1 or not values.shape.is_compatible_with(per_example.kept.shape):
             raise ValueError(
                 f"record_values of {self.name!r} returned shape {values.shape} for records of shape {per_example.kept.shape}: it "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -324,3 +326,15 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     assert model.privacy_plan != ends[1][0]
     assert model.privacy_plan.sensitivity == internals.noise_of_terms(model)[0]
+
+
+def test_replicas_would_cut_groups():
+    """C3: shares go by place, so that one record's presence would move others from one replica's groups to another's."""
+    model = make(batch_regularizer=steep)
+    model.compile(termwise(), delta=1e-5)
+    two = mock.Mock(num_replicas_in_sync=2, scope=contextlib.nullcontext)
+    with (
+        mock.patch.object(dpvi.DPVAE, "distribute_strategy", two),
+        pytest.raises(ValueError, match="outside the strategy's scope"),
+    ):
+        model.make_data(X, batch_size=20)

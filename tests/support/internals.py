@@ -67,7 +67,7 @@ def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_
     steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
 
     def run_steps(key, step, num_steps, multiplier, records):
-        state = StepState(tf.constant(step, tf.int64), (), tf.zeros([], tf.float64))
+        state = StepState(tf.constant(step, tf.int64), (), tf.constant(step, tf.int64), tf.zeros([], tf.float64))
         multiplier = tf.constant(multiplier, tf.float64)
         return steps(state, tf.constant(num_steps, tf.int64), records, tf.constant(key, tf.int64), multiplier)
 

@@ -15,7 +15,8 @@ from tfp_dpvi.privacy import Sensitivity
 Scheme = Callable[[Sequence[tf.Tensor], tf.Tensor, Sequence[str]], Sequence[tf.Tensor]]
 """`scheme(squared norms of the parts of a gradient, bound, layer of each part) -> a factor for each part`.
 
-Norms and factors have shape [n]; the gradient that is multiplied by the factors must have a joint norm of at most the bound.
+Norms and factors are those of one example, scalars; the gradient that is multiplied by the factors must have a joint norm of at
+most the bound.
 """
 
 CLIPPINGS: dict[str, Scheme] = {}
@@ -94,9 +95,12 @@ class Clip:
         if product_epsilon(dtype) == _TENSOR_FLOAT_32:
             bound *= 1.0 - 2.0 * _TENSOR_FLOAT_32
         layers = [str(number) for number in range(len(squared_norms))] if layers is None else layers
-        factors = list(CLIPPINGS[self.clipping](squared_norms, bound, layers))
-        if CLIPPINGS[self.clipping] in _BUILT_IN:
-            return factors
+        scheme = CLIPPINGS[self.clipping]
+        if scheme in _BUILT_IN:
+            return list(scheme(squared_norms, bound, layers))
+        # One example at a time, so that no factor looks at another's norm, and selected where it is not finite.
+        factors = tf.vectorized_map(lambda own: list(scheme(own, bound, layers)), list(squared_norms))
+        factors = [tf.where(tf.math.is_finite(factor), factor, tf.zeros_like(factor)) for factor in factors]
         joint = tf.sqrt(tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)]))
         return [factor * _down_to(bound, joint) for factor in factors]
 

@@ -113,6 +113,12 @@ def make_data(  # noqa: D417
     with model.distribute_strategy.scope():
         model.prepare(records)
     model.check_records(records)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1 and model.batch_needs.whole:
+        raise ValueError(
+            f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
+            "batch out: fit it outside the strategy's scope."
+        )
     num_records = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, num_records) if batch_size is None else int(batch_size)
     Workers(model.distribute_strategy).check_same(

@@ -79,7 +79,8 @@ class DPVAE(Autoencoder):
     #### Formal guarantee
 
     That of `DPModel`, if a record's loss depends on no other record. Layers that mix records are refused where they are
-    known, and every model is tried on made-up records against TensorFlow's own gradients before anything is spent.
+    known, and every model is tried once after `compile`, on synthetic records against TensorFlow's own gradients, before
+    anything is spent.
     """
 
     def __init__(
@@ -281,6 +282,8 @@ class DPVAE(Autoencoder):
     @property
     def _layer_gradients(self) -> LayerGradients:
         """How the layers' gradients are computed, as the last trial found."""
+        if not self._parts_of_model.tried:
+            raise RuntimeError("The layers have not been tried since compile: call make_data again.")
         return self._parts_of_model.tried[-1][1]
 
     def check_records(self, records: Records) -> None:

@@ -65,7 +65,7 @@ class FittedModel(saving.SavedModel):
         return [state.epsilon_metric, state.loss_metric, *shown, *state.validation_metrics]
 
     def _refuse_while_fitting(self, call: str) -> None:
-        if self._dp.running is not None:
+        if self._dp.fitting.locked():
             raise RuntimeError(
                 f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
                 f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
@@ -229,7 +229,10 @@ class FittedModel(saving.SavedModel):
           data: from `make_data`.
         """
         target = self._dp.target
-        assert target is not None
+        if target is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.mechanism before compile: call compile(optimizer=..., ...) first."
+            )
         spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
         return Mechanism(
             sampler=data.sampler,
@@ -240,7 +243,6 @@ class FittedModel(saving.SavedModel):
             metrics=self._dp.private_metrics,
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
-            unsafe_loss=target.unsafe_training_metrics,
         )
 
     @contextlib.contextmanager
@@ -248,6 +250,17 @@ class FittedModel(saving.SavedModel):
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
     ) -> Iterator[tuple[PrivateFit | None, int]]:
         """Plans the fit, compiles its step and lends it to Keras; gives back what was reserved and did not run."""
+        state = self._dp
+        if not state.fitting.acquire(blocking=False):
+            self._refuse_while_fitting("fit")
+        try:
+            yield from self._lent(data, epochs, initial_epoch, backup, declared)
+        finally:
+            state.fitting.release()
+
+    def _lent(
+        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
+    ) -> Iterator[tuple[PrivateFit | None, int]]:
         state = self._dp
         run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
         state.inputs = exporting.specs_of(data.records)
@@ -279,7 +292,7 @@ class FittedModel(saving.SavedModel):
         assert target is not None
         assert compiled is not None
         self._check_precision(self.trainable_variables)
-        draft = self.mechanism(data)
+        draft = dataclasses.replace(self.mechanism(data), unsafe_loss=target.unsafe_training_metrics)
         held = resumed = None
         if backup is not None:
             resumed = self._checkpoint_of(data)
@@ -288,9 +301,8 @@ class FittedModel(saving.SavedModel):
                 initial_epoch = resumed.check_epochs(held, epochs)
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
-        workers.check_same(
-            type(self).__name__, target, state.seed, planned, draft.sensitivity, repr(draft.gradient.clip)
-        )
+        public = (draft.plan(planned).to_json(), data.sampler.identity, draft.gradient.clip)
+        workers.check_same(type(self).__name__, target, state.seed, *public)
         noise, allowed = workers.from_chief(lambda: self._plan(draft, data, planned, held, resumed), 2)
         mechanism = dataclasses.replace(draft, noise_multiplier=noise)
         state.plan = mechanism.plan(planned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 
 from tfp_dpvi._tf import Metric, Structure, keras, tf
@@ -18,6 +19,7 @@ class State:
 
     Attributes:
       seed: of the model, or None.
+      fitting: held while a fit runs.
       ledger: what has been released from its data.
       target: what `compile` fixed, or None before it.
       progress: how far it has come.
@@ -35,6 +37,7 @@ class State:
 
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
+        self.fitting = threading.Lock()
         self.ledger = PrivacyLedger()
         self.identity = uuid.uuid4().hex
         self.target: PrivacyTarget | None = None

@@ -76,7 +76,7 @@ class LedgerStore:
                     name = dataset_id or (None if self._database.in_memory else uuid.uuid4().hex)
                     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
                     connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
-        elif not self._database.read_only:
+        if not self._database.read_only:
             self._upgrade()
         state = self._state()
         if dataset_id is not None and dataset_id != state.dataset_id:

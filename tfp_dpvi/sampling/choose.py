@@ -40,7 +40,13 @@ _SAMPLERS: dict[str, MakeSampler] = {}
 
 
 def register_sampler(name: str, make: MakeSampler) -> None:
-    """Adds a sampler under a name, for `fit(sampling=name)`."""
+    """Adds a sampler under a name, for `fit(sampling=name)`.
+
+    Raises:
+      ValueError: the name is taken.
+    """
+    if name in _SAMPLERS:
+        raise ValueError(f"name={name!r} is registered already: choose another.")
     _SAMPLERS[name] = make
 
 

@@ -1,7 +1,8 @@
 """The private step and the fit around it. `private_step` shows the algorithm; `Mechanism` is what it costs."""
 
 from tfp_dpvi._random import new_key
+from tfp_dpvi.training.compiled import make_step
 from tfp_dpvi.training.mechanism import Mechanism
-from tfp_dpvi.training.step import StepState, initial_state, make_step, make_steps, private_step
+from tfp_dpvi.training.step import StepState, initial_state, make_steps, private_step
 
 __all__ = ["Mechanism", "StepState", "initial_state", "make_step", "make_steps", "new_key", "private_step"]

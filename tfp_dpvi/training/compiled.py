@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from tfp_dpvi._tf import Optimizer, tf
 from tfp_dpvi.gradients import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.training.mechanism import Mechanism
-from tfp_dpvi.training.step import Steps, initial_state, make_steps
+from tfp_dpvi.training.step import Steps, StepState, initial_state, make_steps
 
 _LOG = logging.getLogger("tfp_dpvi")
 _STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
@@ -97,3 +97,45 @@ class CompiledSteps:
             _LOG.info("The step does not compile under XLA and runs without it: %s", error)
             return None
         return steps
+
+
+def make_step(
+    mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
+) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
+    """Returns `step(state, records, key) -> state`, for a training loop of one's own.
+
+    ```python
+    data = model.make_data(x, y, batch_size=100)
+    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
+    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
+    state, key = training.initial_state(mechanism), training.new_key()
+    for _ in range(500):
+        with ledger.reserved(mechanism.plan(1)):
+            state = step(state, data.tensors, key)
+    ```
+
+    Args:
+      mechanism: with a noise multiplier.
+      optimizer: a DP optimizer.
+      variables: what is learned.
+      jit_compile: compile with XLA.
+
+    Raises:
+      ValueError: the mechanism has no noise multiplier.
+
+    #### Formal guarantee
+
+    That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
+    """
+    if mechanism.noise_multiplier is None:
+        raise ValueError(
+            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
+        )
+    compiled = CompiledSteps(optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False)
+    compiled.begin(variables, planned_steps=0, gains_from_xla=False)
+    noise, one = tf.constant(mechanism.noise_multiplier, tf.float64), tf.constant(1, tf.int64)
+
+    def step(state: StepState, records: dict[str, tf.Tensor], key: tf.Tensor) -> StepState:
+        return compiled.steps_for(mechanism, records)(state, one, records, tf.constant(key), noise)
+
+    return step

@@ -198,6 +198,8 @@ class PrivateFit:
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
         left = self._allowed - self._done
+        if not left:  # A callback has reset `stop_training`.
+            raise BudgetExhaustedError(f"fit: all {self._done} steps that the budget allows have run.")
         steps = self._reservations.take(min(wanted, left), left)
         first = progress.steps
         progress.steps += steps

@@ -18,6 +18,7 @@ from tfp_dpvi.gradients import (
     StepGradient,
     joint_release,
     joint_sensitivity,
+    refuse_writes,
 )
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, Sensitivity
 from tfp_dpvi.sampling import Sampler
@@ -132,7 +133,7 @@ class Mechanism:
         joint = zip(sums.joint, self.joint, strict=True)
         return Sums(
             [total + tf.cast(part, total.dtype) for total, part in parts],
-            [total + tf.cast(one.sum_of(per_example), total.dtype) for total, one in joint],
+            [total + tf.cast(_sum_of(one, per_example), total.dtype) for total, one in joint],
             sums.loss + tf.cast(per_example.sum_of_losses(), tf.float64) if self.unsafe_loss else sums.loss,
             sums.batches + 1,
         )
@@ -158,3 +159,16 @@ class Mechanism:
             self.num_records,
             self.unsafe_loss,
         )
+
+
+def _sum_of(one: JointRelease, per_example: PerExample) -> tf.Tensor:
+    """Returns a joint release's sum over a physical batch, of the stated shape and written nowhere."""
+    graph = tf.compat.v1.get_default_graph()
+    known = len(graph.get_operations()) if isinstance(graph, tf.Graph) else 0
+    found = tf.convert_to_tensor(one.sum_of(per_example))
+    refuse_writes(graph, known)
+    if tuple(found.shape) != tuple(one.shape):
+        raise ValueError(
+            f"sum_of of {one.name!r} returned shape {found.shape}; it states {one.shape}, and the noise is of that shape."
+        )
+    return found

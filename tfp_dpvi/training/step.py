@@ -19,11 +19,13 @@ class StepState(NamedTuple):
     Attributes:
       step: int64 scalar, the number of the next step. A key and a number give a step's draws, so no number comes twice.
       accumulated: for each joint release of the mechanism its accumulator over released values.
+      first: int64 scalar, the number of the fit's first step.
       unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism asks for them, else 0.
     """
 
     step: tf.Tensor
     accumulated: tuple[tf.Tensor, ...]
+    first: tf.Tensor
     unsafe_loss: tf.Tensor
 
 
@@ -35,7 +37,7 @@ def initial_state(mechanism: Mechanism, step: int = 0) -> StepState:
       step: the number of its first step.
     """
     accumulated = tuple(one.initial() for one in mechanism.joint)
-    return StepState(tf.constant(step, tf.int64), accumulated, tf.zeros([], tf.float64))
+    return StepState(tf.constant(step, tf.int64), accumulated, tf.constant(step, tf.int64), tf.zeros([], tf.float64))
 
 
 def private_step(
@@ -66,6 +68,7 @@ def private_step(
 
     The update is post-processing of one Gaussian release, which `mechanism.plan(1)` prices. The caller has reserved it.
     """
+    _check_rows(mechanism, records)
     sampling_key, draw_key, batch_key, noise_key = _random.keys_of_step(key, state.step)
     gradient = mechanism.gradient.draw(draw_key)  # The Monte Carlo draws that all records share.
 
@@ -89,17 +92,27 @@ def private_step(
     return _after(mechanism, gradient, state, sums, released)
 
 
+def _check_rows(mechanism: Mechanism, records: dict[str, tf.Tensor]) -> None:
+    """Raises `ValueError` unless the sampler draws from as many records as there are: XLA would take the last one instead."""
+    for part in tf.nest.flatten(records):
+        if part.shape[0] not in (None, mechanism.sampler.num_available):
+            raise ValueError(
+                f"records have {part.shape[0]} rows, and the mechanism's sampler draws from {mechanism.sampler.num_available}: make "
+                "data, mechanism and step for these records."
+            )
+
+
 def _after(
     mechanism: Mechanism, gradient: StepGradient, state: StepState, sums: Sums, released: PrivatizedGradients
 ) -> StepState:
     exact = gradient.data_independent_loss
     exact = tf.zeros([], released.tensors[0].dtype) if exact is None else exact
     accumulated = tuple(
-        one.accumulate(total, Released(mean, released.mean, state.step, tf.cast(exact, mean.dtype)))
+        one.accumulate(total, Released(mean, released.mean, state.step - state.first, tf.cast(exact, mean.dtype)))
         for one, total, mean in zip(mechanism.joint, state.accumulated, released.joint, strict=True)
     )
     loss = state.unsafe_loss + sums.loss / mechanism.expected_batch_size
-    return StepState(state.step + 1, accumulated, loss)
+    return StepState(state.step + 1, accumulated, state.first, loss)
 
 
 Steps = Callable[..., StepState]
@@ -147,40 +160,3 @@ def make_steps(
         return steps
     compiled: Steps = tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
     return compiled
-
-
-def make_step(
-    mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
-) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
-    """Returns `step(state, records, key) -> state`, for a training loop of one's own.
-
-    ```python
-    data = model.make_data(x, y, batch_size=100)
-    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
-    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
-    state, key = training.initial_state(mechanism), training.new_key()
-    for _ in range(500):
-        with ledger.reserved(mechanism.plan(1)):
-            state = step(state, data.tensors, key)
-    ```
-
-    Args:
-      mechanism: with a noise multiplier.
-      optimizer: a DP optimizer.
-      variables: what is learned.
-      jit_compile: compile with XLA.
-
-    Raises:
-      ValueError: the mechanism has no noise multiplier.
-
-    #### Formal guarantee
-
-    That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
-    """
-    if mechanism.noise_multiplier is None:
-        raise ValueError(
-            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
-        )
-    steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
-    noise = tf.constant(mechanism.noise_multiplier, tf.float64)
-    return lambda state, records, key: steps(state, tf.constant(1, tf.int64), records, tf.constant(key), noise)
