@@ -114,7 +114,7 @@ def test_copies_that_went_on_apart_are_added_up():
 
 def test_a_saved_ledger_that_spent_nothing_is_not_called_continued(caplog):
     config = _saved(PrivacyLedger(budget_epsilon=1.0, budget_delta=1e-5))
-    config["ledger_id"] = "of another process"
+    config["ledger_id"] = "of a process that spent nothing"
     loaded = PrivacyLedger.from_config(config)
     assert loaded.caveats == ()
     assert loaded.budget == (1.0, 1e-5)

@@ -14,6 +14,7 @@ from tfp_dpvi.data import (
     ArrayData,
     Data,
     DatasetData,
+    Records,
     RecordSource,
     StreamedData,
     by_column,
@@ -110,15 +111,7 @@ def make_data(  # noqa: D417
     else:
         records = make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
         available = records.num
-    with model.distribute_strategy.scope():
-        model.prepare(records)
-    model.check_records(records)
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1 and model.batch_needs.whole:
-        raise ValueError(
-            f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
-            "batch out: fit it outside the strategy's scope."
-        )
+    _prepare(model, records)
     num_records = available if num_records is None else int(num_records)
     batch_size = min(_DEFAULT_BATCH_SIZE, num_records) if batch_size is None else int(batch_size)
     Workers(model.distribute_strategy).check_same(
@@ -140,6 +133,19 @@ def make_data(  # noqa: D417
     return ArrayData(records, sampler, *public) if source is None else StreamedData(source, sampler, *public)
 
 
+def _prepare(model: Any, records: Records) -> None:
+    """Makes the model's variables and checks that the records fit it."""
+    with model.distribute_strategy.scope():
+        model.prepare(records)
+    model.check_records(records)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1 and model.batch_needs.whole:
+        raise ValueError(
+            f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
+            "batch out: fit it outside the strategy's scope."
+        )
+
+
 def _of_dataset(model: Any, dataset: tf.data.Dataset, **declared: Any) -> DatasetData:
     data = DatasetData(dataset, dtype=model.record_dtype, **declared)
     if Workers(model.distribute_strategy).several:
@@ -147,9 +153,7 @@ def _of_dataset(model: Any, dataset: tf.data.Dataset, **declared: Any) -> Datase
             "x is a dataset, and several workers train: each would draw batches of its own, so that a record could be in a step "
             "more than once.\nPass the same arrays on every worker."
         )
-    with model.distribute_strategy.scope():
-        model.prepare(data.records)
-    model.check_records(data.records)
+    _prepare(model, data.records)
     if model.batch_needs.whole:
         raise ValueError(
             "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "

@@ -250,38 +250,28 @@ class FittedModel(saving.SavedModel):
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
     ) -> Iterator[tuple[PrivateFit | None, int]]:
         """Plans the fit, compiles its step and lends it to Keras; gives back what was reserved and did not run."""
-        state = self._dp
+        state, run = self._dp, None
         if not state.fitting.acquire(blocking=False):
             self._refuse_while_fitting("fit")
-        try:
-            yield from self._lent(data, epochs, initial_epoch, backup, declared)
-        finally:
-            state.fitting.release()
-
-    def _lent(
-        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
-    ) -> Iterator[tuple[PrivateFit | None, int]]:
-        state = self._dp
-        run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
-        state.inputs = exporting.specs_of(data.records)
-        state.num_records, state.num_records_declared = data.num_records, declared
-        if run is None:
-            yield None, initial_epoch
-            return
-        if state.target is not None and state.target.unsafe_training_metrics:
-            state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
         counter = steps_per_execution(self)
         before = counter.numpy()
-        if not state.steps_per_execution_is_set:
-            counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
-        state.running = run
         try:
+            run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
+            state.inputs = exporting.specs_of(data.records)
+            state.num_records, state.num_records_declared = data.num_records, declared
+            if run is not None and state.target is not None and state.target.unsafe_training_metrics:
+                state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
+            if not state.steps_per_execution_is_set:
+                counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
+            state.running = run
             yield run, initial_epoch
         finally:
-            run.close()
-            state.accumulated = run.accumulated
+            if run is not None:
+                run.close()
+                state.accumulated = run.accumulated
             state.running = self.train_function = None  # It holds the fit's key and records.
             counter.assign(before)
+            state.fitting.release()
 
     def _begin(
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
@@ -372,11 +362,8 @@ class FittedModel(saving.SavedModel):
                 "with ledger.set_budget, or use more noise."
             )
         if planned:
-            LOG.warning(
-                "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s.",
-                initial_epoch,
-                held.directory,
-            )
+            said = "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s."
+            LOG.warning(said, initial_epoch, held.directory)
         elif backup is not None and backup.delete_checkpoint:
             backup.forget()
 
