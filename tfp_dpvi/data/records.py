@@ -28,6 +28,10 @@ class Records:
     sample_weight: np.ndarray | None
     num: int
 
+    def arrays(self) -> list[np.ndarray]:
+        """Returns all arrays, one after another."""
+        return [part for part in tf.nest.flatten((self.x, self.y, self.sample_weight)) if part is not None]
+
     def tensors(self) -> dict[str, tf.Tensor]:
         """Returns tensors under the keys "x", "y" and "sample_weight", as far as there are such."""
         parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}

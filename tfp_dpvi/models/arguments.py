@@ -119,7 +119,7 @@ def make_data(  # noqa: D417
         num_records,
         batch_size,
         steps_per_epoch,
-        records=lambda: records if source is None else source.some(),
+        arrays=lambda: (records if source is None else source.some()).arrays(),
     )
     sampler = make_sampler(
         sampling or "poisson",

@@ -292,7 +292,8 @@ class FittedModel(saving.SavedModel):
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
         public = (draft.plan(planned).to_json(), data.sampler.identity, draft.gradient.clip)
-        workers.check_same(type(self).__name__, target, state.seed, *public)
+        held_by_all = saving.variables_of(self)
+        workers.check_same(target, state.seed, *public, arrays=lambda: [each.numpy() for each in held_by_all])
         noise, allowed = workers.from_chief(lambda: self._plan(draft, data, planned, held, resumed), 2)
         mechanism = dataclasses.replace(draft, noise_multiplier=noise)
         state.plan = mechanism.plan(planned)

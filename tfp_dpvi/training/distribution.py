@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import in_multi_worker_mode, tf
-from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedSum, StepGradient, strictly
 
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
@@ -132,25 +131,22 @@ class Workers:
         resolver = self._strategy.cluster_resolver
         return resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
 
-    def check_same(self, *public: object, records: Callable[[], Records] | None = None) -> None:
-        """Raises `ValueError` on every worker unless all have the same records, shapes and public numbers.
+    def check_same(self, *public: object, arrays: Callable[[], Sequence[np.ndarray]]) -> None:
+        """Raises `ValueError` on every worker unless all have the same public values and the same arrays.
 
-        Each takes its share of one sample by place: with records of its own, one record's presence would move others from
-        one worker's data to another's.
+        Each takes its share of one sample by place: with records or weights of its own, one record's presence would move
+        others from one worker's gradient function to another's.
         """
         if not self.several:
             return
-        some = None if records is None else records()
-        parts = () if some is None else tf.nest.flatten((some.x, some.y, some.sample_weight))
         found = zlib.crc32(repr(public).encode())
-        for part in parts:
-            if part is not None:
-                found = zlib.crc32(np.ascontiguousarray(part).tobytes(), zlib.crc32(repr(part.shape).encode(), found))
+        for part in arrays():
+            found = zlib.crc32(np.ascontiguousarray(part).tobytes(), zlib.crc32(repr(part.shape).encode(), found))
         rows = self._gathered([found])
         if not (rows == rows[0]).all():
             raise ValueError(
-                "x, y, num_records, batch_size or the settings of compile and fit differ between workers: run the same program on "
-                "the same arrays on all.\nNothing was spent."
+                "x, y, num_records, batch_size, the settings of compile and fit, or the weights differ between workers: run the same "
+                "program on the same arrays on all.\nNothing was spent."
             )
 
     def from_chief(self, make: Callable[[], Sequence[float]], num: int) -> list[float]:
