@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals, statistics
+from support.stack import POISSON_RELATIONS
 from support.vaes import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
 
 import tfp_dpvi as dpvi
@@ -169,9 +170,9 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
 
 
 @pytest.mark.parametrize("noise", ["blocks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("single", "split"))])
-@pytest.mark.parametrize("relation", list(NeighboringRelation)[:2])
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
 def test_the_plan_prices_both_terms(noise, relation):
-    model = fitted(how=termwise(noise=noise), neighboring_relation=relation)
+    model = fitted(how=termwise(noise=noise), neighboring_relation=NeighboringRelation[relation.upper()])
     plan = model.privacy_plan
     assert plan.sensitivity == internals.noise_of_terms(model)[0] != Sensitivity()
     alone = plan.replace(sensitivity=Sensitivity())
