@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
+from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import (
     DPOptimizer,
     check_noise_multiplier,
@@ -110,7 +111,7 @@ def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: fl
             f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query can be accounted for here. "
             "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
-    own_clip, deviation = float(own_clip), float(deviation)
+    own_clip, deviation = Clip(float(own_clip)).bound, float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(
             f"optimizer={name} has num_microbatches={optimizer._num_microbatches}: clipping the mean gradient of several "
