@@ -99,6 +99,10 @@ bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy: need
 bench-vae: $(STAMP) ## A private VAE against non-private ones; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/vae.py
 
+.PHONY: bench-calibration
+bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data sets a cell: an hour and a half; goes on where it stopped
+	$(BIN)/python benchmarks/calibration.py
+
 # The peers' environments: .venv-jax from benchmarks/peers/jax.txt, .venv-torch from torch.txt.
 .venv-%/.installed: benchmarks/peers/%.txt $(STAMP)
 	$(BIN)/python -m venv --clear $(@D)

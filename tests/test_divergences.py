@@ -557,7 +557,7 @@ def test_a_kernel_of_another_dtype_is_refused():
 @pytest.mark.parametrize("of", [dv.DimensionwiseMMD, lambda scales: dv.dimensionwise_mmd(X, Y, scales)])
 @pytest.mark.parametrize("scales", [(), (1.0, 0.0), (-1.0,), (float("nan"),), ("1",), -2.0])
 def test_scales_that_are_not_positive_are_refused(of, scales):
-    with pytest.raises(ValueError, match=r"scales=.*positive finite numbers"):
+    with pytest.raises((TypeError, ValueError), match="scales"):
         of(scales)
 
 

@@ -74,7 +74,7 @@ def make_generative():
     prior = tfd.JointDistributionNamed({"loc": tfd.Sample(tfd.Normal(0.0, 1.0), 3), "scale": tfd.LogNormal(0.0, 1.0)})
 
     def likelihood(params):
-        return tfd.MultivariateNormalDiag(params["loc"], params["scale"] * tf.ones(3))
+        return tfd.Independent(tfd.Normal(params["loc"], params["scale"]), 1)
 
     return dpvi.DPVI(prior, likelihood, num_predictive_draws=20)
 
@@ -85,11 +85,13 @@ def make_vae():
         [
             layers.Dense(8, activation="relu"),
             layers.Dense(4),
-            tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
+            tfp.layers.DistributionLambda(
+                lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.nn.softplus(t[..., 2:])), 1)
+            ),
         ]
     )
     decoder = keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(6), tfp.layers.IndependentNormal(3)])
-    return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2)))
+    return dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
 
@@ -18,7 +19,7 @@ from support.toy import Toy
 import tfp_dpvi as dpvi
 from tfp_dpvi import gradients, keras
 from tfp_dpvi.gradients import Clip, ClippedSum, PerExample
-from tfp_dpvi.metrics import PrivateClippedFraction, PrivateELBO, PrivateMetric
+from tfp_dpvi.metrics import EpsilonSpent, PrivateClippedFraction, PrivateELBO, PrivateMetric
 from tfp_dpvi.optimizers import privatize
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, Sensitivity
 
@@ -129,11 +130,13 @@ def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine()
     encoder = keras.Sequential(
         [
             keras.layers.Dense(4),
-            tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
+            tfp.layers.DistributionLambda(
+                lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.nn.softplus(t[..., 2:])), 1)
+            ),
         ]
     )
     decoder = keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
-    model = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0]))
+    model = dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal([0.0, 0.0], 1.0), 1))
     x = X[:, :1]
     history = fitted(
         model,
@@ -492,3 +495,8 @@ def test_metrics_are_part_of_what_the_ledgers_budget_prices():
         steps.append(ledger.num_releases)
     assert steps[1] == pytest.approx(steps[0] / 2, abs=1)
     assert internals.most_releases(model, model.privacy_plan) == 0
+
+
+def test_the_metric_of_what_is_spent_can_be_copied():
+    """By Keras's way: from its configuration."""
+    assert copy.deepcopy(EpsilonSpent()).name == "epsilon"

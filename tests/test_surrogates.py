@@ -95,8 +95,15 @@ def test_a_named_surrogate_has_the_priors_structure_support_and_dtype(name, make
     assert surrogates.float_dtype(surrogate) == tf.as_dtype(dtype)
 
 
-@pytest.mark.parametrize("make_prior", PRIORS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "make_prior"),
+    [
+        *((name, named) for name in NAMES),
+        ("mean_field", constrained),
+        *(pytest.param(name, constrained, marks=pytest.mark.slow) for name in ("full_rank", "asvi")),
+        *(pytest.param(name, prior, marks=pytest.mark.slow) for name in NAMES for prior in OTHERS),
+    ],
+)
 def test_its_gradient_reaches_every_variable(name, make_prior):
     prior = make_prior(np.float64)
     surrogate = surrogates.build(name, prior, seed=1)

@@ -27,12 +27,6 @@ def test_keras_is_the_one_that_tfp_uses():
     assert not hasattr(keras, "ops")  # Keras 3 has it.
 
 
-def test_the_environment_variable_is_left_alone():
-    code = "import os, tfp_dpvi; tfp_dpvi.keras; print(os.environ.get('TF_USE_LEGACY_KERAS'))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "None"
-
-
 @pytest.mark.parametrize(
     ("tensorflow", "numpy", "named"),
     [

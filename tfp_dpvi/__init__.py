@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         training,
     )
     from tfp_dpvi._tf import keras
-    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model
+    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model, pilot
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.serialization import register
 
@@ -68,6 +68,7 @@ _NAMES = {
     "Synthesizer": "models",
     "keras": "_tf",
     "load_model": "models",
+    "pilot": "models",
     "register": "serialization",
 }
 
@@ -90,6 +91,7 @@ __all__ = [
     "metrics",
     "models",
     "optimizers",
+    "pilot",
     "preprocessing",
     "privacy",
     "register",

@@ -228,8 +228,8 @@ class PrivateClippedFraction(PrivateMetric):
 class EpsilonSpent(Metric):
     """Epsilon spent so far, known on the host: as a metric, so that progress bars show its value and not a mean."""
 
-    def __init__(self) -> None:
-        super().__init__(name="epsilon", dtype="float64")
+    def __init__(self, name: str = "epsilon", dtype: str = "float64") -> None:
+        super().__init__(name=name, dtype=dtype)
         self.value = 0.0
 
     def update_state(self, *args: object, **kwargs: object) -> None:

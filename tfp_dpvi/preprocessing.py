@@ -45,10 +45,6 @@ class ClipToBounds(Layer):
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         return tf.where(x < low, low, tf.where(x > high, high, x))
 
-    def compute_output_shape(self, input_shape: tf.TensorShape) -> tf.TensorShape:
-        """Returns the inputs' shape."""
-        return tf.TensorShape(input_shape)
-
     def get_config(self) -> dict[str, Any]:
         """Returns the public bounds."""
         return {**super().get_config(), "lower": self.lower.tolist(), "upper": self.upper.tolist()}
@@ -95,7 +91,7 @@ class PrivateStandardize(ClipToBounds):
 
     @property
     def is_adapted(self) -> bool:
-        """Whether the statistics have been released (or loaded)."""
+        """True once the statistics have been released (or loaded)."""
         return bool(self.built and np.isfinite(self._mean.numpy()).all())
 
     @property
@@ -114,13 +110,14 @@ class PrivateStandardize(ClipToBounds):
         """Makes the weights; NaN until `adapt` fills them, so that nothing passes for standardised."""
         shape = tf.TensorShape(input_shape)
         _check_width("inputs", shape, self.lower)
-        if shape.rank is None or shape.rank < 1 or shape[-1] is None:
+        if not shape.rank or shape[-1] is None:
             raise ValueError(
                 f"inputs has shape {shape}: the last dimension, one entry for each feature, must be known."
             )
-        options = {"shape": [shape[-1]], "initializer": tf.constant_initializer(math.nan), "trainable": False}
-        self._mean = self.add_weight(name="mean", dtype=self.dtype, **options)
-        self._scale = self.add_weight(name="scale", dtype=self.dtype, **options)
+        self._mean, self._scale = (
+            self.add_weight(name, [shape[-1]], self.dtype, tf.constant_initializer(math.nan), trainable=False)
+            for name in ("mean", "scale")
+        )
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -182,7 +179,9 @@ class PrivateStandardize(ClipToBounds):
         if self.built and self._mean.shape != [width]:
             raise ValueError(f"x has {width} features, and this layer was built for {self._mean.shape[0]}.")
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
-        ledger = self._charged(ledger)
+        if not isinstance(ledger, PrivacyLedger | None):
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+        ledger = ledger or self._ledger or PrivacyLedger()
         relation = neighboring_relation or ledger.neighboring_relation or "add_or_remove_one"
         plan = _plan(width, num, epsilon, delta, noise_multiplier, check.relation(relation), accountant)
         key = _random.new_key(None if seed is None else check.count("seed", seed))
@@ -197,13 +196,6 @@ class PrivateStandardize(ClipToBounds):
         self._mean.assign((lower + upper) / 2 + (upper - lower) / 2 * mean)
         self._scale.assign((upper - lower) / 2 * scale)
         ledger.confirm(reservation)
-
-    def _charged(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
-        if ledger is None:
-            return PrivacyLedger() if self._ledger is None else self._ledger
-        if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
-        return ledger
 
     def _check_adapted(self) -> None:
         if not self.is_adapted:
@@ -246,15 +238,9 @@ def _plan(
 
 
 def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Returns the sums over records of (u, u^2 - 1), where u is the record clipped to its bounds and mapped to [-1, 1].
+    """Returns the sums over records of (u, u^2 - 1): float64 [2 features], *not private*.
 
-    Args:
-      records: array of shape [N, features].
-      lower: lower bounds, shape [features].
-      upper: upper bounds, shape [features].
-
-    Returns:
-      float64 array of shape [2 features]. *Not private.*
+    u is the record, of an array of shape [N, features], clipped to its bounds and mapped to [-1, 1].
 
     #### Formal guarantee
 

@@ -50,7 +50,8 @@ def float_dtype(prior: tfd.Distribution) -> tf.DType:
     return kind
 
 
-def _event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
+def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
+    """Returns the map from the real line to a prior's support, or raises `ValueError`."""
     try:
         return prior.experimental_default_event_space_bijector()
     except NotImplementedError as error:
@@ -98,7 +99,7 @@ def mean_field(
       A trainable TFP distribution with the prior's structure, event shapes and support.
     """
     dtype = float_dtype(prior)
-    bijector = _event_bijector(prior)
+    bijector = event_bijector(prior)
     start = _unconstrained_start(prior, bijector, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
     initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
@@ -131,7 +132,7 @@ def full_rank(
       A trainable TFP distribution with the prior's structure, event shapes and support.
     """
     dtype = float_dtype(prior)
-    bijector = _event_bijector(prior)
+    bijector = event_bijector(prior)
     start = _unconstrained_start(prior, bijector, initial_loc, seed)
     base = tf.nest.map_structure(
         lambda part: tfd.Sample(_Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),

@@ -23,9 +23,15 @@ def example():
     return module
 
 
+PRIVATE = ("regularized", "unregularized")
+
+
 @pytest.mark.timeout(600)  # Three models are traced: much work for one processor.
-def test_quick_run(example, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("methods", [PRIVATE, pytest.param((*PRIVATE, "non_private"), marks=pytest.mark.slow)])
+def test_quick_run(example, tmp_path, capsys, monkeypatch, methods):
     """So few steps settle nothing: figures are finite, in their ranges, and those that were printed."""
+    assert {*PRIVATE, "non_private"} == set(example.METHODS)
+    monkeypatch.setattr(example, "METHODS", {name: example.METHODS[name] for name in methods})
     monkeypatch.setattr(example.tf.get_logger(), "level", 0)  # The script lowers it for its own run.
     result = example.main(["--quick", "--output", str(tmp_path)])
 
@@ -45,7 +51,7 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch):
     ]
     for text, value in zip(found.groups(), expected, strict=True):
         assert float(text) == pytest.approx(value, abs=5.1e-5)
-    assert set(saved["figures"]) == set(example.METHODS)
+    assert set(saved["figures"]) == set(methods)
     for row in saved["figures"].values():
         assert 0.0 < row["reconstruction_error"]["mean"] < 10.0
         assert 0.25 <= row["purity"]["mean"] <= 1.0

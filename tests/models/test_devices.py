@@ -88,7 +88,9 @@ def autoencoder(**kwargs):
             layers.Input([6]),
             layers.Dense(5, "tanh"),
             layers.Dense(4),
-            tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:]))),
+            tfpl.DistributionLambda(
+                lambda t: tfd.Independent(tfd.Normal(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:])), 1)
+            ),
         ]
     )
     decoder = keras.Sequential(
@@ -99,7 +101,7 @@ def autoencoder(**kwargs):
             tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1)),
         ]
     )
-    return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2)), **kwargs), (X,)
+    return dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), **kwargs), (X,)
 
 
 def termwise():

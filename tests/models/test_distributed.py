@@ -17,7 +17,7 @@ import scipy.stats
 import tfp_dpvi as dpvi
 
 COMMON = """
-import json, os, sys
+import functools, json, os, sys
 import numpy as np
 import tfp_dpvi as dpvi
 from support import internals
@@ -41,10 +41,10 @@ def vae_model(seed):
     layers = keras.layers
     keras.utils.set_random_seed(1)
     encoder = keras.Sequential([layers.Input([3]), layers.Dense(4),
-        tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], 1e-6 * tf.ones_like(t[..., 2:])))])
+        tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t[..., :2], 1e-6), 1))])
     decoder = keras.Sequential([layers.Input([2]), layers.Dense(3),
         tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, 1.0), 1))])
-    return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2)), seed=seed)
+    return dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), seed=seed)
 
 def sgd(noise, clip=0.5, rate=0.1):
     return dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate)
@@ -85,6 +85,7 @@ def start_workers(script: str, tmp_path: pathlib.Path, *arguments: str) -> list[
             subprocess.Popen(
                 [sys.executable, "-u", str(path), str(index), *arguments],
                 env=environment,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -126,32 +127,40 @@ def fitted(model, *data, scope=None, jit_compile=False, **fit):
     made.fit(*data, verbose=0, **{"batch_size": 31, "epochs": 2, **fit})
     return made
 
+MODELS = {"dpvi": (lambda: dpvi_model(3), (X, Y)), "vae": (lambda: vae_model(3), (X,)),
+          "vectorized": (lambda: dpvi_model(3, "vectorized"), (X, Y))}
+
+class Epochs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.ends = []
+    def on_epoch_end(self, epoch, logs=None):
+        self.ends.append({"weights": weights(self.model).tolist(), "releases": self.model.privacy_ledger.num_releases})
+
+def on(kind, scope, jit_compile=False):
+    model, data = MODELS[kind]
+    epochs = Epochs()
+    made = fitted(model, *data, scope=scope, jit_compile=jit_compile, callbacks=[epochs])
+    (step,) = internals.traced_steps(made)
+    assert step.experimental_get_tracing_count() == 1
+    assert made.privacy_ledger.num_releases == 14
+    if scope is strategy:
+        for variable in made.trainable_variables:
+            one, two = (v.numpy() for v in scope.experimental_local_results(variable))
+            assert (one == two).all()
+    assert epochs.ends[1]["weights"] == weights(made).tolist()
+    return epochs.ends
+
+on_no_strategy = functools.cache(lambda kind: on(kind, None))
+
 def one_replica():
-    found = {}
-    for kind, model, data in (("dpvi", dpvi_model, (X, Y)), ("vae", vae_model, (X,))):
-        found[kind] = []
-        for scope in (None, tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")):
-            made = fitted(lambda: model(5), *data, scope=scope, batch_size=20)
-            (step,) = internals.traced_steps(made)
-            assert step.experimental_get_tracing_count() == 1
-            assert made.privacy_ledger.num_releases == 20
-            found[kind].append(weights(made).tolist())
-    return found
+    scopes = [tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")]
+    ends = {kind: [on_no_strategy(kind), *[on(kind, scope) for scope in scopes]] for kind in ("dpvi", "vae")}
+    return {kind: [epochs[1]["weights"] for epochs in each] for kind, each in ends.items()}
 
 def two_replicas():
-    found = {}
-    for kind, model, data in (("vectorized", lambda: dpvi_model(3, "vectorized"), (X, Y)),
-                              ("compiled", lambda: dpvi_model(3), (X, Y)), ("vae", lambda: vae_model(3), (X,))):
-        found[kind] = []
-        for scope in (None, strategy):
-            made = fitted(model, *data, scope=scope, jit_compile=scope is not None and kind == "compiled")
-            found[kind].append(weights(made).tolist())
-            assert made.privacy_ledger.num_releases == 14
-            if scope is not None:
-                for variable in made.trainable_variables:
-                    one, two = (v.numpy() for v in scope.experimental_local_results(variable))
-                    assert (one == two).all()
-    return found
+    ends = {kind: [on_no_strategy(kind), on(kind, strategy, kind == "dpvi")] for kind in ("vectorized", "dpvi", "vae")}
+    return {kind: [epochs[1]["weights"] for epochs in each] for kind, each in ends.items()}
 
 class StopInTheThirdEpoch(keras.callbacks.Callback):
     left = 3
@@ -227,9 +236,8 @@ def momenta():
         ends.append(weights(model).tolist())
     return ends
 
-def alone():
-    model = fitted(lambda: dpvi_model(3), X, Y, epochs=1)
-    return {"weights": weights(model).tolist(), "releases": model.privacy_ledger.num_releases}
+def alone():  # Seeded, so that the first of two epochs is that of one.
+    return on_no_strategy("dpvi")[0]
 
 print(json.dumps({part.__name__: part() for part in (
     one_replica, two_replicas, interrupted, noise, outside_the_scope, momenta, alone)}))
@@ -287,9 +295,28 @@ def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(r
 
 # ---------------------------------------------------------------------- two workers on loopback: one script
 
-WORKERS = """
-index, path = int(sys.argv[1]), sys.argv[2]
+TO_THE_END = """
+def with_a_ledger_each(epochs):
+    with strategy.scope():
+        model = Toy()
+        ledger = dpvi.PrivacyLedger(f"{folder}/{index}.ledger")
+        model.compile(sgd(1.0), delta=1e-5, jit_compile=False, ledger=ledger)
+    before = model.privacy_ledger.num_releases
+    after_epoch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))
+    found = {"error": None}
+    try:
+        model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0, callbacks=[after_epoch])
+    except RuntimeError as error:
+        found = {"error": str(error), "cause": type(error.__cause__).__name__}
+    found.update(spent=model.privacy_ledger.num_releases - before, before=before, weights=weights(model).tolist())
+    print(json.dumps(found))
+
+index, folder, epochs = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
+"""
+
+WORKERS = """
+path = f"{folder}/books.ledger"
 
 def made(model=Toy, noise=1.0, clip=0.5, **settings):
     with strategy.scope():
@@ -343,13 +370,31 @@ budget = dpvi.PrivacyLedger(budget_epsilon=0.8, budget_delta=1e-5) if index == 0
 third = fitted(noise=None, epsilon=1.0, ledger=budget, epochs=2)
 found["third"], found["third weights"] = third.privacy_ledger.num_releases, weights(third).tolist()
 print(json.dumps(found))
+
+if sys.stdin.readline():  # One of the two is to die.
+    with_a_ledger_each(epochs)
 """
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory):
+def two_workers(tmp_path_factory):
+    """The processes, what each has found, and their folder; they wait for a line."""
     folder = tmp_path_factory.mktemp("workers")
-    return ends_of(start_workers(WORKERS, folder, str(folder / "books.ledger")))
+    children = start_workers(TO_THE_END + WORKERS, folder, str(folder), "1000000")
+    try:
+        printed = [child.stdout.readline() for child in children]
+        for child, line in zip(children, printed, strict=True):
+            assert line, child.communicate(timeout=100)[1][-3000:]
+        yield children, [json.loads(line) for line in printed], folder
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture(scope="module")
+def workers(two_workers):
+    return two_workers[1]
 
 
 def test_two_workers_on_loopback(workers, replicas):
@@ -395,26 +440,17 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_worker_that_dies(tmp_path, victim):
+def test_a_worker_that_dies(request, tmp_path, victim):
     """The other stops with an error that says what is spent; both ledgers hold what was begun; all goes on from them."""
-    script = """
-        index, folder, epochs = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        with strategy.scope():
-            model = Toy()
-            model.compile(sgd(1.0), delta=1e-5, jit_compile=False, ledger=dpvi.PrivacyLedger(f"{folder}/{index}.ledger"))
-        before = model.privacy_ledger.num_releases
-        after_epoch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: print("epoch", epoch + 1))
-        found = {"error": None}
-        try:
-            model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0, callbacks=[after_epoch])
-        except RuntimeError as error:
-            found = {"error": str(error), "cause": type(error.__cause__).__name__}
-        found.update(spent=model.privacy_ledger.num_releases - before, before=before, weights=weights(model).tolist())
-        print(json.dumps(found))
-    """
+    script = TO_THE_END + "with_a_ledger_each(epochs)"
+    if victim == 0:
+        children, _, folder = request.getfixturevalue("two_workers")
+        for child in children:
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+    else:
+        children, folder = start_workers(script, tmp_path, str(tmp_path), "1000000"), tmp_path
     steps = 7
-    children = start_workers(script, tmp_path, str(tmp_path), "1000000")
     lost = children[victim]
     for line in lost.stdout:
         if line == "epoch 5\n":
@@ -430,11 +466,11 @@ def test_a_worker_that_dies(tmp_path, victim):
     assert survivor["cause"].endswith("Error")
     finished = sum(line.startswith("epoch") for line in lines)
     for number, epochs in ((1 - victim, finished), (victim, 5 + len(told))):
-        ledger = dpvi.PrivacyLedger(tmp_path / f"{number}.ledger", read_only=True)
+        ledger = dpvi.PrivacyLedger(folder / f"{number}.ledger", read_only=True)
         assert epochs * steps <= ledger.num_releases
         assert ledger.num_releases - ledger.unconfirmed_steps <= (epochs + 1) * steps
     assert np.isfinite(survivor["weights"]).all()
-    again = ends_of(start_workers(script, tmp_path, str(tmp_path), "1"))
+    again = ends_of(start_workers(script, tmp_path, str(folder), "1"))
     assert [one["error"] for one in again] == [None, None]
     assert [one["spent"] for one in again] == [steps, steps]
     assert again[1 - victim]["before"] == survivor["spent"]

@@ -30,9 +30,10 @@ def logistic(**kwargs):
     return dpvi.DPVI(prior, likelihood, **kwargs)
 
 
-def fitted(fit=None, model=None, **compile_arguments):
+def fitted(fit=None, model=None, *, noise=None, **compile_arguments):
+    """To a target, or with a noise multiplier, which need not be looked for."""
     model = model or Toy()
-    model.compile(optimizer=adam(), **{**TARGET, **compile_arguments})
+    model.compile(optimizer=adam(noise), **{**(TARGET if noise is None else QUIET), **compile_arguments})
     history = model.fit(X, Y, **{"batch_size": 50, "epochs": 2, "verbose": 0, **(fit or {})})
     return model, history
 
@@ -172,7 +173,7 @@ def test_steps_per_epoch_counts_releases():
 
 @pytest.mark.parametrize("steps", [1, 3, 100])
 def test_steps_per_execution_changes_no_count(steps):
-    model, history = fitted({"steps_per_epoch": 7}, steps_per_execution=steps)
+    model, history = fitted({"steps_per_epoch": 7}, steps_per_execution=steps, noise=3.0)
     assert model.privacy_ledger.num_releases == 14
     assert int(model.optimizer.iterations) == 14
     assert history.history["epsilon"][-1] == pytest.approx(model.privacy_report().epsilon, rel=1e-9)
@@ -200,7 +201,7 @@ def test_fits_under_two_adjacencies_do_not_compose():
 
 
 def test_history_shows_epsilon_alone(capsys):
-    _, history = fitted({"verbose": 1})
+    _, history = fitted({"verbose": 1}, noise=3.0)
     assert set(history.history) == {"epsilon"}
     shown = capsys.readouterr().out
     assert "epsilon: " in shown
@@ -209,7 +210,10 @@ def test_history_shows_epsilon_alone(capsys):
 
 def test_public_validation_data_give_a_loss_and_metrics():
     model, history = fitted(
-        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, logistic(), validation_metrics=["mae"]
+        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True},
+        logistic(),
+        validation_metrics=["mae"],
+        noise=3.0,
     )
     assert set(history.history) == {"epsilon", "val_loss", "val_mean_absolute_error"}
     by_hand = -np.mean(model.predictive(X[:64]).log_prob(Y[:64]))
@@ -220,7 +224,7 @@ def test_public_validation_data_give_a_loss_and_metrics():
 
 
 def test_unsafe_validation_is_named_so_and_reported():
-    model, history = fitted({"validation_data": (X[:64], Y[:64]), "unsafe_validation": True})
+    model, history = fitted({"validation_data": (X[:64], Y[:64]), "unsafe_validation": True}, noise=3.0)
     assert set(history.history) == {"epsilon", "val_unsafe_loss"}
     assert "unsafe_validation" in str(model.privacy_report())
 
@@ -241,7 +245,7 @@ def test_a_run_without_noise_says_that_it_is_not_private():
 
 
 def test_a_seeded_run_says_so():
-    model, _ = fitted(model=Toy(seed=3))
+    model, _ = fitted(model=Toy(seed=3), noise=3.0)
     assert "seeded: not private" in str(model.privacy_report())
 
 
@@ -258,7 +262,7 @@ def test_without_a_delta_no_epsilon_is_shown():
 def test_the_report_is_json_too():
     import json
 
-    model, _ = fitted()
+    model, _ = fitted(noise=3.0)
     report = model.privacy_report().to_json()
     report = json.loads(report) if isinstance(report, str) else json.loads(json.dumps(report))
     assert "schema_version" in report
@@ -278,7 +282,7 @@ def test_dicts_and_tuples_of_arrays():
     group = np.arange(200) % 4
     for likelihood, x in ((with_dict, {"a": X, "group": group}), (with_tuple, (X, X[:, 1]))):
         model = dpvi.DPVI(prior, likelihood)
-        model.compile(optimizer=adam(), **TARGET)
+        model.compile(optimizer=adam(3.0), **QUIET)
         model.fit(x, Y, batch_size=50, verbose=0)
         assert model.predict(x).shape == (200,)
         assert model.predictive(x).log_prob(Y).shape == (200,)
@@ -291,7 +295,7 @@ def test_several_outputs():
         )
 
     model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood)
-    model.compile(optimizer=adam(), **TARGET)
+    model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X, {"class": Y, "size": X[:, 1]}, batch_size=50, verbose=0)
     assert model.privacy_ledger.num_releases == 4
 
@@ -309,7 +313,7 @@ def test_whole_records_without_y():
 def test_double_precision_runs_through():
     prior = tfd.Sample(tfd.Normal(tf.zeros([], tf.float64), 1.0), 3)
     model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)))
-    model.compile(optimizer=adam(), **TARGET)
+    model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X.astype("float64"), Y, batch_size=50, verbose=0)
     assert {v.dtype for v in model.trainable_variables} == {tf.float64}
     assert model.predict(X).dtype == np.float64
@@ -392,7 +396,7 @@ def test_a_subclass_says_one_records_loss():
 
 def test_a_subclass_can_be_evaluated():
     model = Regression()
-    model.compile(optimizer=adam(), **TARGET)
+    model.compile(optimizer=adam(3.0), **QUIET)
     by_hand = np.mean(np.square(model(X).numpy()[:, 0] - X[:, 0]))
     assert model.evaluate(X, X[:, 0], verbose=0, return_dict=True)["loss"] == pytest.approx(by_hand, rel=1e-5)
     assert model.privacy_ledger.num_releases == 0
@@ -435,7 +439,7 @@ def test_a_subclass_that_says_nothing_is_told_so():
 
 def test_predictions_are_whole_before_and_after_a_fit():
     model = logistic()
-    model.compile(optimizer=adam(), **TARGET)
+    model.compile(optimizer=adam(3.0), **QUIET)
     x = np.tile(X, (10, 1))
     assert model.predict(x[:10]).shape == (10,)
     before = model.evaluate(X, Y, verbose=0, batch_size=20)
@@ -472,13 +476,13 @@ def test_the_first_record_is_not_looked_at_to_build_layers():
             return tf.reduce_sum(tf.square(self(x[None]))) * tf.cast(y, x.dtype)
 
     model = Model()
-    model.compile(optimizer=adam(), **TARGET)
+    model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X + 5.0, Y, batch_size=50, verbose=0)
     np.testing.assert_array_equal(model.layer.seen, np.zeros([1, 3]))
 
 
 def test_after_a_fit_the_model_holds_neither_key_nor_records():
-    model, _ = fitted()
+    model, _ = fitted(noise=3.0)
     assert not internals.holds_a_fit(model)
 
 
@@ -494,7 +498,7 @@ def test_a_public_validation_loss_and_an_unsafe_one_keep_their_names():
 
 
 def test_a_report_after_unsafe_options_does_not_claim_privacy():
-    model, _ = fitted(unsafe_training_metrics=True)
+    model, _ = fitted(unsafe_training_metrics=True, noise=3.0)
     report = model.privacy_report()
     assert not report.private
     assert report.to_json()["private"] is False

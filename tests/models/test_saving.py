@@ -44,13 +44,13 @@ def likelihood(params, x):
 
 @dpvi.register("tests_records")
 def records(params):
-    return tfd.MultivariateNormalDiag(params["w"], tf.ones(3))
+    return tfd.Independent(tfd.Normal(params["w"], 1.0), 1)
 
 @dpvi.register("tests_encoder")
 def encoder(width=8):
     return keras.Sequential([
         tfkl.Dense(width, activation="relu"), tfkl.Dense(4),
-        tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:])))])
+        tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.nn.softplus(t[..., 2:])), 1))])
 
 @dpvi.register("tests_decoder")
 def decoder():
@@ -58,7 +58,7 @@ def decoder():
 
 @dpvi.register("tests_codes")
 def codes():
-    return tfd.MultivariateNormalDiag(tf.zeros(2), tf.ones(2))
+    return tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1)
 
 @keras.utils.register_keras_serializable("tests", "Line")
 class Line(dpvi.DPModel):

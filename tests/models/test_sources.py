@@ -95,7 +95,7 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
                 layers.Input([6], dtype="uint8"),
                 layers.Rescaling(1 / 255.0),
                 layers.Dense(4),
-                tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.exp(t[..., 2:]))),
+                tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.exp(t[..., 2:])), 1)),
             ]
         )
         decoder = keras.Sequential(
@@ -105,7 +105,7 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
                 tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, 100.0), 1)),
             ]
         )
-        made = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2)), seed=5)
+        made = dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), seed=5)
         made.compile(adam(1.0), delta=1e-5, jit_compile=False)
         made.fit(x, batch_size=10, epochs=1, verbose=0)
         ends.append(weights(made))

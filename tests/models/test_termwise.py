@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals, statistics
 from support.stack import POISSON_RELATIONS
-from support.vaes import X, dense_decoder, dense_encoder, make, optimizer, ready, standard
+from support.vaes import X, dense_decoder, dense_encoder, linear, make, optimizer, ready, standard
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -48,7 +48,7 @@ def flipping(codes):
 
 
 def fitted(regularizer=steep, how=None, model=None, **kwargs):
-    model = make(batch_regularizer=regularizer) if model is None else model
+    model = linear(batch_regularizer=regularizer) if model is None else model
     compile_with = {key: kwargs.pop(key) for key in ("jit_compile", "neighboring_relation") if key in kwargs}
     model.compile(termwise() if how is None else how, delta=1e-5, **compile_with)
     model.fit(X, **{"batch_size": int(B), "epochs": 1, "verbose": 0, **kwargs})
@@ -57,7 +57,7 @@ def fitted(regularizer=steep, how=None, model=None, **kwargs):
 
 def summing(model):
     """`(x, mask, key) -> sums`, traced once."""
-    step = tf.function(lambda x, m, k: internals.clip_batch(model, {"x": x}, m, k))
+    step = tf.function(lambda x, m, k: internals.clip_batch(model, {"x": x}, m, k), autograph=False)
 
     def run(x, mask, key=(3, 4)):
         made = step(tf.constant(x), tf.constant(mask), tf.constant(key, tf.int64))
@@ -96,7 +96,7 @@ def replay(model, x, keys=range(4)):
 )
 def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     """C3, replay with the same draws and groups, whatever the records hold; and the paper's C2 would not hold."""
-    model = ready(make(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile)
+    model = ready(linear(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile)
     x = X[:12].copy()
     x[3], x[4], x[5] = 1e6, np.nan, -np.inf
     stated, scales = internals.noise_of_terms(model)
@@ -140,7 +140,7 @@ def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compi
 def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     """Against autodiff of each group's term by itself, clipped and added up."""
     regularizer = dpvi.divergences.KLFromPrior()
-    model = ready(make(batch_regularizer=regularizer), how=termwise(), jit_compile=jit_compile)
+    model = ready(linear(batch_regularizer=regularizer), how=termwise(), jit_compile=jit_compile)
     x, key = X[:15], tf.constant([3, 4], tf.int64)
     mask = np.arange(15) != 7
     draw_key, group_key, prior_key = dpvi._random.split(key, 3)
@@ -164,7 +164,9 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         wanted = [w + g * min(1.0, C2 / max(norm, 1e-30)) for w, g in zip(wanted, gradient, strict=True)]
     without = ready(dpvi.DPVAE(model.encoder, model.decoder, model.prior), how=optimizer(clip=C1))
     both = summing(model)(x, mask)
-    step = tf.function(lambda: internals.clip_batch(without, {"x": tf.constant(x)}, tf.constant(mask), draw_key))
+    step = tf.function(
+        lambda: internals.clip_batch(without, {"x": tf.constant(x)}, tf.constant(mask), draw_key), autograph=False
+    )
     for total, sample, group_sum in zip(both, step(), wanted, strict=True):
         np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
 
@@ -181,7 +183,7 @@ def test_the_plan_prices_both_terms(noise, relation):
 
 
 def test_calibration_counts_both_terms():
-    model = make(batch_regularizer=steep)
+    model = linear(batch_regularizer=steep)
     model.compile(termwise(None), epsilon=2.0, delta=1e-5)
     model.fit(X, batch_size=20, epochs=2, verbose=0)
     assert 0.99 * 2.0 <= model.privacy_report().epsilon <= 2.0
@@ -213,7 +215,7 @@ def test_noise_of_both_blocks_is_what_the_plan_says():
 
 
 def test_a_regularizer_needs_a_termwise_optimizer_and_the_reason_is_given():
-    model = make(batch_regularizer=steep)
+    model = linear(batch_regularizer=steep)
     with pytest.raises(ValueError, match=r"(?s)batch_regularizer.*O\(B\).*Termwise"):
         model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
 
@@ -233,7 +235,7 @@ def test_a_batch_clip_needs_a_regularizer():
     ],
 )
 def test_more_groups_than_records_are_refused(how, fit, words):
-    model = make(batch_regularizer=steep)
+    model = linear(batch_regularizer=steep)
     model.compile(termwise(**how), delta=1e-5)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         model.fit(X, **{"batch_size": 20, "verbose": 0, **fit})
@@ -253,13 +255,13 @@ def test_more_groups_than_records_are_refused(how, fit, words):
     ],
 )
 def test_bad_optimizer_arguments(kwargs, words):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
+    with pytest.raises(TypeError if "2.5" in words else ValueError) as caught:
         termwise(**kwargs)
     assert all(word in str(caught.value) for word in words)
 
 
 def test_a_regularizer_that_returns_a_vector_is_refused():
-    model = make(batch_regularizer=lambda codes: tf.reduce_sum(codes.samples, axis=1))
+    model = linear(batch_regularizer=lambda codes: tf.reduce_sum(codes.samples, axis=1))
     model.compile(termwise(), delta=1e-5)
     with pytest.raises(ValueError, match="scalar"):
         model.fit(X, batch_size=20, verbose=0)
@@ -267,7 +269,7 @@ def test_a_regularizer_that_returns_a_vector_is_refused():
 
 
 def test_physical_batches_would_cut_groups():
-    model = make(batch_regularizer=steep)
+    model = linear(batch_regularizer=steep)
     model.compile(termwise(), delta=1e-5, physical_batch_size=8)
     with pytest.raises(ValueError, match="physical_batch_size=8"):
         model.fit(X, batch_size=20, verbose=0)
@@ -311,7 +313,7 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
     ends = []
     for changed in (False, True):
         keras.utils.set_random_seed(0)
-        model = make(batch_regularizer=steep, seed=1)
+        model = linear(batch_regularizer=steep, seed=1)
         model.compile(termwise(noise_multiplier=0.0), delta=1e-5)
 
         def change(epoch, logs, model=model, changed=changed):
@@ -331,7 +333,7 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
 
 def test_replicas_would_cut_groups():
     """C3: shares go by place, so that one record's presence would move others from one replica's groups to another's."""
-    model = make(batch_regularizer=steep)
+    model = linear(batch_regularizer=steep)
     model.compile(termwise(), delta=1e-5)
     two = mock.Mock(num_replicas_in_sync=2, scope=contextlib.nullcontext)
     with (

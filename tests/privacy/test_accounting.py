@@ -9,6 +9,7 @@ import time
 import dp_accounting
 import pytest
 from dp_accounting import NeighboringRelation, pld
+from dp_accounting.pld import privacy_loss_distribution
 from support import gaussian_oracle
 from support import pld_oracle as oracle
 from support.stack import POISSON_RELATIONS, PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
@@ -164,6 +165,36 @@ def test_calibrating_and_the_curve_are_quick():
             assert time.process_time() - start < 3.0
 
 
+@pytest.mark.parametrize(
+    ("q", "releases", "epsilon", "points", "losses"),
+    [
+        (256 / 48842, 3820, 1.0, 1e5, 1e6),
+        (1e-3, 10**4, 1.0, 6e5, 2e6),
+        (1e-4, 10**6, 1.0, 4e5, 2e6),
+        (1e-5, 10**7, 1.0, 7e5, 4e6),
+    ],
+)
+def test_calibration_makes_few_points(monkeypatch, q, releases, epsilon, points, losses):
+    """Its time on any machine: about 5 us for a point of one release, 1 us for one of all. The third took 13 s, of over 1e7."""
+    made = {"points": 0, "losses": 0}
+    single, self_compose = accountants._single, privacy_loss_distribution.PrivacyLossDistribution.self_compose
+
+    def count(name, loss):
+        made[name] += sum(pmf.size for pmf in (loss._pmf_remove, loss._pmf_add))
+        return loss
+
+    def composed(self, *arguments):
+        return count("losses", self_compose(self, *arguments))
+
+    monkeypatch.setattr(accountants, "_single", lambda *arguments: count("points", single(*arguments)))
+    monkeypatch.setattr(privacy_loss_distribution.PrivacyLossDistribution, "self_compose", composed)
+    accountants._composition.cache_clear()
+    plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=1e-6, sampling=PoissonSampling(q), num_releases=releases)
+    assert 0.995 * epsilon <= plan.epsilon(1e-6) <= epsilon
+    assert made["points"] <= points
+    assert made["losses"] <= losses
+
+
 LONG = [(1e-3, 4.3, 10**6), (1e-3, 13.0, 10**6), (1e-3, 13.9, 10**7), (0.01, 15.5, 10**6)]
 
 
@@ -209,7 +240,8 @@ def test_epsilon_does_not_fall_with_more_releases_or_kinds_of_them(relation, z):
         steps.append(accountants.grid_step(((1e-3, z, releases),), plan.neighboring_relation))
         epsilons.append(plan.epsilon(1e-6))
     assert steps == sorted(steps)
-    assert all(b >= a * (1 - 1e-7) for a, b in itertools.pairwise(epsilons))
+    # Powers of Fourier transforms round by 4e-7 at 1e6 releases; the grid overstates by 4e-4.
+    assert all(b >= a * (1 - 1e-6) for a, b in itertools.pairwise(epsilons))
     plan = PrivacyPlan(sampling, z, 1000, relation)
     for other in (PrivacyPlan(PoissonSampling(1e-5), 50.0, 1, relation), PrivacyPlan(FullBatch(), 1e4, 1, relation)):
         assert plan.epsilon(1e-6, [other.dp_event]) >= plan.epsilon(1e-6) * (1 - 1e-7)

@@ -283,11 +283,15 @@ def test_importing_needs_no_tensorflow_and_little_time():
         "print(time.process_time() - t, 'tensorflow' in sys.modules, 'matplotlib' in sys.modules)"
     )
     best = {"tfp_dpvi.privacy": math.inf, "dp_accounting.pld": math.inf}
-    for _ in range(3):  # Processor time too goes up on a machine whose other cores are busy.
+    for _ in range(
+        3
+    ):  # Processor time too goes up on a machine whose other cores are busy: what is slow is tried again.
         for module in best:
             seconds, tensorflow, matplotlib = _run(["-c", code.format(module)]).stdout.split()
             assert tensorflow == matplotlib == "False"
             best[module] = min(best[module], float(seconds))
+        if best["tfp_dpvi.privacy"] < max(2.5, 2.5 / 1.4 * best["dp_accounting.pld"]):
+            break
     assert best["tfp_dpvi.privacy"] < max(2.5, 2.5 / 1.4 * best["dp_accounting.pld"]), best
 
 

@@ -26,40 +26,48 @@ NOISE = st.floats(0.6, 20.0)
 PROBABILITY = st.floats(1e-4, 1.0)
 RELEASES = st.integers(1, 300)
 DELTA = st.floats(1e-9, 1e-2)
-FAST = settings(max_examples=25, deadline=None)
 # Rounding of the Fourier transform; the grid itself keeps order exactly.
 SLACK = 1e-7
+
+
+def for_all(*strategies):
+    """A test of a few examples, and a slow one of many."""
+
+    def decorate(check):
+        def run(examples):
+            settings(max_examples=examples, deadline=None)(given(*strategies)(check))()
+
+        run.__name__, run.__doc__ = check.__name__, check.__doc__
+        return pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.slow)])(run)
+
+    return decorate
 
 
 def _sampling(probability):
     return FullBatch() if probability > 0.95 else PoissonSampling(probability)
 
 
-@FAST
-@given(RELATION, NOISE, PROBABILITY, RELEASES, DELTA, st.floats(1.0, 3.0))
+@for_all(RELATION, NOISE, PROBABILITY, RELEASES, DELTA, st.floats(1.0, 3.0))
 def test_epsilon_falls_with_noise(relation, noise, probability, releases, delta, factor):
     plan = PrivacyPlan(_sampling(probability), noise, releases, relation)
     more = plan.replace(noise_multiplier=noise * factor)
     assert more.epsilon(delta) <= plan.epsilon(delta) * (1 + SLACK) + SLACK
 
 
-@FAST
-@given(RELATION, NOISE, st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), RELEASES, DELTA)
+@for_all(RELATION, NOISE, st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), RELEASES, DELTA)
 def test_epsilon_grows_with_the_sampling_probability(relation, noise, p1, p2, releases, delta):
     low, high = (PrivacyPlan(PoissonSampling(p), noise, releases, relation).epsilon(delta) for p in sorted((p1, p2)))
     assert low <= high * (1 + 1e-5) + SLACK  # at p = 1 the closed form replaces the grid
 
 
-@FAST
-@given(RELATION, NOISE, PROBABILITY, RELEASES, RELEASES, DELTA)
+@for_all(RELATION, NOISE, PROBABILITY, RELEASES, RELEASES, DELTA)
 def test_epsilon_grows_with_releases(relation, noise, probability, n1, n2, delta):
     plan = PrivacyPlan(_sampling(probability), noise, 1, relation)
     low, high = (plan.replace(num_releases=n).epsilon(delta) for n in sorted((n1, n2)))
     assert low <= high * (1 + SLACK) + SLACK
 
 
-@FAST
-@given(RELATION, NOISE, PROBABILITY, RELEASES, DELTA, DELTA)
+@for_all(RELATION, NOISE, PROBABILITY, RELEASES, DELTA, DELTA)
 def test_epsilon_falls_with_delta_and_delta_with_epsilon(relation, noise, probability, releases, d1, d2):
     plan = PrivacyPlan(_sampling(probability), noise, releases, relation)
     small, large = sorted((d1, d2))
@@ -70,16 +78,14 @@ def test_epsilon_falls_with_delta_and_delta_with_epsilon(relation, noise, probab
 
 
 @needs_poisson_replace_one
-@FAST
-@given(RELATION, NOISE, PROBABILITY, RELEASES, DELTA)
+@for_all(RELATION, NOISE, PROBABILITY, RELEASES, DELTA)
 def test_replacing_costs_at_least_as_much_as_removing(relation, noise, probability, releases, delta):
     plan = PrivacyPlan(_sampling(probability), noise, releases)
     replace = plan.replace(neighboring_relation="replace_one")
     assert plan.epsilon(delta) <= replace.epsilon(delta) * (1 + SLACK) + SLACK
 
 
-@settings(max_examples=20, deadline=None)
-@given(RELATION, st.lists(st.tuples(PROBABILITY, NOISE, RELEASES), min_size=1, max_size=4), DELTA, st.randoms())
+@for_all(RELATION, st.lists(st.tuples(PROBABILITY, NOISE, RELEASES), min_size=1, max_size=4), DELTA, st.randoms())
 def test_composition_is_free_of_order_and_grouping(relation, parts, delta, rng):
     events = [PrivacyPlan(_sampling(q), z, n, relation).dp_event for q, z, n in parts]
     again = [PrivacyPlan(_sampling(q), z, n, relation).dp_event for q, z, n in parts]
@@ -95,8 +101,7 @@ def test_composition_is_free_of_order_and_grouping(relation, parts, delta, rng):
     assert pld.epsilon(dp_accounting.ComposedDpEvent(split), delta, kind) == whole
 
 
-@FAST
-@given(RELATION, PROBABILITY, RELEASES, st.floats(0.05, 10.0), DELTA)
+@for_all(RELATION, PROBABILITY, RELEASES, st.floats(0.05, 10.0), DELTA)
 def test_calibrate_then_evaluate_keeps_the_target(relation, probability, releases, epsilon, delta):
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,

@@ -421,11 +421,7 @@ def test_an_unknown_scheme_lists_the_known_ones():
         _noise("block")
 
 
-def test_the_value_checks_itself():
-    with pytest.raises(ValueError, match="encoder_scale"):
-        TermwiseNoise(0.0, 1.0, Sensitivity(), "blocks")
-    with pytest.raises(TypeError, match="sensitivity"):
-        TermwiseNoise(1.0, 1.0, 2.0, "blocks")
+def test_sensitivities_check_their_arguments():
     with pytest.raises(ValueError, match="batch_scale"):
         split_sensitivity(1.0, 0.0)
     with pytest.raises(ValueError, match="batch_shift"):

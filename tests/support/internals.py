@@ -23,7 +23,7 @@ from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.optimizers import noise
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import choose
-from tfp_dpvi.training import Mechanism, StepState, compiled, make_steps
+from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
 from tfp_dpvi.training.compiled import CompiledSteps
 
 __all__ = ["LOG", "PosteriorPredictive", "StepGradients", "TableModel"]
@@ -67,7 +67,7 @@ def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_
     steps = make_steps(mechanism, optimizer, variables, jit_compile=jit_compile)
 
     def run_steps(key, step, num_steps, multiplier, records):
-        state = StepState(tf.constant(step, tf.int64), (), tf.constant(step, tf.int64), tf.zeros([], tf.float64))
+        state = initial_state(mechanism, step)._replace(accumulated=())
         multiplier = tf.constant(multiplier, tf.float64)
         return steps(state, tf.constant(num_steps, tf.int64), records, tf.constant(key, tf.int64), multiplier)
 

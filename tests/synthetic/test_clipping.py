@@ -200,7 +200,7 @@ def test_huge_parameters_stay_finite_and_clipped():
 
 
 def test_a_fit_runs_with_poisson_batches_under_xla_and_not():
-    table = TABLES["mixed"]
+    table = Table({"a": Categorical(["x", "y", "z"]), "b": Continuous(0, 1, bins=4, shape="normal", missing=True)})
     values = []
     for jit_compile in (False, True):
         prior = make_prior(table, K)

@@ -1,4 +1,4 @@
-"""Where the records of a fit come from, checked before anything is spent."""
+"""The records of a fit, checked before anything is spent."""
 
 from tfp_dpvi.data.dataset import DatasetData
 from tfp_dpvi.data.records import ArrayData, Data, Records, by_column, make_records

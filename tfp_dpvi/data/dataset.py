@@ -27,8 +27,8 @@ class DatasetData:
       dataset: elements x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size.
       sampling: "each_record_once_per_epoch" states that an epoch's batches are disjoint and that no record's batch depends
         on the records' values (priced without amplification, under replace-one); "poisson" that each batch holds each
-        record independently with one probability, drawn anew for every step.
-      probability: the inclusion probability, for "poisson".
+        record independently with `probability`, drawn anew for every step.
+      probability: see `sampling`.
       num_records: the public number of records N.
       steps_per_epoch: batches in one pass.
       physical_batch_size: rows in memory at a time, or None.
@@ -43,7 +43,6 @@ class DatasetData:
     def __init__(
         self,
         dataset: tf.data.Dataset,
-        *,
         sampling: str | None,
         probability: float | None,
         num_records: int | None,
@@ -52,12 +51,9 @@ class DatasetData:
         dtype: np.dtype,
     ) -> None:
         if sampling not in ("poisson", "each_record_once_per_epoch"):
-            declared = (
-                "without a declared sampling scheme"
-                if sampling is None
-                else f"and sampling={sampling!r} cannot be declared"
+            raise ValueError(
+                f"x is a {type(dataset).__name__}, and sampling={sampling!r} is no declared scheme. {_DECLARE}"
             )
-            raise ValueError(f"x is a {type(dataset).__name__} {declared}. {_DECLARE}")
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
             raise ValueError(

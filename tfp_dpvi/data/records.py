@@ -40,38 +40,35 @@ class Records:
 
 
 class Data(Protocol):
-    """Where the records of a fit come from: in memory, streamed, or batches of a dataset.
-
-    Attributes:
-      sampler: what each step's records are taken by inside the step; its scheme is what is accounted for.
-      tensors: tensors of the shapes that the step is traced with.
-      records: the records, or one of their shapes for those that stay where they are.
-      num_records: the public N.
-      batch_size: the expected batch size, the public denominator qN.
-      steps_per_epoch: likewise public.
-      resumable: whether an interrupted fit may draw from the same records again.
-    """
+    """The records of a fit: in memory, streamed, or batches of a dataset."""
 
     @property
-    def sampler(self) -> Sampler: ...  # noqa: D102
+    def sampler(self) -> Sampler:
+        """Takes each step's records inside the step; its scheme is what is accounted for."""
 
     @property
-    def tensors(self) -> dict[str, tf.Tensor]: ...  # noqa: D102
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """Tensors of the shapes that the step is traced with."""
 
     @property
-    def records(self) -> Records: ...  # noqa: D102
+    def records(self) -> Records:
+        """The records, or one of their shapes for those that stay where they are."""
 
     @property
-    def num_records(self) -> int: ...  # noqa: D102
+    def num_records(self) -> int:
+        """The public N."""
 
     @property
-    def batch_size(self) -> float: ...  # noqa: D102
+    def batch_size(self) -> float:
+        """The expected batch size, the public denominator qN."""
 
     @property
-    def steps_per_epoch(self) -> int: ...  # noqa: D102
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch, public."""
 
     @property
-    def resumable(self) -> bool: ...  # noqa: D102
+    def resumable(self) -> bool:
+        """True if an interrupted fit may draw from the same records again."""
 
     def calls(
         self, steps: int, key: tf.Tensor, first: int, compiled: bool

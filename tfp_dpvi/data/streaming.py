@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import functools
+import itertools
 import math
 import mmap
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,18 +26,18 @@ _READY = 4  # Batches that wait for the loop.
 
 
 def is_source(value: Any) -> bool:
-    """Whether `value` is indexable by rows without being an array: it has `source[indices]` and a length."""
+    """Returns whether `value` is indexable by rows without being an array: it has `source[indices]` and a length."""
     plain = isinstance(value, list | tuple | dict | str | bytes | tf.Tensor | tf.data.Dataset)
     return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
 def _is_mapped(leaf: object) -> bool:
-    """Whether an array lies in a file. What `astype` or `copy` make of a memory map is of its class, but in memory."""
+    """Returns True for file-backed arrays; copies of an `np.memmap` are not."""
     return isinstance(leaf, np.memmap) and mapped_file(leaf) is not None
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:
-    """Whether to read these records by rows: sources always, memory maps that are large, or as the user says.
+    """Returns whether to read these records by rows: sources always, memory maps that are large, or as the user says.
 
     Raises:
       ValueError: `stream=False` of a source that is no array.
@@ -67,11 +67,8 @@ class RecordSource:
         if sample_weight is not None:
             sample_weight = np.asarray(sample_weight).astype(dtype)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
-        self._parts = {
-            name: np.asarray(part) if isinstance(part, list) else part
-            for name, part in given.items()
-            if part is not None
-        }
+        lists = {name: np.asarray(part) if isinstance(part, list) else part for name, part in given.items()}
+        self._parts = {name: part for name, part in lists.items() if part is not None}
         self._leaves = [
             leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
             for leaf in tf.nest.flatten(self._parts)
@@ -107,12 +104,12 @@ class RecordSource:
 
     @property
     def probe(self) -> Records:
-        """One record of the right shapes, all zero."""
+        """Returns one record of the right shapes, all zero."""
         parts = tf.nest.pack_sequence_as(self._parts, self._specs)
         return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), 1)
 
     def some(self) -> Records:
-        """Up to 64 of the records, evenly spaced."""
+        """Returns up to 64 of the records, evenly spaced."""
         rows = np.unique(np.linspace(0, self.num - 1, 64).astype(np.int64))
         parts = self.take(rows, len(rows))
         return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), len(rows))
@@ -128,7 +125,7 @@ class RecordSource:
                     mapped.madvise(mmap.MADV_WILLNEED, start, offset + (index + 1) * width - start)
 
     def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
-        """The records with these indices as a structure of arrays, and rows of zeros up to `rows`.
+        """Returns the records with these indices as a structure of arrays, and rows of zeros up to `rows`.
 
         Raises:
           RuntimeError: the source gave something else, or failed.
@@ -161,7 +158,7 @@ class RecordSource:
 
 
 def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
-    """The mmap under an array and where in it the array begins, in bytes."""
+    """Returns the mmap under an array and where in it the array begins, in bytes."""
     mapped = mapped_file(leaf)
     assert mapped is not None
     begins = np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
@@ -171,9 +168,7 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
 class _HostDraws:
     """Draws the indices that a sampler draws inside a step, as NumPy arrays on the host.
 
-    Args:
-      sampler: the sampler.
-      batches: how many batches are enough nearly always.
+    `batches` of them are enough nearly always.
 
     #### Formal guarantee
 
@@ -207,12 +202,9 @@ class _HostDraws:
         return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
 
     def __call__(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
-        """Returns what step `step` draws, and how many physical batches that takes.
+        """Returns what step `step` draws with the fit's key, and how many physical batches that takes.
 
-        Args:
-          key: the fit's key.
-          step: number of the step.
-          compiled: draw what the loop draws when XLA compiles it; TensorFlow's generators give other numbers then.
+        `compiled`: what the loop draws when XLA compiles it; TensorFlow's generators give other numbers then.
         """
         batches = self._batches
         while True:
@@ -225,14 +217,7 @@ class _HostDraws:
 class StreamedData:
     """Records of a `RecordSource`, of which each step's are drawn on the host and read ahead while steps run. See `Data`.
 
-    The same records in the same order as from arrays on the device; the drawing sampler's scheme is what is accounted for.
-
-    Args:
-      source: the records.
-      draws: the sampler that draws from them.
-      num_records: the public N.
-      batch_size: the public denominator qN.
-      steps_per_epoch: public.
+    The same records in the same order as from arrays on the device; the scheme of the sampler `draws` is what is accounted for.
     """
 
     resumable = True
@@ -264,41 +249,25 @@ class StreamedData:
         self, steps: int, key: tf.Tensor, first: int, compiled: bool
     ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
         """Yields one call for each batch."""
-        ready: queue.Queue[Any] = queue.Queue(_READY)
-        stopped = threading.Event()
+        ahead = iter(range(first, first + steps))
+        drawn: collections.deque[tuple[np.ndarray, int]] = collections.deque()
 
-        def put(item: Any) -> None:
-            while not stopped.is_set():
-                try:
-                    return ready.put(item, timeout=0.1)
-                except queue.Full:
-                    continue
+        def read() -> tuple[int, dict[str, np.ndarray]]:
+            for step in itertools.islice(ahead, _AHEAD - len(drawn)):
+                drawn.append(self._draws(key, step, compiled))
+                self._source.advise(drawn[-1][0])
+            return self._batch(*drawn.popleft())
 
-        def read() -> None:
-            drawn: collections.deque[Any] = collections.deque()
-            step = first
-            try:
-                while (step < first + steps or drawn) and not stopped.is_set():
-                    while step < first + steps and len(drawn) < _AHEAD:
-                        drawn.append(self._draws(key, step, compiled))
-                        self._source.advise(drawn[-1][0])
-                        step += 1
-                    put(self._batch(*drawn.popleft()))
-            except Exception as error:
-                put(error)
-
-        reader = threading.Thread(target=read, name="tfp_dpvi reader", daemon=True)
-        reader.start()
+        reader = concurrent.futures.ThreadPoolExecutor(1, "tfp_dpvi reader")
         try:
-            for _ in range(steps):
-                batch = ready.get()
-                if isinstance(batch, Exception):
-                    raise batch
-                rows, arrays = batch
+            ready = collections.deque(reader.submit(read) for _ in range(min(_READY, steps)))
+            for number in range(_READY, steps + _READY):
+                rows, arrays = ready.popleft().result()
+                if number < steps:
+                    ready.append(reader.submit(read))
                 yield 1, self._sampler(rows), tf.nest.map_structure(tf.convert_to_tensor, arrays)
         finally:
-            stopped.set()
-            reader.join()
+            reader.shutdown(cancel_futures=True)
 
     def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
         # What is drawn comes before what is padding, in every physical batch, so that the records can be laid end to end.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Iterable
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import points, present_rows, row_weights, shares
 
@@ -26,11 +25,11 @@ def check_kernel(kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel) -> Non
 
 
 def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
-    """Returns the scales as floats; raises `ValueError` unless they are some positive numbers."""
-    values = tuple(scales) if isinstance(scales, Iterable) else (scales,)
-    if not values or not all(isinstance(s, numbers.Real) and 0 < s < math.inf for s in values):
-        raise ValueError(f"scales={scales!r}: it must be one or more positive finite numbers, such as {SCALES}.")
-    return tuple(float(scale) for scale in values)
+    """Returns the scales as floats; raises `ValueError` or `TypeError` unless they are some positive numbers."""
+    values = tuple(check.positive("scales", s) for s in (scales if isinstance(scales, Iterable) else (scales,)))
+    if not values:
+        raise ValueError(f"scales={scales!r} is empty; pass positive numbers, such as {SCALES}.")
+    return values
 
 
 def _squared_discrepancy(

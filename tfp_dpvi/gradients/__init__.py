@@ -15,16 +15,20 @@ from tfp_dpvi.gradients.ghost import LayerGradients, Pass
 from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shapes, refuse_writes, strictly
 from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
 from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired
 from tfp_dpvi.gradients.reparameterized import ThroughDraws, through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
 
 __all__ = [
     "CLIPPINGS",
+    "NUM_BLOCKS",
     "RULES",
     "Clip",
+    "ClippedAway",
     "ClippedGradient",
     "ClippedSum",
+    "Curvature",
     "JointRelease",
     "LayerGradients",
     "Pass",
@@ -37,12 +41,14 @@ __all__ = [
     "UnsupportedLayerError",
     "VaryingShapeError",
     "clipped_sum",
+    "curvature_releases",
     "exactly",
     "joint_release",
     "joint_sensitivity",
     "layer_names",
     "layers_of",
     "mapped",
+    "paired",
     "product_epsilon",
     "refuse_dynamic_shapes",
     "refuse_mixing",

@@ -17,12 +17,14 @@ class PerExample(NamedTuple):
       kept: bool tensor of shape [n]: False for padding and for examples that contribute nothing (contract C8).
       gradients: the clipped per-example gradients, tensors of shape [n, ...], 0 where not kept; None where the engine never
         forms them.
+      norms: float tensor of shape [n], the gradients' l2 norms before the clip, 0 where not kept; None as above.
     """
 
     losses: tf.Tensor
     clipped: tf.Tensor
     kept: tf.Tensor
     gradients: Sequence[tf.Tensor] | None = None
+    norms: tf.Tensor | None = None
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:

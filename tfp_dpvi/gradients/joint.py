@@ -18,14 +18,18 @@ class Released(NamedTuple):
     Attributes:
       mean: tensor of the release's `shape`, the noisy sum over the expected batch size.
       gradient: the noisy mean gradient, before it is pulled back.
-      step: int64 scalar, the number of the step.
+      step: int64 scalar, the number of the step in this fit.
+      num_steps: int64 scalar, how many steps the fit plans; 0 where that is not known.
       data_independent_loss: scalar, the loss terms that touch no record (a prior's or a KL's, over N).
+      public: what the step's `StepGradient` calls public: draws of the parameters, for instance.
     """
 
     mean: tf.Tensor
     gradient: Sequence[tf.Tensor]
     step: tf.Tensor
+    num_steps: tf.Tensor
     data_independent_loss: tf.Tensor
+    public: Structure = ()
 
 
 class JointRelease(abc.ABC):

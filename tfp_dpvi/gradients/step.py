@@ -43,6 +43,7 @@ class StepGradient:
       pull_back: from the noisy mean to one tensor for each variable, without looking at records; None: it is that.
       data_independent_loss: the scalar that `data_independent` is the gradient of, or None.
       record_gradient: one record's loss and gradient before the clip, for engines that have it.
+      public: tensors that touch no record, for the accumulators of joint releases.
     """
 
     clipped_sum: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[ClippedSum, PerExample]]
@@ -51,6 +52,7 @@ class StepGradient:
     pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None
     data_independent_loss: tf.Tensor | None = None
     record_gradient: RecordGradient | None = None
+    public: Structure = ()
 
 
 def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any) -> StepGradient:

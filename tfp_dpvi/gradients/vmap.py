@@ -79,7 +79,8 @@ def clipped_sum(
         tf.reshape(part * factor[:, None], [-1, *shape])
         for part, factor, shape in zip(rows, factors, shapes, strict=True)
     ]
-    return ClippedSum(total, clip), examples._replace(gradients=each)
+    norms = tf.where(keep, tf.sqrt(tf.add_n(squares)), tf.zeros([], squares[0].dtype))
+    return ClippedSum(total, clip), examples._replace(gradients=each, norms=norms)
 
 
 def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:

@@ -5,6 +5,7 @@ from tfp_dpvi.models.dpvae import DPVAE
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.predictive import PosteriorPredictive
 from tfp_dpvi.models.saving import load_model
+from tfp_dpvi.models.simulation import Pilot, pilot
 from tfp_dpvi.models.synthesizer import Synthesizer
 
-__all__ = ["DPVAE", "DPVI", "DPModel", "PosteriorPredictive", "Synthesizer", "load_model"]
+__all__ = ["DPVAE", "DPVI", "DPModel", "Pilot", "PosteriorPredictive", "Synthesizer", "load_model", "pilot"]

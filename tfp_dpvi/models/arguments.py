@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def check_scope(model: keras.Model) -> None:
         )
 
 
-def make_data(  # noqa: D417
+def make_data(
     model: Any,
     x: Any,
     y: Any = None,
@@ -79,11 +80,6 @@ def make_data(  # noqa: D417
 ) -> Data:
     """Returns the records of `fit` with their sampler, after the model has been built and tried on their shapes.
 
-    Args:
-      model: a `DPModel`.
-      physical_batch_size: of `compile`.
-      x: see `DPModel.fit`, as the rest.
-
     Raises:
       TypeError, ValueError: not records, not for this model, or a sampling scheme that is not declared.
     """
@@ -93,12 +89,8 @@ def make_data(  # noqa: D417
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
-        declared = {
-            "num_records": num_records,
-            "steps_per_epoch": steps_per_epoch,
-            "physical_batch_size": physical_batch_size,
-        }
-        return _of_dataset(model, x, sampling=sampling, probability=sampling_probability, **declared)
+        declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
+        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
     if sampling_probability is not None:
         raise ValueError(
             f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
@@ -146,18 +138,13 @@ def _prepare(model: Any, records: Records) -> None:
         )
 
 
-def _of_dataset(model: Any, dataset: tf.data.Dataset, **declared: Any) -> DatasetData:
-    data = DatasetData(dataset, dtype=model.record_dtype, **declared)
-    if Workers(model.distribute_strategy).several:
-        raise ValueError(
-            "x is a dataset, and several workers train: each would draw batches of its own, so that a record could be in a step "
-            "more than once.\nPass the same arrays on every worker."
-        )
+def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
     _prepare(model, data.records)
-    if model.batch_needs.whole:
+    whole = model.batch_needs.whole
+    if whole or Workers(model.distribute_strategy).several:
+        what = "this model has a batch_regularizer" if whole else "several workers train"
         raise ValueError(
-            "x is a dataset, and this model has a batch_regularizer, whose groups are drawn from batches that fit "
-            "samples by itself. Pass arrays."
+            f"x is a dataset, and {what}: batches must be those that fit samples by itself. Pass arrays, the same on every worker."
         )
     return data
 
@@ -203,3 +190,22 @@ def validation_metrics(metrics: Any) -> list[Metric]:
             found = keras.metrics.MeanMetricWrapper(found, name=getattr(found, "__name__", "metric"))
         objects.append(found)
     return objects
+
+
+def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
+    """Returns whether a likelihood is one of whole records, `likelihood(params)`."""
+    try:
+        parameters = inspect.signature(likelihood).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [
+        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return False
+    if len(positional) not in (1, 2):
+        raise ValueError(
+            f"likelihood takes {len(positional)} arguments; write likelihood(params, x) for a distribution of y, or "
+            "likelihood(params) for one of whole records."
+        )
+    return len(positional) == 1

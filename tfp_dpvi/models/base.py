@@ -20,6 +20,7 @@ from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
 
@@ -144,6 +145,10 @@ class DPModel(FittedModel):
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
         self.built = True
+
+    def released_logs(self, accumulated: dict[str, Any], mechanism: Mechanism) -> dict[str, float]:
+        """Returns what to show of a fit's accumulators over released values; for subclasses."""
+        return {}
 
     @property
     def caveats(self) -> tuple[str, ...]:

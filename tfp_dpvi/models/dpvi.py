@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,17 @@ from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
-from tfp_dpvi.models import base, exporting
+from tfp_dpvi.models import arguments, base, exporting
+from tfp_dpvi.models.calibrated import Calibrated
+from tfp_dpvi.models.calibration import Calibration
+from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
+from tfp_dpvi.models.summary import PosteriorSummary, summarise
+from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
+_SAVED = "posterior_"
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -46,6 +52,9 @@ class DPVI(base.DPModel):
         back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
         al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
         paper. The same guarantee at the same clip and noise multiplier.
+      clipping: what of a record is clipped. "flat" (default): its gradient, which biases the posterior. "paired": the difference
+        of its gradient and that of a record that the likelihood simulates, which has mean zero at the truth for every clip.
+        With it comes a calibrated `posterior`. Where it does not apply, `fit` says so and uses "flat".
       num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
         is averaged over them before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
@@ -57,8 +66,8 @@ class DPVI(base.DPModel):
 
     #### Formal guarantee
 
-    See `DPModel`. A record's term reaches the released values only through the clipped sum. Norms and gradients come
-    from one set of draws (contract C5), which are independent of the records given the released variables.
+    See `DPModel`. A record's term reaches the released values only through the clipped sum. Norms and gradients come from one set
+    of draws (contract C5), independent of the records given the released variables; a twin depends on its record's x alone.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class DPVI(base.DPModel):
         surrogate_posterior: str | tfd.Distribution | Callable[..., tfd.Distribution] = "mean_field",
         *,
         gradients: str = "aligned",
+        clipping: str = "flat",
         num_draws: int = 1,
         num_predictive_draws: int = 200,
         seed: int | None = None,
@@ -83,19 +93,20 @@ class DPVI(base.DPModel):
             )
         if not callable(likelihood):
             raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
-        for argument, value in (("num_draws", num_draws), ("num_predictive_draws", num_predictive_draws)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{argument} must be an integer >= 1, got {value!r}.")
+        arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
         if gradients not in ("aligned", "vectorized"):
             raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
+        if clipping not in ("flat", "paired"):
+            raise ValueError(f'clipping must be "flat" or "paired", got {clipping!r}.')
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name, dtype=dtype.name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
-        self._model = _ModelParts(prior, likelihood, surrogate, dtype)
+        self._model = ModelParts(prior, likelihood, surrogate, dtype, Calibration(self))
         self._model.given = given
         # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
+        self.clipping = clipping
         self.num_draws = num_draws
         self.num_predictive_draws = num_predictive_draws
         self.built = True
@@ -122,7 +133,9 @@ class DPVI(base.DPModel):
           ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
         """
         parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
-        settings = {name: getattr(self, name) for name in ("gradients", "num_draws", "num_predictive_draws")}
+        settings = {
+            name: getattr(self, name) for name in ("gradients", "clipping", "num_draws", "num_predictive_draws")
+        }
         return {**super().get_config(), **settings, "parts": parts}
 
     # ------------------------------------------------------------------ the step
@@ -133,6 +146,8 @@ class DPVI(base.DPModel):
         Args:
           spec: the public numbers of a step; N divides the KL term.
         """
+        if self.calibration.pairing is not None:
+            return self.calibration.pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
         surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
 
@@ -172,8 +187,11 @@ class DPVI(base.DPModel):
     def _log_prob(self, params: Structure, x: Structure, y: Structure | None) -> tf.Tensor:
         """Log-likelihoods of a batch, of shape [n]."""
         distribution = self._model.at(params, None if y is None else x)
-        value = x if y is None else y
-        return distribution.log_prob(_as_event(value, distribution))
+        return distribution.log_prob(as_event(x if y is None else y, distribution))
+
+    def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
+        """Returns the likelihood of records `x`, or of one whole record for generative models."""
+        return self._model.at(params, None if self._model.generative else x)
 
     @property
     def record_dtype(self) -> np.dtype:
@@ -217,19 +235,75 @@ class DPVI(base.DPModel):
                 f"{num} records; it must be [{num}]. Wrap several outputs in tfd.Independent(..., "
                 "reinterpreted_batch_ndims=1), and see that y has no extra dimension that broadcasts."
             )
+        if self.clipping == "paired":
+            self.calibration.prepare(records, specs)
 
     # ------------------------------------------------------------------ what is learned
 
     @property
+    def generative(self) -> bool:
+        """Whether the likelihood is one of whole records, `likelihood(params)`."""
+        return self._model.generative
+
+    @property
+    def posterior(self) -> tfd.Distribution:
+        """The posterior over the prior's structure: the calibrated one after a fit with the paired clip, else the surrogate.
+
+        The calibrated posterior knows the noise that was added, and its mean is not biased by the clip. It is made from
+        released values alone, at no cost.
+        """
+        calibrated = self._calibrated()
+        return self.surrogate_posterior if calibrated is None else calibrated.distribution
+
+    @property
+    def calibration(self) -> Calibration:
+        """The paired clip, and what it has come to."""
+        return self._model.calibration
+
+    def after_fit(self) -> None:
+        """Makes the posterior here, and not in the graph of a prediction that asks for it first."""
+        self._calibrated()
+
+    def _calibrated(self) -> Calibrated | None:
+        running = self._dp.running is not None  # Then another is learned.
+        return None if running else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
+
+    def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
+        """Returns a table of `posterior`, from draws: means, quantiles, and shares of noise, data and prior in each variance."""
+        draws = posterior_draws(self.posterior, num_draws, seed)
+        return summarise(draws, Coordinates(self.prior), self._calibrated())
+
+    def released_logs(self, accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:
+        """See `DPModel`."""
+        return self.calibration.logs(accumulated, mechanism)
+
+    def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
+        """As in Keras, and the calibrated posterior beside the surrogate's variables."""
+        super().save_own_variables(store)
+        calibrated = self._calibrated()
+        for name, array in ({} if calibrated is None else calibrated.to_arrays()).items():
+            store[_SAVED + name] = array
+
+    def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
+        """As in Keras."""
+        arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118  (an HDF5 group)
+        saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in list(arrays) if name.startswith(_SAVED)}
+        super().load_own_variables(arrays)
+        self.calibration.load(saved)
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
+        calibrated = self._calibrated()
+        if calibrated is not None:
+            return tuple(f"do not trust the posterior's intervals: {one}." for one in calibrated.checks.warnings)
         return (
             "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts, and "
             "at small budgets the records inform it little: do not read its intervals as calibrated.",
         )
 
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
-        """Draws from the surrogate posterior: post-processing of released values, at no cost.
+        """Draws from `posterior`: post-processing of released values, at no cost.
 
         Args:
           num: number of draws, default `num_predictive_draws`.
@@ -238,7 +312,7 @@ class DPVI(base.DPModel):
         Returns:
           The prior's structure with the draws in the first dimension.
         """
-        return posterior_draws(self.surrogate_posterior, num or self.num_predictive_draws, seed)
+        return posterior_draws(self.posterior, num or self.num_predictive_draws, seed)
 
     def predictive(
         self, x: Structure | None = None, *, num_draws: int | None = None, seed: int | None = 0
@@ -259,7 +333,7 @@ class DPVI(base.DPModel):
             raise ValueError("x was given, but this model generates whole records: predictive() takes none.")
         inputs = None if x is None else self._inputs(x)
         num = num_draws or self.num_predictive_draws
-        draws = posterior_draws(self.surrogate_posterior, num, seed)
+        draws = posterior_draws(self.posterior, num, seed)
         return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
 
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
@@ -278,15 +352,14 @@ class DPVI(base.DPModel):
         Raises:
           ValueError: `num` is no integer >= 1, or the model predicts y from x and has no whole records.
         """
-        if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-            raise ValueError(f"num must be an integer >= 1, got {num!r}: it is the number of records to draw.")
+        arguments.check_counts(num=num or 0)
         if not self._model.generative:
             raise ValueError(
                 "sample_predictive: this model predicts y from x and generates no whole records. Use "
                 "predictive(x).sample() for outcomes, or write likelihood(params), a distribution of whole records."
             )
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
-        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, int(keys[0][0]))
+        draws = posterior_draws(self.posterior, self.num_predictive_draws, int(keys[0][0]))
         predictive = PosteriorPredictive(lambda params: self._model.at(params, None), draws, self.num_predictive_draws)
         drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
@@ -303,7 +376,7 @@ class DPVI(base.DPModel):
                 "predict: this model generates whole records and predicts nothing from x. Use predictive() for its "
                 "distribution, or predictive().log_prob(x) for scores."
             )
-        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, 0)
+        draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
@@ -328,7 +401,7 @@ class DPVI(base.DPModel):
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
-        draws = posterior_draws(self.surrogate_posterior, self.num_predictive_draws, 0)
+        draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
         density = tf.reduce_logsumexp(logs, axis=0) - tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype))
         self._dp.loss_metric.update_state(-density, sample_weight=weight)
@@ -347,7 +420,7 @@ class DPVI(base.DPModel):
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
 
 
-class _ModelParts:
+class ModelParts:
     """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
 
     def __init__(
@@ -356,13 +429,15 @@ class _ModelParts:
         likelihood: Callable[..., tfd.Distribution],
         surrogate: tfd.Distribution,
         dtype: tf.DType,
+        calibration: Calibration,
     ) -> None:
         self.prior = prior
+        self.calibration = calibration
         self.likelihood = likelihood
         self.surrogate = surrogate
         self.dtype = dtype
         self.given: dict[str, Any] = {}
-        self.generative = _takes_params_alone(likelihood)
+        self.generative = arguments.takes_params_alone(likelihood)
 
     def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """The likelihood's distribution, checked to be one."""
@@ -373,30 +448,3 @@ class _ModelParts:
                 "tfd.Bernoulli(logits=...)."
             )
         return distribution
-
-
-def _takes_params_alone(likelihood: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(likelihood).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return False
-    if len(positional) not in (1, 2):
-        raise ValueError(
-            f"likelihood takes {len(positional)} arguments; write likelihood(params, x) for a distribution of y, or "
-            "likelihood(params) for one of whole records."
-        )
-    return len(positional) == 1
-
-
-def _as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
-    """Integer observations of a continuous distribution as its floats, as Keras users expect."""
-    if tf.is_tensor(value) and value.dtype.is_integer and not tf.nest.is_nested(distribution.dtype):
-        kind = tf.as_dtype(distribution.dtype)
-        if kind.is_floating:
-            return tf.cast(value, kind)
-    return value

@@ -85,7 +85,7 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
     def draws_of(num: tf.Tensor | int, seed: tf.Tensor) -> Structure:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Saw Tensor seed")  # As in `posterior_draws`.
-            return model.surrogate_posterior.sample(num, seed=seed)
+            return model.posterior.sample(num, seed=seed)
 
     def sample_posterior(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         flat = tf.nest.flatten(draws_of(num, seed))

@@ -48,21 +48,19 @@ class FittedModel(saving.SavedModel):
         """The float type that records are cast to."""
         return np.dtype(keras.backend.floatx())
 
-    def check_records(self, records: Records) -> None:
-        """Raises if these records do not fit the model, before anything is spent; for subclasses.
+    def after_fit(self) -> None:
+        """Runs when a fit has ended; for subclasses."""
 
-        Args:
-          records: all of them, or one of their shapes where they are streamed or a dataset's.
-        """
+    def check_records(self, records: Records) -> None:
+        """Raises if these records (or one of their shapes) do not fit the model, before anything is spent; for subclasses."""
 
     @property
     def metrics(self) -> list[Metric]:
         """Epsilon spent, the privatised metrics and the validation metrics."""
         if not hasattr(self, "_dp"):
             return []
-        state = self._dp
-        shown = [one for one in state.private_metrics if isinstance(one, Metric)]
-        return [state.epsilon_metric, state.loss_metric, *shown, *state.validation_metrics]
+        shown = [one for one in self._dp.private_metrics if isinstance(one, Metric)]
+        return [self._dp.epsilon_metric, self._dp.loss_metric, *shown, *self._dp.validation_metrics]
 
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
@@ -263,15 +261,17 @@ class FittedModel(saving.SavedModel):
                 state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
             if not state.steps_per_execution_is_set:
                 counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
-            state.running = run
+            state.running, self.predict_function, self.test_function = run, None, None
             yield run, initial_epoch
         finally:
             if run is not None:
                 run.close()
-                state.accumulated = run.accumulated
+                self.predict_function = self.test_function = None  # A posterior may be a constant in them.
+                state.accumulated, state.mechanism = run.accumulated, run.mechanism
             state.running = self.train_function = None  # It holds the fit's key and records.
             counter.assign(before)
             state.fitting.release()
+            self.after_fit()
 
     def _begin(
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
@@ -282,7 +282,8 @@ class FittedModel(saving.SavedModel):
         assert target is not None
         assert compiled is not None
         self._check_precision(self.trainable_variables)
-        draft = dataclasses.replace(self.mechanism(data), unsafe_loss=target.unsafe_training_metrics)
+        draft = self.mechanism(data)
+        draft = dataclasses.replace(draft, unsafe_loss=target.unsafe_training_metrics or draft.non_private)
         held = resumed = None
         if backup is not None:
             resumed = self._checkpoint_of(data)
@@ -349,10 +350,8 @@ class FittedModel(saving.SavedModel):
                 "PrivateBackupAndRestore serves one process and arrays, memory maps or sources: a dataset's batches read again are "
                 "no new sample.\nNothing was spent."
             )
-        variables = saving.variables_of(self)
-        return Checkpoint(
-            self.optimizer, variables, state.ledger, state.target, state.progress, seeded=state.seed is not None
-        )
+        held = (self.optimizer, saving.variables_of(self), state.ledger, state.target, state.progress)
+        return Checkpoint(*held, seeded=state.seed is not None)
 
     def _end_without_a_step(
         self, held: Backup | None, planned: int, backup: PrivateBackupAndRestore | None, initial_epoch: int
@@ -363,13 +362,14 @@ class FittedModel(saving.SavedModel):
                 "with ledger.set_budget, or use more noise."
             )
         if planned:
-            said = "The interrupted fit has spent its budget; the model is that of epoch %d. The backup stays in %s."
-            LOG.warning(said, initial_epoch, held.directory)
+            LOG.warning(
+                "The budget is spent; the model is that of epoch %d. The backup: %s.", initial_epoch, held.directory
+            )
         elif backup is not None and backup.delete_checkpoint:
             backup.forget()
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
-        """Returns what `fit` returns where nothing is left to do."""
+        """Returns the history of a fit in which nothing was left to do."""
         self.history = keras.callbacks.History()
         self.history.set_model(self)
         self.history.on_train_begin()
@@ -404,7 +404,7 @@ class FittedModel(saving.SavedModel):
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """One batch of `evaluate`: the mean of `record_loss` over the given records."""
+        """Evaluates one batch: the mean of `record_loss` over the given records."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
         if y is None:
             losses = tf.vectorized_map(self.record_loss, x)
@@ -415,18 +415,18 @@ class FittedModel(saving.SavedModel):
         return {self._loss_name: self._dp.loss_metric.result()}
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras: exact losses and metrics of the given records, which are *not private* unless those are public."""
+        """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
         with self._one_step_an_execution():
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras: the model's outputs for the given inputs."""
+        """Returns the model's outputs for the given inputs."""
         with self._one_step_an_execution():
             return super().predict(*args, **kwargs)
 
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:
-        """Outside training: Keras would count a call of an earlier traced function as many batches, and drop the rest."""
+        """Has Keras count batches one by one: of a function traced for more it would drop the rest."""
         counter = steps_per_execution(self)
         before = None if counter is None else counter.numpy()
         if counter is not None:

@@ -12,6 +12,7 @@ from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
 from tfp_dpvi.training.fit import PrivateFit, Progress
+from tfp_dpvi.training.mechanism import Mechanism
 
 
 class State:
@@ -27,6 +28,7 @@ class State:
       compiled: the compiled steps since `compile`.
       running: the fit that runs, or None.
       accumulated: the last fit's accumulators over released values, by name.
+      mechanism: of the last fit.
       inputs: shapes and dtypes of the records of the last fit.
       num_records: the public N of the last fit.
       num_records_declared: whether the user declared it.
@@ -46,6 +48,7 @@ class State:
         self.compiled: CompiledSteps | None = None
         self.running: PrivateFit | None = None
         self.accumulated: dict[str, Structure] = {}
+        self.mechanism: Mechanism | None = None
         self.inputs: dict[str, tf.TensorSpec] | None = None
         self.num_records: int | None = None
         self.num_records_declared = False

@@ -15,7 +15,6 @@ from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import register_keras_serializable, tf, tfd
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
-from tfp_dpvi.models import saving
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
@@ -36,17 +35,8 @@ from tfp_dpvi.synthetic import (
 class TableModel(DPVI):
     """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
 
-    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`.
-
-    Args:
-      table: the description.
-      prior: `make_prior` of it, or a function without arguments that makes it (needed to save the model).
-      surrogate_posterior: as for `DPVI`.
-      seed: as for `DPVI`.
-
-    #### Formal guarantee
-
-    As `DPVI`'s: the sum of clipped gradients is the same.
+    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`. The guarantee is
+    `DPVI`'s: the sum of clipped gradients is the same.
     """
 
     def __init__(
@@ -66,7 +56,7 @@ class TableModel(DPVI):
         # The starting point is left out: weights are loaded over it.
         parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
         return {
-            **saving.base_config(self),
+            **super(DPVI, self).get_config(),
             "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
 
@@ -76,7 +66,7 @@ class TableModel(DPVI):
 
     @property
     def batch_needs(self) -> BatchNeeds:
-        """What the formula asks of a physical batch."""
+        """Memory that the formula needs of a physical batch."""
         if not self._has_formula:
             return super().batch_needs
         floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])

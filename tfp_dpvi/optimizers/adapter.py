@@ -1,4 +1,4 @@
-"""Whatever `compile(optimizer=)` is given, as a DP-Keras optimizer.
+"""Conversion of `compile(optimizer=)` to a DP-Keras optimizer.
 
 TensorFlow Privacy's optimizers wrap legacy Keras optimizers and `DPKerasAdamOptimizer` there is a function, so they
 are recognised by their attributes. Clip, noise and hyperparameters are read and the update rebuilt as this library's
@@ -27,7 +27,7 @@ def as_dp_optimizer(
     l2_norm_clip: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Optimizer:
-    """A DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
+    """Returns a DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
 
     Args:
       optimizer: a `DPKeras*Optimizer` of this library (returned as it is); a `DPKeras*Optimizer` or
@@ -85,16 +85,11 @@ def _describe(optimizer: Optimizer) -> str:
 
 
 def _refuse_second(own_clip: float, clip: float | None, own_noise: float | None, noise: float | None) -> None:
-    if clip is not None:
-        raise ValueError(
-            f"l2_norm_clip={clip!r} was given to compile, but the optimizer carries its own ({own_clip!r}): leave out "
-            "one of the two."
-        )
-    if noise is not None and own_noise is not None:
-        raise ValueError(
-            f"noise_multiplier={noise!r} was given to compile, but the optimizer carries its own ({own_noise!r}): leave "
-            "out one of the two."
-        )
+    for name, value, own in (("l2_norm_clip", clip, own_clip), ("noise_multiplier", noise, own_noise)):
+        if value is not None and own is not None:
+            raise ValueError(
+                f"{name}={value!r} was given to compile, but the optimizer carries its own ({own!r}): leave out one."
+            )
     if noise is not None:
         raise ValueError(
             f"noise_multiplier={noise!r}: give it to the optimizer, which carries the clip, and not to compile."
@@ -129,11 +124,10 @@ def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: fl
 
 
 def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimizer:
-    """The same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
+    """Returns the same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
     keras_class = _keras_class(optimizer)
-    if len(optimizer.variables() if callable(optimizer.variables) else optimizer.variables) > (
-        0 if isinstance(optimizer, LegacyOptimizer) else 2
-    ):
+    variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+    if len(variables) > (0 if isinstance(optimizer, LegacyOptimizer) else 2):
         raise ValueError(
             f"optimizer={_describe(optimizer)} has been used or restored and holds slot variables, which cannot be taken "
             "over. Pass a fresh one with the same settings."
@@ -145,15 +139,8 @@ def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimize
             "dpvi.keras.optimizers.schedules.LearningRateSchedule as learning_rate."
         )
     known = inspect.signature(keras_class).parameters
-    base = {
-        "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
-        "ema_overwrite_frequency",
-    }  # fmt: skip
-    settings = {
-        key: value
-        for key, value in config.items()
-        if (key in known or key in base) and key not in {"name", "jit_compile"}
-    }
+    taken = {*known, *inspect.signature(Optimizer).parameters} - {"name", "jit_compile"}
+    settings = {key: value for key, value in config.items() if key in taken}
     rate = settings.get("learning_rate")
     if isinstance(rate, dict):
         settings["learning_rate"] = keras.optimizers.schedules.deserialize(rate)

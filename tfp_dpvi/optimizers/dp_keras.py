@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
@@ -20,28 +20,22 @@ class UnprivatizedGradientError(RuntimeError):
 class _Minted:
     """The gradients made by the last `privatize`, until they are applied. A plain object: Keras must not track it."""
 
-    def __init__(self) -> None:
-        self.tensors: Sequence[Any] | None = None
+    tensors: Sequence[Any] | None = None
 
 
 def check_noise_multiplier(noise_multiplier: float | None) -> float | None:
     """Returns the noise multiplier as a float or None; raises `ValueError` unless it is finite and at least 0."""
-    if noise_multiplier is None:
-        return None
-    if (
-        isinstance(noise_multiplier, bool)
-        or not isinstance(noise_multiplier, numbers.Real)
-        or not 0 <= float(noise_multiplier) < math.inf
-    ):
+    try:
+        return None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier)
+    except (TypeError, ValueError):
         raise ValueError(
             f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}. It is the noise's standard "
             "deviation over l2_norm_clip; leave it None to have compile(epsilon=, delta=) calibrate it."
-        )
-    return float(noise_multiplier)
+        ) from None
 
 
 class DPOptimizer:
-    """What `make_dp_optimizer_class` adds to a Keras optimizer.
+    """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
 
     Attributes:
       l2_norm_clip: bound C on the l2 norm of one record's gradient.
@@ -81,23 +75,10 @@ class DPOptimizer:
     ) -> noise_lib.PrivatizedGradients:
         """Adds noise to a clipped sum; what it returns may be applied once, by this optimizer.
 
-        Args:
-          clipped: a `ClippedSum` made with this optimizer's `l2_norm_clip`.
-          key: int64 tensor of shape [2], fresh for each step.
-          expected_batch_size: the public denominator qN.
-          pull_back: from the noisy mean to one tensor for each variable, without looking at records.
-          data_independent: exact gradient of data-independent terms, added after the noise.
-          noise_multiplier: overrides the optimizer's own (a calibrated value, possibly a scalar tensor).
-
-        Returns:
-          `PrivatizedGradients`.
+        Arguments and guarantee are those of `tfp_dpvi.optimizers.privatize`; `noise_multiplier` is by default the optimizer's own.
 
         Raises:
           ValueError: the sum was clipped to another bound, or there is no noise multiplier.
-
-        #### Formal guarantee
-
-        See `tfp_dpvi.optimizers.privatize`.
         """
         if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
@@ -158,7 +139,7 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
 
 @functools.cache
 def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
-    """A DP optimizer class over any Keras optimizer class.
+    """Returns a DP optimizer class over any Keras optimizer class.
 
     Args:
       keras_optimizer_class: a subclass of `tf.keras.optimizers.Optimizer` (not of `...optimizers.legacy.Optimizer`).

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import keras, register_keras_serializable
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
@@ -21,7 +21,7 @@ NOISE_SCHEMES = ("blocks", "single", "split")
 
 
 class TermwiseOptimizer(DPOptimizer):
-    """What `make_termwise_optimizer_class` adds to a DP-Keras optimizer.
+    """The mixin that `make_termwise_optimizer_class` adds to a DP-Keras optimizer.
 
     Attributes:
       batch_l2_norm_clip: bound C2 on the l2 norm of one group's gradient.
@@ -46,17 +46,9 @@ class TermwiseOptimizer(DPOptimizer):
                     f"{name}={value} must be finite: the two clips weigh the terms' noise against each other. For runs that "
                     "are not private give large clips and noise_multiplier=0."
                 )
-        if isinstance(num_partitions, bool) or not isinstance(num_partitions, numbers.Integral) or num_partitions < 1:
-            raise ValueError(
-                f"num_partitions must be an integer >= 1, got {num_partitions!r}. It is the number of groups that a batch's "
-                "records fall into."
-            )
-        self.num_partitions = int(num_partitions)
-        if noise not in NOISE_SCHEMES:
-            raise ValueError(f"noise={noise!r} is unknown: choose one of {', '.join(map(repr, NOISE_SCHEMES))}.")
-        if split not in ("optimal", "paper"):
-            raise ValueError(f'split={split!r} is unknown: choose "optimal" or "paper".')
-        self.noise, self.split = noise, split
+        self.num_partitions = check.count("num_partitions", num_partitions, 1)
+        self.noise = check.one_of("noise", noise, NOISE_SCHEMES)
+        self.split = check.one_of("split", split, ("optimal", "paper"))
 
     def noise_for(
         self,
@@ -67,7 +59,7 @@ class TermwiseOptimizer(DPOptimizer):
         sampling: SamplingScheme,
         neighboring_relation: NeighboringRelation,
     ) -> TermwiseNoise:
-        """Noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
+        """Returns noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
 
         Raises:
           ValueError: `num_partitions` exceeds the expected batch size.
@@ -88,7 +80,7 @@ class TermwiseOptimizer(DPOptimizer):
 
 @functools.cache
 def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
-    """A term-wise DP optimizer class over any Keras optimizer class.
+    """Returns a term-wise DP optimizer class over any Keras optimizer class.
 
     Args:
       keras_optimizer_class: a subclass of `dpvi.keras.optimizers.Optimizer`.

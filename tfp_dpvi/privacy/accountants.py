@@ -264,9 +264,7 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     replace = relation is _REPLACE
     widest = mean = deviation = 0.0
     for q, z, n in kinds:
-        reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) where dp_accounting cuts off: e^-50 is left.
-        top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
-        widest = max(widest, float(top) * (2.0 if replace or q == 1.0 else 1.0))
+        widest = max(widest, _widest(q, z, replace))
         # The mean of a loss is at most q times that of all records, and at most the chi-squared divergence.
         single = min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
         mean += n * single * (4.0 if replace else 1.0)
@@ -287,11 +285,18 @@ def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_
         return first.compose(second, 1e-15)
     ((q, z, n),) = kinds
     single = _single(q, z, relation, step)
-    if n <= 100_000:
+    if n <= 100_000 or _widest(q, z, relation is _REPLACE) > 2000.0 * step:
         return single.self_compose(n)
-    # dp_accounting raises a small number of points to the power n, as an integer that takes seconds beyond 1e5.
+    # dp_accounting raises a number of points up to 1000 to the power n, as an integer that takes seconds beyond 1e5.
     most = single.self_compose(10, 0.0).self_compose(n // 10)
     return most.compose(single.self_compose(n % 10)) if n % 10 else most
+
+
+def _widest(q: float, z: float, replace: bool) -> float:
+    """Returns how wide the losses of one release are, about."""
+    reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) where dp_accounting cuts off: e^-50 is left.
+    top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
+    return float(top) * (2.0 if replace or q == 1.0 else 1.0)
 
 
 @functools.lru_cache(maxsize=8)

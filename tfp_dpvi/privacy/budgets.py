@@ -9,7 +9,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import calibration
-from tfp_dpvi.privacy.accountants import ORDERS, Accountant, RdpAccountant, get_accountant
+from tfp_dpvi.privacy.accountants import ORDERS, Accountant, RdpAccountant, Releases, get_accountant
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan, compose
 
@@ -108,6 +108,12 @@ class RenyiFilter:
         Raises:
           UnsupportedPairError: for releases that Renyi differential privacy has no price for.
         """
+        refusal = _RDP.refusal(Releases.of(event), relation is NeighboringRelation.REPLACE_ONE)
+        if refusal is not None:
+            raise UnsupportedPairError(
+                f"an adaptive budget has no price for {refusal[0]} under {relation.name.lower()}; use full batches, another "
+                "adjacency, or a budget that is not adaptive."
+            )
         return float(_RDP.divergences(event, relation, (self.order,))[0])
 
     def allows(self, event: DpEvent, relation: NeighboringRelation) -> bool:

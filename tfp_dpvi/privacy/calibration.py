@@ -1,7 +1,7 @@
 """Searches: the smallest noise multiplier and the largest number of releases that keep within a target epsilon."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
@@ -12,72 +12,73 @@ _MAX_EVALUATIONS = 60
 
 
 def smallest_noise_multiplier(
-    epsilons: Sequence[tuple[Callable[[float], float], float]], target: float, guess: float
+    epsilon_of: Callable[[float], float],
+    grid_of: Callable[[float], float | None],
+    target: float,
+    spent: float,
+    guess: float,
+    slope: float,
 ) -> float:
-    """Returns z with `epsilon(z) <= target` that uses at least 99.8 % of what is left of the target.
+    """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of what is left of the target.
+
+    Newton's steps on logarithms, with the slope of the last two points, kept within the bracket. Epsilon jumps where the grid
+    changes; once the bracket is narrow, both sides of such a change are tried next.
 
     Args:
-      epsilons: (epsilon as a non-increasing function of the noise multiplier, what was spent before by the same
-        reckoning), from quick and rough to exact; each search starts where the one before ended.
-      target: the epsilon not to exceed, by the last of them.
+      epsilon_of: epsilon of a noise multiplier, not increasing except for jumps.
+      grid_of: the spacing of the grid that it is composed on.
+      target: the epsilon not to exceed.
+      spent: what was spent before, less than the target.
       guess: where to start, greater than zero.
+      slope: of log(epsilon - spent) over log z there, below zero.
 
     Returns:
-      A noise multiplier at which the last function was itself evaluated.
+      A noise multiplier at which `epsilon_of` was itself evaluated; at a jump over the target, the least of them.
 
     Raises:
       BudgetExhaustedError: if no noise up to 1e7 keeps within the target.
     """
-    left = target - epsilons[-1][1]
-    x, slope = math.log(guess), -1.0
-    for epsilon_of, spent in epsilons:
-
-        def gap(x: float, epsilon_of: Callable[[float], float] = epsilon_of, spent: float = spent) -> float:
-            # Nearly a straight line in log z, whatever was spent before. Rounding must not let an excess pass.
-            share = (epsilon_of(math.exp(x)) - spent) / left
-            return math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
-
-        found = _smallest(gap, x, slope)
-        if found is not None:
-            x, slope = found
-    if found is None:
-        rest = f" ({left:.6g} of it is left)" if epsilons[-1][1] > 0.0 else ""
+    left = target - spent
+    low, high = -math.inf, math.inf  # exceeds the target / keeps within it
+    x = math.log(guess)
+    before: tuple[float, float, float | None] | None = None
+    for turn in range(_MAX_EVALUATIONS):
+        x = min(max(x, _LOW), _HIGH)
+        # Nearly a straight line in log z, whatever was spent before. Rounding must not let an excess pass.
+        share = (epsilon_of(math.exp(x)) - spent) / left
+        value = math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
+        grid = grid_of(math.exp(x))
+        if before is not None and x != before[0] and grid == before[2]:
+            slope = min(max((value - before[1]) / (x - before[0]), -20.0), -0.1)
+        before = x, value, grid
+        if value <= 0.0:
+            high = x
+            if value >= -_TOLERANCE or x == _LOW:
+                break
+        else:
+            low = x
+            if x == _HIGH:
+                break
+        width = high - low
+        if width < 1e-5:
+            break
+        stride = -(value + 0.4 * _TOLERANCE) / slope
+        x += min(max(stride, -_MAX_STRIDE), _MAX_STRIDE)
+        if width < math.inf and (turn % 4 == 3 or not low + 0.01 * width <= x <= high - 0.01 * width):
+            x = 0.5 * (low + high)
+        if width < 0.03 and (grid := grid_of(math.exp(high))) != grid_of(math.exp(low)):
+            below, above = low, high
+            while above - below > 5e-6:
+                middle = 0.5 * (below + above)
+                below, above = (below, middle) if grid_of(math.exp(middle)) == grid else (middle, above)
+            x = above if above < high else below
+    if high == math.inf:
+        rest = f" ({left:.6g} of it is left)" if spent > 0.0 else ""
         raise BudgetExhaustedError(
             f"no noise multiplier up to {math.exp(_HIGH):g} keeps within epsilon={target:.6g}{rest}; allow a larger epsilon or "
             "fewer releases."
         )
-    return math.exp(x)
-
-
-def _smallest(gap: Callable[[float], float], x: float, slope: float) -> tuple[float, float] | None:
-    """Returns x with -tolerance <= gap(x) <= 0, or the least one found at a jump, and the slope there.
-
-    Newton's steps with the slope of the last two points, kept within the bracket.
-    """
-    low, high = -math.inf, math.inf  # exceeds the target / keeps within it
-    before: tuple[float, float] | None = None
-    for turn in range(_MAX_EVALUATIONS):
-        x = min(max(x, _LOW), _HIGH)
-        value = gap(x)
-        if before is not None and x != before[0]:
-            slope = min(max((value - before[1]) / (x - before[0]), -20.0), -0.1)
-        before = x, value
-        if value <= 0.0:
-            high = x
-            if value >= -_TOLERANCE or x == _LOW:
-                return x, slope
-        else:
-            low = x
-            if x == _HIGH:
-                return None
-        if high - low < 1e-5:
-            return high, slope
-        stride = -(value + 0.4 * _TOLERANCE) / slope
-        x += min(max(stride, -_MAX_STRIDE), _MAX_STRIDE)
-        width = high - low
-        if width < math.inf and (turn % 4 == 3 or not low + 0.01 * width <= x <= high - 0.01 * width):
-            x = 0.5 * (low + high)
-    return None if high == math.inf else (high, slope)
+    return math.exp(high)
 
 
 def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: int, replace: bool) -> float:

@@ -85,7 +85,7 @@ sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, post
 
 
 class Database:
-    """Where a ledger is kept.
+    """A ledger's SQLite file, tables in memory, or server.
 
     Formal guarantee: when `write` ends without an error, what it wrote is on the disk, and nothing else was written
     since it began.
@@ -126,7 +126,7 @@ class Database:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it ends with this process."""
+        """True if it ends with this process."""
         return self.path is None and self.url is None
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -14,9 +15,8 @@ from tfp_dpvi.privacy.accountants import get_accountant
 from tfp_dpvi.privacy.budgets import Budget, EpsilonBudget, RenyiFilter, common_accountant
 from tfp_dpvi.privacy.database import BUDGETS, EXPOSURES
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
-from tfp_dpvi.privacy.ledger_copies import CONTINUED, CopiedLedger
 from tfp_dpvi.privacy.ledger_state import Charged, Kind, KnownTotals, LedgerEntry, LedgerState, composed
-from tfp_dpvi.privacy.ledger_store import find_or_add, utc_now
+from tfp_dpvi.privacy.ledger_store import CONTINUED, LedgerStore, find_or_add, utc_now
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sensitivity import Json
 
@@ -25,7 +25,7 @@ __all__ = ["LedgerEntry", "PrivacyLedger"]
 _MOST_STEPS = 2**62  # Databases count to 2^63.
 
 
-class PrivacyLedger(CopiedLedger):
+class PrivacyLedger(LedgerStore):
     """An append-only record of every release on one data set, in a database.
 
     A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved counts as spent from that
@@ -34,8 +34,7 @@ class PrivacyLedger(CopiedLedger):
     Several models, threads and processes may use one ledger at a time.
 
     Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the figures that were
-    compared with the budgets are still the ledger's, in one transaction, so that the total of everything reserved never
-    exceeds a budget, whoever reserves at the same time. If a reservation covers every release, then at any moment, also
+    compared with the budgets are still the ledger's, in one transaction, so that the total never exceeds a budget. If a reservation covers every release, then at any moment, also
     after a process is killed, the ledger holds at least what was released, and at most one reservation more per fit. The
     total composes all releases as heterogeneous events under one adjacency, as if their settings had been fixed beforehand;
     where they depend on earlier results, only an adaptive budget covers it (`RenyiFilter`).
@@ -122,7 +121,7 @@ class PrivacyLedger(CopiedLedger):
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """What is charged; releases under equal plans are one entry, as their order does not matter."""
+        """The charges; releases under equal plans are one entry, as their order does not matter."""
         return self._state().entries
 
     @property
@@ -137,17 +136,17 @@ class PrivacyLedger(CopiedLedger):
 
     @property
     def seeded(self) -> bool:
-        """Whether any release took its noise from a fixed seed."""
+        """True if any release took its noise from a fixed seed."""
         return any(entry.seeded for entry in self.entries)
 
     @property
     def exposures(self) -> tuple[str, ...]:
-        """What was shown of the data beside the releases, and voids the guarantee: see `record_exposure`."""
+        """Sentences on what was shown of the data beside the releases, which voids the guarantee: see `record_exposure`."""
         return self._state().exposures
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the total may not hold, as sentences for the report."""
+        """Sentences for the report on what the total may lack."""
         return (CONTINUED,) if self._state().continued else ()
 
     def to_json(self) -> Json:
@@ -233,7 +232,7 @@ class PrivacyLedger(CopiedLedger):
         if not isinstance(plan, PrivacyPlan):
             raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
         steps = check.count("steps", steps, 1)
-        single = plan if plan.num_releases == 1 else plan.replace(num_releases=1)
+        single = _of_one_release(plan)
         # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
         if not name.isprintable():
@@ -328,11 +327,8 @@ class PrivacyLedger(CopiedLedger):
     def record_exposure(self, text: str) -> None:
         """Records, before it happens, that something exact is shown of the data, which no epsilon covers.
 
-        Every later report of this ledger says so, whichever model or process it comes from. The same sentence is
-        recorded once.
-
-        Args:
-          text: a sentence that reveals nothing itself, for instance "exact training losses were shown".
+        Every later report of this ledger says so, in one sentence that reveals nothing itself, for instance "exact training
+        losses were shown".
 
         Raises:
           LedgerError: if it could not be written down.
@@ -355,6 +351,11 @@ def _budget(epsilon: float, delta: float, adaptive: bool) -> Budget:
 
 def _setting(budget: Budget | None) -> tuple[float, float, bool] | None:
     return None if budget is None else (budget.epsilon, budget.delta, isinstance(budget, RenyiFilter))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_one_release(plan: PrivacyPlan) -> PrivacyPlan:
+    return plan.replace(num_releases=1)
 
 
 def _check_relation(state: LedgerState, plan: PrivacyPlan) -> None:

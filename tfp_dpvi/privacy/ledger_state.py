@@ -1,4 +1,4 @@
-"""What a ledger holds at one version: frozen values, read from the tables."""
+"""The contents of a ledger at one version: frozen values, read from the tables."""
 
 import dataclasses
 import functools
@@ -31,10 +31,10 @@ class LedgerEntry:
 
     Attributes:
       plan: the plan of a single one of them (`num_releases` is 1).
-      steps: how many releases are charged.
+      steps: how many are charged.
       run: the fit they belong to, where the sampling scheme cannot merge fits; else None.
       seeded: whether their noise came from a fixed seed.
-      since: when the first of them was reserved, UTC in ISO 8601.
+      since: when the first was reserved, UTC in ISO 8601.
     """
 
     plan: PrivacyPlan
@@ -71,7 +71,7 @@ def composed(charged: Charged) -> DpEvent:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerState:
-    """What the tables hold at one version."""
+    """The contents of the tables at one version."""
 
     ledger_id: str
     dataset_id: str | None
@@ -128,7 +128,7 @@ class LedgerState:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """What is charged, by kind."""
+        """The charges, by kind."""
         return tuple(
             LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, self.since[kind])
             for kind, steps in self.charged.items()
@@ -137,11 +137,7 @@ class LedgerState:
 
 
 class KnownTotals:
-    """Totals that were found to keep a budget: whatever lies below one of them needs no new price.
-
-    Args:
-      budget: the budget.
-    """
+    """Totals that were found to keep a budget: whatever lies below one of them needs no new price."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

@@ -1,7 +1,8 @@
 """`PrivacyPlan`: the frozen value behind every private fit."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -14,8 +15,6 @@ from tfp_dpvi.privacy.sampling import SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
-#: How often the grid of the search's first part is doubled.
-_ROUGH = 4
 _SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
 
 
@@ -229,22 +228,27 @@ def _calibrated_noise(plan: PrivacyPlan, target: float, delta: float, prior_even
             "before. Nothing was spent by this call; allow a larger epsilon or stop here."
         )
     price, relation = accountants.get_accountant(plan.accountant), plan.neighboring_relation
-    before = compose(prior_events, dp_accounting.NoOpDpEvent())
-    rough_spent = price.epsilon(before, delta, relation, coarser=_ROUGH) if prior_events else 0.0
 
-    def measure(coarser: int) -> Callable[[float], float]:
-        def epsilon_of(z: float) -> float:
-            event = compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
-            return price.epsilon(event, delta, relation, coarser=coarser)
-
-        return epsilon_of
+    def event_of(z: float) -> DpEvent:
+        return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
 
     q = getattr(plan.sampling, "probability", 1.0)
     replace = relation is NeighboringRelation.REPLACE_ONE
-    guess = calibration.guess_noise_multiplier(target - spent, delta, q, plan.num_releases, replace)
+
+    def guess(share: float) -> float:
+        left = share * (target - spent)
+        return unit * calibration.guess_noise_multiplier(left, delta, q, plan.num_releases, replace)
+
     unit = plan.sampling.unit_sensitivity(plan.sensitivity, relation)
+    ratio = guess(1.1) / guess(1.0)  # 1 where the target is out of reach.
+    slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
     return calibration.smallest_noise_multiplier(
-        [(measure(_ROUGH), rough_spent), (measure(0), spent)], target, guess * unit
+        lambda z: price.epsilon(event_of(z), delta, relation),
+        lambda z: price.grid_spacing(event_of(z), relation),
+        target,
+        spent,
+        guess(1.0),
+        slope,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a fit would cost, before any data are touched: `python -m tfp_dpvi.privacy plan`."""
+"""The cost of a fit before any data are touched: `python -m tfp_dpvi.privacy plan`."""
 
 import contextlib
 import dataclasses

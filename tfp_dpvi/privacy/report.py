@@ -16,7 +16,7 @@ REPORT_SCHEMA_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """What was spent on one data set, what it covers and what it does not.
+    """The privacy spent on one data set, what it covers and what it does not.
 
     `str(report)` is for people, `to_json()` for machines (with `schema_version`).
 
@@ -75,16 +75,9 @@ class PrivacyReport:
     ) -> "PrivacyReport":
         """Returns the report of everything in a ledger.
 
-        Args:
-          ledger: the ledger of the data set.
-          delta: the delta to report at.
-          accountant: "pld" or "rdp"; by default that of the ledger's plans, "pld" where they differ.
-          budget_epsilon: the lifetime budget of a model, if one was set; the ledger's own is in the report anyway.
-          num_records: the declared number of records, by default the largest that the ledger's plans hold.
-          num_records_declared: whether it was declared by hand (False: counted from the data; None: not known).
-          seeded: whether noise came from a fixed seed.
-          caveats: further sentences, for example "unsafe training metrics were shown".
-          neighboring_relation: what to say while the ledger is empty.
+        The accountant is by default that of the ledger's plans, "pld" where they differ; `budget_epsilon` is the lifetime budget
+        of a model; `num_records` is by default the largest that the plans hold; `neighboring_relation` is said while the ledger
+        is empty. The others are attributes of the report.
         """
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")

@@ -20,7 +20,7 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(abc.ABC):
-    """How the records behind releases are drawn. To add one, subclass with a `name`: frozen, with JSON-ready fields."""
+    """The way the records behind releases are drawn. To add one, subclass with a `name`: frozen, with JSON-ready fields."""
 
     name: ClassVar[str] = ""
     #: For the report, with the fields in braces.

@@ -87,7 +87,7 @@ def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float =
 
 @dataclasses.dataclass(frozen=True)
 class TermwiseNoise:
-    """How large the noise on each block is, and what it costs.
+    """The size of the noise on each block, and its cost.
 
     Formal guarantee: let records fall into `num_partitions` groups independently and uniformly, whoever else
     is present; let each group's gradient be a function of that group's records alone (zero where it is empty),
@@ -107,14 +107,6 @@ class TermwiseNoise:
     rest_scale: float
     sensitivity: Sensitivity
     scheme: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "encoder_scale", check.positive("encoder_scale", self.encoder_scale))
-        object.__setattr__(self, "rest_scale", check.positive("rest_scale", self.rest_scale))
-        if not isinstance(self.sensitivity, Sensitivity):
-            raise TypeError(
-                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(add_or_remove=..., replace=...)."
-            )
 
 
 def termwise_noise(
@@ -203,7 +195,5 @@ def priced_sensitivity(
     if sampling is None:
         return sensitivity.add_or_remove  # As PoissonSampling under both adjacencies; its rate does not matter.
     if not isinstance(sampling, SamplingScheme):
-        raise TypeError(
-            f"sampling={sampling!r} is not a sampling scheme; pass the plan's, for example FullBatch(), or None for Poisson."
-        )
+        raise TypeError(f"sampling={sampling!r} is not a sampling scheme; pass the plan's, or None for Poisson.")
     return sampling.unit_sensitivity(sensitivity, relation)

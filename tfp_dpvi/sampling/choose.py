@@ -18,19 +18,12 @@ _MAX_BATCHWISE_BYTES = 2**30  # What lies between layers in a physical batch, li
 
 @dataclasses.dataclass(frozen=True)
 class BatchNeeds:
-    """What a model's gradient asks of a physical batch.
+    """Memory and shapes that a model's gradient needs of a physical batch."""
 
-    Attributes:
-      bytes_each: memory that a record takes.
-      batchwise: the gradient works on a batch at once, see `ClippedGradient`.
-      whole: the whole sample is needed at once.
-      static: batches have a fixed shape, so padding costs time.
-    """
-
-    bytes_each: int
-    batchwise: bool = False
-    whole: bool = False
-    static: bool = True
+    bytes_each: int  # Memory that a record takes.
+    batchwise: bool = False  # The gradient works on a batch at once, see `ClippedGradient`.
+    whole: bool = False  # The whole sample is needed at once.
+    static: bool = True  # Batches have a fixed shape, so padding costs time.
 
 
 MakeSampler = Callable[[int, int, int, "int | None"], Sampler]

@@ -6,13 +6,14 @@ import math
 from collections.abc import Hashable
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FixedSizeSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
-    """A uniformly random set of `count` of the integers 0 .. num - 1, in O(count) time and memory.
+    """Draws a uniformly random set of `count` of the integers 0 .. num - 1, in O(count) time and memory.
 
     Where many are wanted, those with the largest of `num` random numbers. Where few are, the first `count` distinct ones
     of slightly more draws with replacement, drawn anew in the rare case that these do not hold enough. Neither the
@@ -71,11 +72,9 @@ class FixedSizeSampler(Sampler):
                 f"batch_size={batch_size} must be at least 1 and below the {num_available} records; for all of them in "
                 "every step use FullBatchSampler."
             )
-        if physical_batch_size is not None and physical_batch_size < 1:
-            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
-        self.num_available = int(num_available)
-        self.batch_size = int(batch_size)
-        self.physical_batch_size = int(min(physical_batch_size or batch_size, batch_size))
+        self.num_available, self.batch_size = int(num_available), int(batch_size)
+        size = batch_size if physical_batch_size is None else check.count("physical_batch_size", physical_batch_size, 1)
+        self.physical_batch_size = min(size, self.batch_size)
 
     @property
     def scheme(self) -> FixedSizeSampling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FullBatch
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
@@ -18,12 +19,11 @@ class FullBatchSampler(Sampler):
     """
 
     def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
-        if num_available < 1:
-            raise ValueError(f"num_available must be at least 1 record, got {num_available}.")
-        if physical_batch_size is not None and physical_batch_size < 1:
-            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
-        self.num_available = int(num_available)
-        self.physical_batch_size = int(min(physical_batch_size or num_available, num_available))
+        self.num_available = check.count("num_available", num_available, 1)
+        size = (
+            num_available if physical_batch_size is None else check.count("physical_batch_size", physical_batch_size, 1)
+        )
+        self.physical_batch_size = min(size, self.num_available)
 
     @property
     def scheme(self) -> FullBatch:

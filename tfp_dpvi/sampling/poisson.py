@@ -8,13 +8,14 @@ from collections.abc import Hashable
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: int) -> tf.Tensor:
-    """Distances between consecutive included records: geometric on {1, 2, ...}, cut at `limit + 1`.
+    """Draws distances between consecutive included records: geometric on {1, 2, ...}, cut at `limit + 1`.
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
     is finite; the clamp comes before the cast to int64. The uniform has 52 bits, so an inclusion probability is met to
@@ -29,7 +30,7 @@ def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: in
 
 
 def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
-    """Cumulative sums of positive int64 of shape [P], exact below 2^53 and at least 2^53 beyond.
+    """Returns cumulative sums of positive int64 of shape [P], exact below 2^53 and at least 2^53 beyond.
 
     As products with triangular matrices of ones, in about sqrt(P) rows: XLA's own cumulative sum takes three times as long.
     """
@@ -71,11 +72,8 @@ class PoissonSampler(Sampler):
         mean = num_available * probability
         if physical_batch_size is None:
             physical_batch_size = math.ceil(mean + 3.0 * math.sqrt(mean)) + 4
-        if physical_batch_size < 1:
-            raise ValueError(f"physical_batch_size must be at least 1, got {physical_batch_size}.")
-        self.num_available = int(num_available)
-        self.probability = float(probability)
-        self.physical_batch_size = int(min(physical_batch_size, num_available))
+        self.num_available, self.probability = int(num_available), float(probability)
+        self.physical_batch_size = min(check.count("physical_batch_size", physical_batch_size, 1), self.num_available)
 
     @property
     def scheme(self) -> PoissonSampling:

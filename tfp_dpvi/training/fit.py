@@ -104,7 +104,7 @@ class Reservations:
         if self._open is None:
             return
         if self._used and (time.perf_counter() - self._begun) * _SHARE_OF_LEDGER < self._took:
-            self._at_once = 2 * self._reserved
+            self._at_once = 4 * self._reserved
         reservation, self._open = self._open, None
         self._ledger.confirm(reservation, self._used)
         self._known -= self.ahead
@@ -150,7 +150,7 @@ class PrivateFit:
         run: str,
         epsilon: EpsilonSpent,
     ) -> None:
-        self._model, self._mechanism, self._data, self._compiled = model, mechanism, data, compiled
+        self._model, self.mechanism, self._data, self._compiled = model, mechanism, data, compiled
         self._ledger, self._target, self._progress, self._epsilon = ledger, target, progress, epsilon
         self._allowed, self._planned, self._done = allowed, planned, 0
         self._workers = Workers(model.distribute_strategy)
@@ -161,14 +161,14 @@ class PrivateFit:
         self._reservations = Reservations(
             ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
         )
-        self.state: StepState = initial_state(mechanism, progress.steps)
+        self.state: StepState = initial_state(mechanism, progress.steps, planned)
         self._curve: Callable[[int], float] | None = None
         self._curve_from = 0
 
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show: what cannot run fails before anything is spent."""
-        self._compiled.steps_for(self._mechanism, self._data.tensors)
-        self._make_curve(self._mechanism.plan(self._allowed))
+        self._compiled.steps_for(self.mechanism, self._data.tensors)
+        self._make_curve(self.mechanism.plan(self._allowed))
 
     def _make_curve(self, plan: PrivacyPlan) -> None:
         self._curve_from = self._done
@@ -182,7 +182,7 @@ class PrivateFit:
     @property
     def accumulated(self) -> dict[str, Structure]:
         """The accumulators over released values so far, by the name of the joint release."""
-        return {one.name: total for one, total in zip(self._mechanism.joint, self.state.accumulated, strict=True)}
+        return {one.name: total for one, total in zip(self.mechanism.joint, self.state.accumulated, strict=True)}
 
     def close(self) -> None:
         """Gives back what was reserved and did not run."""
@@ -192,7 +192,7 @@ class PrivateFit:
         """Runs the steps of one execution; returns the logs."""
         del iterator  # Keras's own counting of steps.
         progress = self._progress
-        if self._mechanism.identity != self._priced:
+        if self.mechanism.identity != self._priced:
             raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
@@ -207,7 +207,7 @@ class PrivateFit:
         self._done += steps
         before = self.state
         for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
-            mechanism = dataclasses.replace(self._mechanism, sampler=sampler)
+            mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
             run = self._compiled.steps_for(mechanism, tensors)
             self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, self._noise)
         if self._done == self._allowed < self._planned:
@@ -230,7 +230,7 @@ class PrivateFit:
                 f"model at a time; {self._done} of {self._planned} steps ran."
             )
         self.close()
-        rest = self._mechanism.plan(self._planned - self._done)
+        rest = self.mechanism.plan(self._planned - self._done)
         most = self._ledger.most_releases(rest, self._target.budgets)
         self._allowed = self._done + most
         if most == 0:
@@ -246,11 +246,13 @@ class PrivateFit:
             logs["epsilon"] = self._epsilon.value
         else:
             logs["steps"] = self._progress.steps
-        totals = zip(self._mechanism.joint, self.state.accumulated, before.accumulated, strict=True)
+        totals = zip(self.mechanism.joint, self.state.accumulated, before.accumulated, strict=True)
         for metric, now, then in totals:
             if isinstance(metric, PrivateMetric):
                 metric.add((float(now) - float(then)) / steps, steps)
                 logs[metric.name] = metric.current()
-        if self._mechanism.unsafe_loss:
-            logs["unsafe_loss"] = float(self.state.unsafe_loss - before.unsafe_loss) / steps
+        logs.update(self._model.released_logs(self.accumulated, self.mechanism))
+        if self.mechanism.unsafe_loss:
+            name = "loss" if self.mechanism.non_private else "unsafe_loss"
+            logs[name] = float(self.state.unsafe_loss - before.unsafe_loss) / steps
         return logs

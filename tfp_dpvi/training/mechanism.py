@@ -76,6 +76,11 @@ class Mechanism:
         return (*self.gradient.joint, *self.metrics)
 
     @property
+    def non_private(self) -> bool:
+        """Whether there is neither noise nor a clip, as in a look at a model on public or simulated records."""
+        return self.noise_multiplier == 0.0 and math.isinf(self.gradient.clip.bound)
+
+    @property
     def sensitivity(self) -> Sensitivity:
         """Of gradient and joint releases together, in units of the clip."""
         return joint_sensitivity(self.joint, self.gradient.sensitivity)

@@ -20,24 +20,28 @@ class StepState(NamedTuple):
       step: int64 scalar, the number of the next step. A key and a number give a step's draws, so no number comes twice.
       accumulated: for each joint release of the mechanism its accumulator over released values.
       first: int64 scalar, the number of the fit's first step.
+      num_steps: int64 scalar, how many steps the fit plans; 0 where that is not known.
       unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism asks for them, else 0.
     """
 
     step: tf.Tensor
     accumulated: tuple[tf.Tensor, ...]
     first: tf.Tensor
+    num_steps: tf.Tensor
     unsafe_loss: tf.Tensor
 
 
-def initial_state(mechanism: Mechanism, step: int = 0) -> StepState:
+def initial_state(mechanism: Mechanism, step: int = 0, num_steps: int = 0) -> StepState:
     """Returns the state before the first step of a fit.
 
     Args:
       mechanism: the mechanism of the fit.
       step: the number of its first step.
+      num_steps: how many steps it plans, for accumulators over a window of them.
     """
     accumulated = tuple(one.initial() for one in mechanism.joint)
-    return StepState(tf.constant(step, tf.int64), accumulated, tf.constant(step, tf.int64), tf.zeros([], tf.float64))
+    first, planned = tf.constant(step, tf.int64), tf.constant(num_steps, tf.int64)
+    return StepState(first, accumulated, first, planned, tf.zeros([], tf.float64))
 
 
 def private_step(
@@ -107,12 +111,17 @@ def _after(
 ) -> StepState:
     exact = gradient.data_independent_loss
     exact = tf.zeros([], released.tensors[0].dtype) if exact is None else exact
+    number, public = state.step - state.first, gradient.public
     accumulated = tuple(
-        one.accumulate(total, Released(mean, released.mean, state.step - state.first, tf.cast(exact, mean.dtype)))
+        one.accumulate(
+            total, Released(mean, released.mean, number, state.num_steps, tf.cast(exact, mean.dtype), public)
+        )
         for one, total, mean in zip(mechanism.joint, state.accumulated, released.joint, strict=True)
     )
-    loss = state.unsafe_loss + sums.loss / mechanism.expected_batch_size
-    return StepState(state.step + 1, accumulated, state.first, loss)
+    loss = state.unsafe_loss
+    if mechanism.unsafe_loss:
+        loss += sums.loss / mechanism.expected_batch_size + tf.cast(exact, tf.float64)
+    return state._replace(step=state.step + 1, accumulated=accumulated, unsafe_loss=loss)
 
 
 Steps = Callable[..., StepState]

@@ -1,0 +1,319 @@
+"""Do private intervals cover? Simulated data sets, the truth drawn from the prior, and 90 % intervals of every parameter.
+
+    python benchmarks/calibration.py [--cells NAME ...] [--num 200] [--jobs 2] [--out FOLDER]
+
+A cell is a model, a number of records and an epsilon. One setting serves all cells: clip and batches from `dpvi.pilot` with made-up
+inputs. Each cell writes a JSON file and is skipped where that exists; the last line is a summary as JSON.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.privacy import PrivacyLedger
+
+tfd = tfp.distributions
+DELTA, LEVEL, NUM_DRAWS = 1e-5, 0.9, 1000
+
+
+def eta(params, x):
+    return params["b"] + tf.linalg.matvec(x, params["w"])
+
+
+def coefficients(width, scale=1.0, intercept=(0.0, 1.0)):
+    return {"b": tfd.Normal(*intercept), "w": tfd.Sample(tfd.Normal(0.0, scale), width - 1)}
+
+
+def logistic(width, scale=1.0):
+    prior = tfd.JointDistributionNamed(coefficients(width, scale, (0.0, scale)))
+    return prior, lambda params, x: tfd.Bernoulli(logits=eta(params, x), dtype=tf.float32)
+
+
+def linear(width):
+    prior = tfd.JointDistributionNamed({**coefficients(width), "s": tfd.LogNormal(0.0, 0.5)})
+    return prior, lambda params, x: tfd.Normal(eta(params, x), params["s"])
+
+
+def poisson(width):
+    prior = tfd.JointDistributionNamed(coefficients(width, 0.3, (1.0, 0.5)))
+    return prior, lambda params, x: tfd.Poisson(log_rate=eta(params, x))
+
+
+def negative_binomial(width):
+    prior = tfd.JointDistributionNamed({**coefficients(width, 0.3, (1.0, 0.5)), "r": tfd.LogNormal(1.0, 0.5)})
+
+    def likelihood(params, x):
+        return tfd.NegativeBinomial(params["r"], logits=eta(params, x) - tf.math.log(params["r"]))
+
+    return prior, likelihood
+
+
+def hierarchical(groups, width):
+    prior = tfd.JointDistributionNamed(
+        {
+            "mu": tfd.Normal(0.0, 1.0),
+            "tau": tfd.LogNormal(-0.5, 0.5),
+            "u": lambda mu, tau: tfd.Sample(tfd.Normal(mu, tau), groups),
+            "w": tfd.Sample(tfd.Normal(0.0, 1.0), width),
+        }
+    )
+
+    def likelihood(params, x):
+        logits = tf.gather(params["u"], x["group"]) + tf.linalg.matvec(x["x"], params["w"])
+        return tfd.Bernoulli(logits=logits, dtype=tf.float32)
+
+    return prior, likelihood
+
+
+def normals(scales):
+    def draw(generator, size):
+        return (generator.normal(size=(size, len(scales))) * scales).astype("float32")
+
+    return draw
+
+
+def with_groups(groups, width):
+    def draw(generator, size):
+        x = generator.normal(size=(size, width)).astype("float32")
+        return {"group": generator.integers(groups, size=size).astype("int32"), "x": x}
+
+    return draw
+
+
+FOUR, SCALED = np.ones(4), np.array([3.0, 1.0, 0.3, 0.1])
+# name: model, its inputs, the public ones.
+MODELS = {
+    "logistic5": (lambda: logistic(5), normals(FOUR), normals(FOUR)),
+    "logistic20": (lambda: logistic(20), normals(np.ones(19)), normals(np.ones(19))),
+    "linear": (lambda: linear(5), normals(FOUR), normals(FOUR)),
+    "poisson": (lambda: poisson(5), normals(FOUR), normals(FOUR)),
+    "negbin": (lambda: negative_binomial(5), normals(FOUR), normals(FOUR)),
+    "vague5": (lambda: logistic(5, 4.0), normals(FOUR), normals(FOUR)),
+    "scaled5": (lambda: logistic(5), normals(SCALED), normals(SCALED)),
+    "wrong5": (lambda: logistic(5), normals(SCALED), normals(FOUR)),
+    "groups": (lambda: hierarchical(20, 3), with_groups(20, 3), with_groups(20, 3)),
+}
+SIZES = {"logistic5": (1000, 5000, 20_000), "logistic20": (5000, 20_000), "groups": (20_000,)}
+ONE = ("vague5", "scaled5", "wrong5", "groups")  # At epsilon 1 only.
+CELLS = [
+    f"{model}-{size}-{eps}"
+    for model in MODELS
+    for size in SIZES.get(model, (5000,))
+    for eps in ((1.0,) if model in ONE else (0.3, 1.0, 3.0))
+]
+
+
+class NonPrivate:
+    """The posterior without privacy, by its Laplace approximation on the real line: N is in the thousands."""
+
+    def __init__(self, prior, likelihood, coordinates):
+        self.coordinates = coordinates
+
+        @tf.function(autograph=False)
+        def derivatives(vector, x, y):
+            with tf.GradientTape(persistent=True) as outer:
+                outer.watch(vector)
+                with tf.GradientTape() as inner:
+                    inner.watch(vector)
+                    params = coordinates.constrain(tf.split(vector, coordinates.sizes))
+                    value = coordinates.log_prior(vector) + tf.reduce_sum(likelihood(params, x).log_prob(y))
+                gradient = inner.gradient(value, vector)
+            return value, gradient, outer.jacobian(gradient, vector)
+
+        self.derivatives = derivatives
+
+    def fit(self, start, x, y):
+        vector = start.astype("float64")
+        for _ in range(30):
+            _, gradient, hessian = self.derivatives(tf.constant(vector, tf.float32), x, y)
+            step = np.linalg.solve(-hessian.numpy().astype("float64"), gradient.numpy())
+            vector = vector + step * min(1.0, 1.0 / np.abs(step).max())
+            if np.abs(step).max() < 1e-4:
+                break
+        return vector, np.sqrt(np.diag(np.linalg.inv(-hessian.numpy().astype("float64"))))
+
+
+def crps(draws, truth):
+    """Of draws of shape [S, d]."""
+    ordered = np.sort(draws, axis=0)
+    ranks = np.arange(1, len(draws) + 1)[:, None]
+    spread = np.sum((2 * ranks - len(draws) - 1) * ordered, axis=0) / len(draws) ** 2
+    return np.mean(np.abs(draws - truth), axis=0) - spread
+
+
+class Fits:
+    """Private fits of one model, traced once: every data set starts anew."""
+
+    def __init__(self, make, clipping, x_public, num_records, epsilon, x, y, clip=None):
+        self.model = dpvi.DPVI(*make(), clipping=clipping)
+        self.pilot = dpvi.pilot(self.model, x_public, num_records=num_records, epsilon=epsilon, delta=DELTA)
+        clip = clip or self.pilot.l2_norm_clip
+        self.settings = dict(self.pilot.fit_settings, verbose=0)
+
+        def compiled(noise):
+            optimizer = self.pilot.optimizer(num_records, noise_multiplier=noise)
+            optimizer.l2_norm_clip = clip
+            self.model.compile(
+                optimizer, jit_compile=make is not MODELS["negbin"][0]
+            )  # TensorFlow draws no gammas under XLA.
+
+        compiled(1.0)
+        data = self.model.make_data(x, y, batch_size=self.pilot.batch_size)
+        steps = self.pilot.epochs * data.steps_per_epoch
+        calibrated = self.model.mechanism(data).calibrated(
+            PrivacyLedger(), epsilon=epsilon, delta=DELTA, num_releases=steps
+        )
+        self.noise = calibrated.noise_multiplier
+        compiled(self.noise)
+        self.start = self.model.get_weights()
+
+    def draws(self, x, y, coordinates):
+        self.model.set_weights(self.start)
+        for variable in self.model.optimizer.variables:
+            if variable.shape.rank or "iteration" in variable.name:
+                variable.assign(tf.zeros_like(variable))
+        self.model.fit(x, y, **self.settings)
+        begun = time.perf_counter()
+        drawn = self.model.posterior.sample(NUM_DRAWS, seed=1)
+        took = time.perf_counter() - begun
+        return tf.concat(coordinates.flatten_batch(drawn), axis=-1).numpy().astype("float64"), took
+
+
+def run(cell, num, baseline, seed):
+    from tfp_dpvi.models.coordinates import Coordinates
+
+    name, size, epsilon = cell.split("-")
+    (make, inputs, public), size, epsilon = MODELS[name], int(size), float(epsilon)
+    prior, likelihood = make()
+    coordinates = Coordinates(prior)
+    generator = np.random.default_rng(seed)
+
+    def records():
+        x = inputs(generator, size)
+        params = prior.sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32))
+        y = likelihood(params, x).sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32)).numpy()
+        return x, y, tf.concat(coordinates.flatten(params), axis=0).numpy().astype("float64")
+
+    x_public = public(np.random.default_rng(7), 1000)
+    x, y, _ = records()
+    paired = Fits(make, "paired", x_public, size, epsilon, x, y)
+    flat = {clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip) for clip in ((1.0, None) if baseline else ())}
+    exact = NonPrivate(prior, likelihood, coordinates)
+    prior_draws = tf.concat(coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1).numpy()
+    rows, checks, warned, took, begun = {"paired": []}, [], [], [], time.perf_counter()
+    rows.update({f"flat, clip {clip or 'pilot'}": [] for clip in flat}, prior=[])
+    for number in range(num):
+        x, y, truth = records()
+        mean, sd = exact.fit(truth, x, y)
+        every = {"paired": paired.draws(x, y, coordinates)}
+        took.append(every["paired"][1])
+        found = paired.model._calibrated()
+        warned.append(bool(found.checks.warnings))
+        checks.append(
+            [
+                found.checks.distance,
+                found.checks.halves,
+                found.checks.kappa,
+                found.checks.curvature_signal,
+                found.checks.bend,
+                found.checks.mismatch,
+            ]
+        )
+        for clip, fits in flat.items() if number < baseline else ():
+            every[f"flat, clip {clip or 'pilot'}"] = fits.draws(x, y, coordinates)
+        every["prior"] = (prior_draws, 0.0)
+        for kind, (draws, _) in every.items():
+            low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+            rows[kind].append(
+                {
+                    "covered": (low <= truth) & (truth <= high),
+                    "width": (high - low) / (2 * 1.645 * sd),
+                    "crps": crps(draws, truth),
+                    "bias": (draws.mean(axis=0) - mean) / draws.std(axis=0),
+                }
+            )
+    summary = {
+        "cell": cell,
+        "num": num,
+        "noise_multiplier": paired.noise,
+        "clip": paired.pilot.l2_norm_clip,
+        "seconds": time.perf_counter() - begun,
+        "posterior_seconds": float(np.median(took)),
+        "checks_90": np.quantile(checks, 0.9, axis=0).round(3).tolist(),
+        "checks_10": np.quantile(checks, 0.1, axis=0).round(3).tolist(),
+        "warned": float(np.mean(warned)),
+    }
+    for kind, found in rows.items():
+        if not found:
+            continue
+        covered = np.array([row["covered"] for row in found], float)
+        by_set = covered.mean(axis=1)
+        summary[kind] = {
+            "coverage": round(float(by_set.mean()), 4),
+            "error": round(float(by_set.std(ddof=1) / math.sqrt(len(found))), 4),
+            "by_coordinate": covered.mean(axis=0).round(3).tolist(),
+            "width": round(float(np.mean([row["width"].mean() for row in found])), 3),
+            "crps": float(np.mean([row["crps"].mean() for row in found])),
+            "bias": round(float(np.sqrt(np.mean([row["bias"] ** 2 for row in found]))), 3),
+        }
+    return summary
+
+
+def made(cell, arguments):
+    """Returns a cell's figures, from its file where that exists."""
+    path = arguments.out / f"{cell}.json"
+    if not path.exists():
+        if arguments.jobs > 1:  # In a process of its own: traces and constants of many models fill the memory.
+            options = [f"--{name}={getattr(arguments, name)}" for name in ("num", "baseline", "seed", "out")]
+            subprocess.run(
+                [sys.executable, __file__, "--jobs=1", "--cells", cell, *options], check=True, stdout=sys.stderr
+            )
+        else:
+            versions = {
+                "python": platform.python_version(),
+                "tensorflow": tf.__version__,
+                "machine": platform.processor(),
+            }
+            found = run(cell, arguments.num, arguments.baseline, arguments.seed)
+            path.write_text(json.dumps({**found, **versions}, indent=1))
+    return json.loads(path.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cells", nargs="*", default=CELLS)
+    parser.add_argument("--num", type=int, default=200)
+    parser.add_argument("--baseline", type=int, default=40, help="data sets on which flat clipping is run too")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        done = list(pool.map(lambda cell: made(cell, arguments), arguments.cells))
+    kinds = [kind for kind in done[0] if isinstance(done[0][kind], dict)]
+    print("| cell | data sets | " + " | ".join(f"{kind}: coverage, width, CRPS" for kind in kinds) + " |")
+    for one in done:
+        figures = [
+            f"{one[kind]['coverage']:.2f} +- {one[kind]['error']:.2f}, {one[kind]['width']:.2f}, {one[kind]['crps']:.3f}"
+            if kind in one
+            else ""
+            for kind in kinds
+        ]
+        print(f"| {one['cell']} | {one['num']} | " + " | ".join(figures) + " |")
+    print(json.dumps({one["cell"]: {kind: one[kind] for kind in kinds if kind in one} for one in done}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Draws of the curvature, and averages over the window. Everything seeded: no test has a false alarm."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfp_dpvi.posterior import CurvaturePrior, ReleaseNoise, Window, draw_curvature, window_of
+from tfp_dpvi.posterior import curvature as lib
+
+SIZE, NUM = 3, 1000
+NOISE = ReleaseNoise(num_records=NUM, sampling_rate=0.1, clip=2.0, gradient=4.0, matrix=3.0, scale=5.0)
+
+
+def window(matrix, sd, *, scale=None, scale_sd=0.0):
+    size = len(matrix)
+    scale = 1.5 * np.trace(matrix) if scale is None else scale
+    zeros = np.zeros(size)
+    return Window(
+        100, zeros, zeros[None], zeros[None], zeros, matrix, scale, 1.0, sd, scale_sd, 1.2, (zeros, zeros), 1e9
+    )
+
+
+def noisy(matrix, sd, generator):
+    noise = generator.normal(size=matrix.shape) * sd
+    return matrix + (noise + noise.T) / 2.0
+
+
+PRIOR = CurvaturePrior(np.diag([30.0, 60.0, 90.0]), 8.0 * SIZE, 0.5)
+
+
+def test_the_gradient_is_that_of_the_density():
+    generator = np.random.default_rng(0)
+    model = lib._Bartlett(window(np.eye(SIZE) * 50.0, 9.0), PRIOR)
+    x = 0.3 * generator.normal(size=(1, 7))
+    _, gradient = model.log_density(x)
+    for number in range(x.shape[1]):
+        step = np.zeros_like(x)
+        step[0, number] = 1e-5
+        slope = (model.log_density(x + step)[0] - model.log_density(x - step)[0]) / 2e-5
+        np.testing.assert_allclose(gradient[0, number], slope[0], rtol=1e-5)
+
+
+def drawn_from_prior(generator):
+    factor = np.exp(PRIOR.log_factor_sd * generator.normal())
+    scale = factor * PRIOR.matrix / PRIOR.degrees
+    return stats.wishart(PRIOR.degrees, scale).rvs(random_state=generator)
+
+
+def ranks(sd, stated=None, symmetric=True):
+    """The rank of the true trace among the draws (simulation-based calibration, Talts et al. 2018)."""
+    generator, found = np.random.default_rng(1), []
+    for _ in range(100):
+        true = drawn_from_prior(generator)
+        seen = noisy(true, sd, generator) if symmetric else true + sd * np.tril(generator.normal(size=true.shape))
+        _, draws = draw_curvature(window(seen, stated or sd), PRIOR, generator)
+        found.append(np.mean(np.trace(draws, axis1=1, axis2=2) < np.trace(true)))
+    return stats.kstest(np.array(found) + generator.uniform(0, 1 / 32, 100), "uniform").pvalue
+
+
+@pytest.mark.parametrize("sd", [3.0, 60.0])
+def test_draws_are_calibrated(sd):
+    assert ranks(sd) > 1e-3
+
+
+def test_noise_that_is_stated_three_times_too_small_is_caught():
+    assert ranks(30.0, stated=10.0) < 1e-6
+
+
+def test_without_noise_the_release_is_the_curvature():
+    matrix = np.diag([1.0, 2.0, 3.0])
+    slopes, matrices = draw_curvature(window(matrix, 0.0), PRIOR, np.random.default_rng(0))
+    np.testing.assert_array_equal(matrices, matrix[None])
+    np.testing.assert_allclose(slopes, 1.5 * matrix[None])
+
+
+def test_kappa_is_drawn_with_its_noise_and_within_its_bounds():
+    matrix = np.eye(SIZE) * 100.0
+    kappa = [
+        np.trace(slopes[0]) / np.trace(matrices[0])
+        for slopes, matrices in (
+            draw_curvature(dataclasses.replace(window(matrix, 0.0), scale=450.0, scale_sd=sd), PRIOR, generator)
+            for generator in [np.random.default_rng(0)]
+            for sd in [30.0] * 300
+        )
+    ]
+    assert np.mean(kappa) == pytest.approx(1.5, abs=0.03)
+    assert np.std(kappa) == pytest.approx(0.1, abs=0.02)
+    far, matrices = draw_curvature(window(matrix, 0.0, scale=4000.0), PRIOR, np.random.default_rng(0))
+    np.testing.assert_allclose(far, 2.5 * matrices)
+
+
+def test_a_simulated_slope_gives_the_directions_their_own_kappa():
+    own = np.diag([1.0, 1.5, 2.0])
+    prior = dataclasses.replace(PRIOR, curvature=PRIOR.matrix @ own)
+    slopes, _ = draw_curvature(window(PRIOR.matrix, 0.0), prior, np.random.default_rng(0))
+    expected = PRIOR.matrix @ own
+    np.testing.assert_allclose(slopes[0], expected * (1.5 * np.trace(PRIOR.matrix) / np.trace(expected)), rtol=1e-6)
+
+
+def test_a_curvature_of_another_shape_is_a_mismatch_and_noise_is_none():
+    generator = np.random.default_rng(0)
+    found = [PRIOR.mismatch(window(noisy(1.3 * PRIOR.matrix, 30.0, generator), 30.0)) for _ in range(100)]
+    assert np.quantile(found, 0.9) < 0.4
+    other = np.diag([200.0, 20.0, 2.0])
+    assert min(PRIOR.mismatch(window(noisy(other, 10.0, generator), 10.0)) for _ in range(100)) > 0.4
+    assert PRIOR.doubted().degrees < PRIOR.degrees
+
+
+# ---------------------------------------------------------------------- the window
+
+
+def blocks(per_block, size=SIZE):
+    generator, num = np.random.default_rng(2), 20
+    shapes = {"steps": (), "theta": (size,), "squares": (size,), "gradient": (size,), "matrix": (size, size)}
+    found = {name: generator.normal(size=(num, *shape)) * per_block for name, shape in shapes.items()}
+    found["steps"] = np.full(num, float(per_block))
+    return found
+
+
+def test_the_window_is_the_last_seven_tenths():
+    sums = blocks(10)
+    found = window_of(sums, np.arange(20.0), NOISE)
+    assert found.num_steps == 140
+    np.testing.assert_allclose(found.path, sums["theta"][6:] / 10)
+    np.testing.assert_allclose(found.theta, sums["theta"][6:].sum(axis=0) / 140)
+    np.testing.assert_allclose(found.score, -NUM * sums["gradient"][6:].sum(axis=0) / 140)
+    np.testing.assert_allclose(found.matrix, NUM * sums["matrix"][6:].sum(axis=0) / 140)
+    assert found.scale == pytest.approx(NUM * np.arange(6.0, 20.0).sum() / 140)
+    assert found.score_sd == pytest.approx(4.0 / (0.1 * np.sqrt(140)))
+    assert found.matrix_sd == pytest.approx(3.0 / (0.1 * np.sqrt(140)))
+    assert found.scale_sd == pytest.approx(5.0 / (0.1 * np.sqrt(140)))
+    assert found.simulation == pytest.approx(1 + 2 / (0.1 * 140) - 1 / 140)
+    assert found.most_trace == NUM * 2.0
+    first, second = sums["theta"][6:13].sum(axis=0) / 70, sums["theta"][13:].sum(axis=0) / 70
+    np.testing.assert_allclose(found.half_difference[1], first - second)
+
+
+@pytest.mark.parametrize("stopped", [3, 12])
+def test_a_fit_that_stopped_early_has_the_window_of_what_ran(stopped):
+    sums = {
+        name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < stopped, a, 0) for name, a in blocks(10).items()
+    }
+    assert window_of(sums, np.zeros(20), NOISE).num_steps == 10 * (stopped - int(0.3 * stopped + 1e-9))
+
+
+def test_too_short_a_window_is_none():
+    sums = {name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < 4, a, 0) for name, a in blocks(1).items()}
+    assert window_of(sums, np.zeros(20), NOISE) is None

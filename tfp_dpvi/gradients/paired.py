@@ -1,0 +1,175 @@
+"""The paired clip: a sum of clipped gradients with mean zero at the truth, and the curvature that is released with it.
+
+For each record draw y' from the likelihood at the current parameters, let `delta` be the difference of the scores of y and y',
+and `psi = clip(delta)`. At the true parameters y and y' are exchangeable, so `delta` is symmetric and `psi` has mean zero for
+every clip, where a clipped score has not. The curvature of the sum is `A = E[psi delta^T] / 2`, its variance `E[psi psi^T]`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, ClippedSum
+from tfp_dpvi.gradients.joint import JointRelease, Released
+from tfp_dpvi.gradients.step import StepGradient
+from tfp_dpvi.gradients.vmap import clipped_sum
+from tfp_dpvi.privacy import Sensitivity
+
+NUM_BLOCKS = 20
+"""Blocks of steps over which released values are averaged, of one length each."""
+
+_MATRIX_SHARE, _SCALE_SHARE = 0.1, 0.02
+_CAP = 3.0  # On psi . delta, in squares of the clip.
+
+
+def paired(
+    record_losses: Callable[[dict[str, Structure], tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    simulate: Callable[[dict[str, Structure], tf.Tensor], Structure],
+    theta: tf.Tensor,
+    clip: Clip,
+    **exact: Any,
+) -> StepGradient:
+    """Returns the step's gradient by the unconstrained parameters, of pairs of an observed and a simulated record.
+
+    Args:
+      record_losses: `(record, theta) -> (loss of the record, loss of its simulated twin)`; the latter is in
+        `record["simulated"]`.
+      simulate: `(records, key) -> twins` of a physical batch, given each record's inputs. A twin depends on its record alone.
+      theta: float tensor of shape [d], the draw of the parameters that the step's records share.
+      clip: the clip of a pair's gradient.
+      **exact: other attributes of `StepGradient`.
+
+    #### Formal guarantee
+
+    That of `clipped_sum`: a pair is one record with a draw that belongs to it, and is clipped as one.
+    """
+
+    def record_gradient(record: dict[str, Structure], keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        del keep
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(theta)
+            own, twin = record_losses(record, theta)
+            difference = own - twin
+        gradient = tape.gradient(difference, theta, unconnected_gradients="zero")
+        # Both or neither: a record that counts where its twin does not would break the symmetry.
+        return tf.where(tf.math.is_finite(twin), own, math.nan), [gradient]
+
+    def of_batch(records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:
+        return clipped_sum(record_gradient, {**records, "simulated": simulate(records, key)}, mask, clip)
+
+    return StepGradient(of_batch, [theta], record_gradient=record_gradient, public=theta, **exact)
+
+
+def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
+    """Returns what is released with the sum of a paired clip: its curvature as a matrix, and what the clip cut off.
+
+    Args:
+      size: d, the number of parameters.
+      clip: the clip.
+    """
+    bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale either.
+    gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
+    return (
+        Curvature(size, bound, math.sqrt(gradient / _MATRIX_SHARE)),
+        ClippedAway(clip.bound, math.sqrt(gradient / _SCALE_SHARE)),
+    )
+
+
+class Curvature(JointRelease):
+    """The sum of `psi psi^T / 2` over records, and, by blocks of steps, sums of all that a step releases.
+
+    Args:
+      size: d.
+      bound: the clip C.
+      noise_ratio: see `JointRelease`.
+
+    #### Formal guarantee
+
+    In Frobenius norm `|psi psi^T / 2| <= C^2 / 2`, and two of them differ by at most `C^2 / sqrt(2)`, or `C^2 / 2` for d = 1.
+    """
+
+    name, noise_ratio = "curvature", 1.0
+
+    def __init__(self, size: int, bound: float, noise_ratio: float) -> None:
+        self.shape, self.noise_ratio, self._size = (size, size), noise_ratio, size
+        self._sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """See `JointRelease`."""
+        return self._sensitivity
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        assert per_example.gradients is not None
+        psi = tf.cast(per_example.gradients[0], tf.float64)  # A long float32 sum can round one record's presence up.
+        return tf.linalg.matmul(psi, psi, transpose_a=True) / 2.0
+
+    def initial(self) -> Structure:
+        """Returns sums over no step: `[NUM_BLOCKS, ...]` each."""
+        vector, matrix = [self._size], [self._size, self._size]
+        shapes = {"steps": [], "theta": vector, "squares": vector, "gradient": vector, "matrix": matrix}
+        return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
+
+    def accumulate(self, total: Any, released: Released) -> Structure:
+        """See `JointRelease`."""
+        (gradient,) = released.gradient
+        noisy = released.mean
+        new = {
+            "steps": tf.ones([], tf.float64),
+            "theta": released.public,
+            "squares": tf.square(released.public),
+            "gradient": gradient,
+            "matrix": (noisy + tf.transpose(noisy)) / 2.0,
+        }
+        return {name: total[name] + _in_block(released, value) for name, value in new.items()}
+
+
+class ClippedAway(JointRelease):
+    """The sum of `min(psi . delta, 3 C^2) / 2` over records: over the trace of the curvature, what the clip cut off.
+
+    Args:
+      bound: the clip C.
+      noise_ratio: see `JointRelease`.
+
+    #### Formal guarantee
+
+    A record's part lies between 0 and 1.5 C^2, which bounds presence and replacement.
+    """
+
+    name, shape, noise_ratio = "clipped_away", (), 1.0
+
+    def __init__(self, bound: float, noise_ratio: float) -> None:
+        self._bound, self.noise_ratio = bound, noise_ratio
+        most = _CAP / 2.0 * (bound if math.isfinite(bound) else 1.0) ** 2
+        self._sensitivity = Sensitivity(most, most)
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """See `JointRelease`."""
+        return self._sensitivity
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        assert per_example.norms is not None
+        norms, bound = tf.cast(per_example.norms, tf.float64), self._bound
+        return tf.reduce_sum(tf.minimum(tf.minimum(norms, bound) * norms, _CAP * bound**2)) / 2.0
+
+    def initial(self) -> Structure:
+        """Returns the sum over no step: `[NUM_BLOCKS]`."""
+        return tf.zeros([NUM_BLOCKS], tf.float64)
+
+    def accumulate(self, total: Structure, released: Released) -> Structure:
+        """See `JointRelease`."""
+        return total + _in_block(released, released.mean)
+
+
+def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
+    """Returns the value in the row of the step's block, and zeros in the others."""
+    block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
+    row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
+    return tf.reshape(row, [-1] + [1] * value.shape.rank) * tf.cast(value, tf.float64)

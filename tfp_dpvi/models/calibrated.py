@@ -1,0 +1,249 @@
+"""The calibrated posterior of a `DPVI`: a TFP distribution made from released values alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfp_dpvi import posterior
+from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.posterior import Checks, CurvaturePrior, Mixture
+from tfp_dpvi.training import Mechanism
+
+if TYPE_CHECKING:
+    from tfp_dpvi.models.pairing import Pairing
+    from tfp_dpvi.models.simulation import Pairs, PairSimulator
+
+_NUM_PAIRS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 64, 5
+_MOST_WEIGHT = 5.0  # Logarithm of an outcome's weight: far from the window the simulation says nothing.
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibrated:
+    """A calibrated posterior.
+
+    Attributes:
+      mixture: on the real line.
+      distribution: over the prior's structure.
+      checks: whether to trust it.
+      num_steps: of the window that it averages over.
+      shares: of each coordinate's variance: noise, data, prior.
+    """
+
+    mixture: Mixture
+    distribution: tfd.Distribution
+    checks: Checks
+    num_steps: int
+    shares: np.ndarray
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns arrays to be saved."""
+        checks = np.array([*dataclasses.astuple(self.checks), self.num_steps])
+        return {"locs": self.mixture.locs, "scales": self.mixture.scales, "checks": checks, "shares": self.shares}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], coordinates: Coordinates) -> Calibrated:
+        """Rebuilds the posterior from `to_arrays`."""
+        mixture = Mixture(arrays["locs"], arrays["scales"])
+        *checks, num_steps = arrays["checks"].tolist()
+        distribution = distribution_of(mixture, coordinates)
+        return cls(mixture, distribution, Checks(*checks), int(num_steps), arrays["shares"])
+
+
+class Calibrator:
+    """Makes calibrated posteriors of one model.
+
+    Args:
+      pairing: of the model.
+      surrogate: where chains start, for priors that are not normal.
+    """
+
+    def __init__(self, pairing: Pairing, surrogate: tfd.Distribution) -> None:
+        self._pairing, self._surrogate = pairing, surrogate
+        self._coordinates, self._index = pairing.coordinates, pairing.index
+
+    @functools.cached_property
+    def _log_prior(self) -> posterior.LogDensity:
+        return _log_prior(self._coordinates)
+
+    @functools.cached_property
+    def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return posterior.gaussian_prior(self._log_prior, self._coordinates.num)
+
+    def __call__(
+        self, accumulated: dict[str, Any], mechanism: Mechanism, simulator: PairSimulator | None
+    ) -> Calibrated | None:
+        """Returns the posterior given what was released, or None where the window is shorter than four steps.
+
+        Args:
+          accumulated: the fit's accumulators.
+          mechanism: of the fit.
+          simulator: of a pilot, or None.
+
+        #### Formal guarantee
+
+        A function of released values and public ones: post-processing, no further cost.
+        """
+        noise, coordinates, index = noise_of(mechanism), self._coordinates, self._index
+        window = window_in(accumulated, mechanism)
+        if window is None:
+            return None
+        generator = np.random.default_rng(0)  # Of Monte Carlo draws over released values: nothing is hidden by it.
+        mismatch = math.nan
+        if simulator is None:
+            bound = noise.clip if math.isfinite(noise.clip) else 1.0
+            pairs, prior = None, CurvaturePrior.isotropic(len(index), noise.num_records, bound)
+        else:
+            pairs = simulator.pairs_along(self._path(window, generator), generator, _NUM_PAIRS // _NUM_PLACES)
+            prior = pairs.curvature_prior(noise.num_records, noise.clip)
+            mismatch = prior.mismatch(window)
+            prior = prior.doubted() if mismatch > posterior.MOST_MISMATCH else prior
+        slopes, matrices = posterior.draw_curvature(window, prior, generator)
+        terms = posterior.Terms.of(window, slopes, matrices, index)
+        if self._normal is not None:
+            mixture = posterior.exact_mixture(terms, *self._normal)
+        else:
+            draws = tf.concat(coordinates.flatten_batch(self._surrogate.sample(64, seed=tf.constant([0, 1]))), axis=-1)
+            start = draws.numpy().astype(np.float64)
+            mixture = posterior.sampled_mixture(terms, self._log_prior, start, generator)
+        linear = None
+        if pairs is not None and pairs.num_differing >= _PAIRS_A_COORDINATE * len(index):
+            curve = self._curve(pairs, window, noise, slopes, matrices, prior)
+            linear, mixture = mixture, posterior.refined_mixture(mixture, curve, len(slopes), generator)
+        checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
+        shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
+        return Calibrated(mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares)
+
+    def _path(self, window: posterior.Window, generator: np.random.Generator) -> np.ndarray:
+        """Returns parameters as the window's steps had them; coordinates that the likelihood does not read are of no account."""
+        one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
+        path = np.repeat(one[None], _NUM_PLACES, axis=0)
+        blocks = np.arange(_NUM_PLACES) % len(window.path)
+        path[:, self._index] = window.path[blocks] + window.jitter[blocks] * generator.normal(
+            size=(len(path), len(self._index))
+        )
+        return path
+
+    def _curve(
+        self,
+        pairs: Pairs,
+        window: posterior.Window,
+        noise: posterior.ReleaseNoise,
+        slopes: np.ndarray,
+        matrices: np.ndarray,
+        prior: CurvaturePrior,
+    ) -> posterior.DensityOfDraw:
+        """Returns the posterior's log density where the expected score bends as it does in the simulation.
+
+        At theta the expected score is `A A0^-1 m(theta)`, with m the simulation's mean of clipped pairs, drawn along the window,
+        whose first outcomes are weighted to theta, and A0 the slope of m: the release has the slope, the simulation the bend.
+        (The released A is the mean of the slopes at the window and at the truth, so where scores are skewed, at rare outcomes,
+        a part of the bend counts twice. With few differing pairs there is no bend.)
+        """
+        dtype = self._coordinates.dtype.as_numpy_dtype
+        psi = pairs.clipped(noise.clip)
+        deltas = pairs.clipped(math.inf)
+        weights = psi @ np.linalg.inv(psi.T @ deltas).T  # Their sum of psi delta^T is the identity.
+        # Of m what is linear is known: only the rest is simulated.
+        at = window.theta - weights.T @ np.sum(deltas * pairs.places, axis=1)
+        spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
+        roots = np.linalg.inv(np.linalg.cholesky(spread))
+        seen, reach = roots @ window.score, roots @ slopes
+        outcomes = [tf.nest.map_structure(tf.convert_to_tensor, one) for one in pairs.outcomes]
+        base = list(pairs.log_probs)
+
+        def log_density(points: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            arrays = [tf.constant(part, dtype) for part in (points, weights, at, seen[draws], reach[draws])]
+            value, gradient = self._bent(*arrays, pairs.x, outcomes, base)
+            return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+        return log_density
+
+    @functools.cached_property
+    def _log_probs(self) -> tf.types.experimental.PolymorphicFunction:
+        def log_probs(points: tf.Tensor, x: Structure, outcomes: list[Structure]) -> list[tf.Tensor]:
+            return tf.vectorized_map(lambda point: self._pairing.log_probs(point, x, outcomes), points)
+
+        return tf.function(log_probs, autograph=False)
+
+    @functools.cached_property
+    def _bent(self) -> tf.types.experimental.PolymorphicFunction:
+        """`(points, weights, at, seen, reach, x, outcomes, base) -> (log density, gradient)`."""
+
+        def bent(
+            points: tf.Tensor,
+            weights: tf.Tensor,
+            at: tf.Tensor,
+            seen: tf.Tensor,
+            reach: tf.Tensor,
+            x: Structure,
+            outcomes: list[Structure],
+            base: list[tf.Tensor],
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(points)
+                logs = self._log_probs(points, x, outcomes)
+                first, second = (
+                    tf.exp(tf.minimum(log - one, _MOST_WEIGHT)) for log, one in zip(logs, base, strict=True)
+                )
+                # A0^-1 m(theta), nearly theta - theta_bar: the bend is the difference of these two.
+                moved = tf.linalg.matmul(first - second, weights) - at
+                residual = seen - tf.linalg.matvec(reach, moved)
+                value = self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
+            return value, tape.gradient(value, points)
+
+        return tf.function(bent, autograph=False)
+
+
+def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
+    """Returns a mixture as a TFP distribution over the prior's structure."""
+    dtype = coordinates.dtype.as_numpy_dtype
+    parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
+    weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
+    mixed: Any = tfd.MixtureSameFamily(weights, parts)
+    return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
+
+
+def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> posterior.Window | None:
+    """Returns the averages of a fit's window, or None where it is too short.
+
+    Args:
+      accumulated: the fit's accumulators.
+      mechanism: of the fit.
+    """
+    blocks = {name: part.numpy() for name, part in accumulated["curvature"].items()}
+    return posterior.window_of(blocks, accumulated["clipped_away"].numpy(), noise_of(mechanism))
+
+
+def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
+    """Returns the public numbers that released values are read with."""
+    clip, multiplier = mechanism.gradient.clip.bound, mechanism.noise_multiplier or 0.0
+    matrix, scale = (one.noise_ratio * one.sensitivity.add_or_remove * multiplier for one in mechanism.gradient.joint)
+    return posterior.ReleaseNoise(
+        num_records=mechanism.num_records,
+        sampling_rate=mechanism.expected_batch_size / mechanism.num_records,
+        clip=clip,
+        gradient=multiplier * clip if multiplier else 0.0,
+        matrix=matrix,
+        scale=scale,
+    )
+
+
+def _log_prior(coordinates: Coordinates) -> posterior.LogDensity:
+    @tf.function(autograph=False)
+    def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(points)
+            value = coordinates.log_prior(points)
+        return value, tape.gradient(value, points)
+
+    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = with_gradient(tf.constant(points, coordinates.dtype))
+        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+    return log_prior

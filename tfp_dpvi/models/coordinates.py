@@ -1,0 +1,117 @@
+"""The parameters of a prior as one vector on the real line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import surrogates
+from tfp_dpvi._tf import Structure, tf, tfd, tfp
+
+tfb: Any = tfp.bijectors
+
+
+class Coordinates:
+    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`.
+
+    Args:
+      prior: TFP distribution, joint or single.
+
+    Attributes:
+      sizes: how many coordinates each part has.
+      num: how many there are.
+      dtype: of the prior.
+      bijector: from the vector to the prior's structure.
+    """
+
+    def __init__(self, prior: tfd.Distribution) -> None:
+        self._prior = prior
+        self.dtype = surrogates.float_dtype(prior)
+        self._to_support = surrogates.event_bijector(prior)
+        start = _in_graph(lambda: self._to_support.inverse(prior.sample(seed=tf.constant([0, 0]))))
+        self._like = tf.nest.map_structure(tf.zeros_like, start)
+        self._shapes = [tuple(part.shape) for part in tf.nest.flatten(self._like)]
+        self.sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.num = sum(self.sizes)
+
+    def flatten(self, params: Structure) -> list[tf.Tensor]:
+        """Returns the parts of one value of the parameters, as vectors on the real line."""
+        return [tf.reshape(part, [-1]) for part in tf.nest.flatten(self._inverse(params))]
+
+    def flatten_batch(self, params: Structure) -> list[tf.Tensor]:
+        """Returns the parts of draws, the first dimension being theirs."""
+        flat = zip(tf.nest.flatten(self._inverse(params)), self.sizes, strict=True)
+        return [tf.reshape(part, [-1, size]) for part, size in flat]
+
+    def flatten_one(self, params: Structure) -> np.ndarray:
+        """Returns one value of the parameters as a vector."""
+        vector: np.ndarray = tf.concat(self.flatten(params), axis=0).numpy().astype(np.float64)
+        return vector
+
+    def params_at(self, vector: np.ndarray) -> Structure:
+        """Returns the parameters at a vector of shape [num]."""
+        return self.constrain(tf.split(tf.constant(vector, self.dtype), self.sizes))
+
+    def constrain(self, parts: Sequence[tf.Tensor]) -> Structure:
+        """Returns the parameters, from vectors of shape [..., size]."""
+        return self._to_support.forward(self._unflat(parts))
+
+    def log_prior(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the prior's log density on the real line, of vectors of shape [..., num]."""
+        parts = self._unflat(tf.split(vector, self.sizes, axis=-1))
+        ranks = tf.nest.map_structure(lambda part: part.shape.rank, self._like)
+        volume = self._to_support.forward_log_det_jacobian(parts, event_ndims=ranks)
+        return self._prior.log_prob(self._to_support.forward(parts)) + volume
+
+    @property
+    def bijector(self) -> tfp.bijectors.Bijector:
+        """From a vector of shape [num] to the parameters."""
+        shapes = [
+            tfb.Reshape(event_shape_out=shape, event_shape_in=[size])
+            for shape, size in zip(self._shapes, self.sizes, strict=True)
+        ]
+        if not tf.nest.is_nested(self._like):
+            return tfb.Chain([self._to_support, shapes[0]])
+        structure = tf.nest.pack_sequence_as(self._like, list(range(len(shapes))))
+        steps = [tfb.Restructure(output_structure=structure), tfb.JointMap(shapes), tfb.Split(self.sizes)]
+        return tfb.Chain([self._to_support, *steps])
+
+    def _inverse(self, params: Structure) -> Structure:
+        return _in_graph(self._to_support.inverse, params)
+
+    def _unflat(self, parts: Sequence[tf.Tensor]) -> Structure:
+        shaped = [
+            tf.reshape(part, tf.concat([tf.shape(part)[:-1], np.array(shape, np.int32)], axis=0))
+            for part, shape in zip(parts, self._shapes, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._like, shaped)
+
+
+def _in_graph(function: Callable[..., Structure], *arguments: Structure) -> Structure:
+    """Calls a function as a graph: eagerly, TFP's caches of joint bijectors print errors as their tensors are deleted."""
+    return tf.function(function, autograph=False)(*arguments) if tf.executing_eagerly() else function(*arguments)
+
+
+def entry_names(structure: Structure) -> list[str]:
+    """Returns a name for each entry of a structure of tensors, as "w[3]", in the order of `tf.nest.flatten`."""
+    paths = ["/".join(map(str, path)) or "parameter" for path in _paths(structure)]
+    shapes = [tuple(part.shape) for part in tf.nest.flatten(structure)]
+    return [
+        f"{path}[{','.join(map(str, index))}]" if shape else path
+        for path, shape in zip(paths, shapes, strict=True)
+        for index in np.ndindex(*shape)
+    ]
+
+
+def _paths(structure: Structure) -> list[tuple[object, ...]]:
+    """Returns the path of each part in `tf.nest.flatten`'s order."""
+    if hasattr(structure, "_asdict"):
+        structure = structure._asdict()
+        return [(key, *rest) for key in structure for rest in _paths(structure[key])]
+    if isinstance(structure, dict):
+        return [(key, *rest) for key in sorted(structure) for rest in _paths(structure[key])]
+    if isinstance(structure, list | tuple):
+        return [(number, *rest) for number, part in enumerate(structure) for rest in _paths(part)]
+    return [()]

@@ -1,0 +1,255 @@
+"""Whether a model's likelihood allows the paired clip, and the pair of a record and its simulated twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi.data import Records
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, curvature_releases, paired
+from tfp_dpvi.models.coordinates import Coordinates
+
+if TYPE_CHECKING:
+    from tfp_dpvi.models.dpvi import DPVI
+
+MOST_COORDINATES = 50
+"""Of the parameters that a likelihood reads. Beyond, the noise on their curvature matrix drowns it."""
+
+_NUM_TRIED = 5
+
+
+class CannotPairError(Exception):
+    """Says why the paired clip does not apply."""
+
+
+class Pairing:
+    """The paired clip of one model: which parameters its likelihood reads, and how it simulates.
+
+    Args:
+      model: a `DPVI`.
+      records: one record or more, for their shapes and dtypes.
+
+    Attributes:
+      coordinates: of the prior.
+      reached: numbers of the prior's parts that the likelihood reads.
+      index: their coordinates.
+
+    Raises:
+      CannotPairError: it does not apply.
+    """
+
+    def __init__(self, model: DPVI, records: Records) -> None:
+        if model.gradients != "aligned":
+            raise CannotPairError(f"gradients={model.gradients!r} clips by the surrogate's variables")
+        if model.num_draws != 1:
+            raise CannotPairError(f"num_draws={model.num_draws} averages before the clip")
+        if records.sample_weight is not None:
+            raise CannotPairError("sample_weight changes what a pair's curvature says")
+        self._model = model
+        try:
+            self.coordinates = Coordinates(model.prior)
+        except ValueError as error:
+            raise CannotPairError("the prior has no map to the real line") from error
+        self.reached = self._find_reached(records)
+        ends = np.cumsum([0, *self.coordinates.sizes])
+        self.index = np.concatenate([np.arange(ends[part], ends[part + 1]) for part in self.reached])
+        if len(self.index) > MOST_COORDINATES:
+            raise CannotPairError(
+                f"the likelihood reads {len(self.index)} parameters, and the curvature of more than {MOST_COORDINATES} is "
+                "drowned by its noise"
+            )
+        if records.y is not None:
+            self._check_rows(records)
+
+    def gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns the clipped gradient of pairs, with the curvature that is released beside it."""
+        model = self._model
+        variables, clip = model.trainable_variables, model.clip
+
+        def draw(key: tf.Tensor) -> StepGradient:
+            with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                seed = _random.tfp_seed(_random.fold_in(key, 0))
+                params, log_q = model.surrogate_posterior.experimental_sample_and_log_prob(seed=seed)
+                divergence = (log_q - model.prior.log_prob(params)) / spec.num_records
+                parts = self.coordinates.flatten(params)
+                theta = tf.concat([parts[part] for part in self.reached], axis=0)
+            exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
+
+            def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
+                return _simulated(self._likelihood(parts, theta, records["x"]), records, _random.tfp_seed(key))
+
+            def losses(record: dict[str, Structure], theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                one = tf.nest.map_structure(lambda part: part[None], record)
+                distribution = self._likelihood(parts, theta, one["x"])
+                observed = one["y"] if "y" in one else one["x"]
+                own = distribution.log_prob(as_event(observed, distribution))
+                return -own[0], -distribution.log_prob(one["simulated"])[0]
+
+            def pull_back(released: list[tf.Tensor]) -> list[tf.Tensor]:
+                return tape.gradient([theta], variables, output_gradients=released, unconnected_gradients="zero")
+
+            return paired(
+                losses,
+                simulate,
+                theta,
+                clip,
+                pull_back=pull_back,
+                data_independent=exact,
+                data_independent_loss=divergence,
+            )
+
+        releases = curvature_releases(len(self.index), clip)
+        return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
+
+    def pairs(self, params: Structure, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
+        """Returns pairs of records that are both simulated, the differences of their scores, shape [n, d], and log densities.
+
+        Args:
+          params: one value of the parameters.
+          x: inputs of n records; for models of whole records their number counts alone.
+          seeds: int32 tensor of shape [2, 2].
+        """
+        parts = self.coordinates.flatten(params)
+        theta = tf.concat([parts[part] for part in self.reached], axis=0)
+        rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
+        distribution = self._model.distribution_at(params, x)
+        pairs = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
+
+        def delta(record: tuple[Structure, Structure, Structure]) -> tf.Tensor:
+            one, *both = tf.nest.map_structure(lambda part: part[None], record)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(theta)
+                here = self._likelihood(parts, theta, one)
+                difference = here.log_prob(both[0])[0] - here.log_prob(both[1])[0]
+            return tape.gradient(difference, theta, unconnected_gradients="zero")
+
+        return *pairs, tf.vectorized_map(delta, (x, *pairs)), *(distribution.log_prob(twin) for twin in pairs)
+
+    def log_probs(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> list[tf.Tensor]:
+        """Returns log densities, shape [n], of each of several outcomes of n records.
+
+        Args:
+          vector: all coordinates of the parameters.
+          x: inputs of n records.
+          pairs: structures of n outcomes.
+        """
+        params = self.coordinates.constrain(tf.split(vector, self.coordinates.sizes))
+        distribution = self._model.distribution_at(params, x)
+        return [distribution.log_prob(outcomes) for outcomes in pairs]
+
+    def _likelihood(self, parts: list[tf.Tensor], theta: tf.Tensor, x: Structure) -> tfd.Distribution:
+        """Returns the likelihood with `theta` in place of those parts that it reads."""
+        replaced = list(parts)
+        sizes = [self.coordinates.sizes[part] for part in self.reached]
+        for part, vector in zip(self.reached, tf.split(theta, sizes), strict=True):
+            replaced[part] = vector
+        return self._model.distribution_at(self.coordinates.constrain(replaced), x)
+
+    def _find_reached(self, records: Records) -> tuple[int, ...]:
+        """Traces one simulation and one density, on the records' shapes."""
+        specs = tf.nest.map_structure(
+            lambda part: None if part is None else tf.TensorSpec([3, *part.shape[1:]], part.dtype),
+            (records.x, records.y),
+        )
+        found: list[tuple[int, ...]] = []
+
+        def probe(x: Structure, y: Structure | None) -> tf.Tensor:
+            parts = self.coordinates.flatten(self._model.prior.sample(seed=tf.constant([0, 0])))
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(parts)
+                distribution = self._model.distribution_at(self.coordinates.constrain(parts), x)
+                observed = as_event(x if y is None else y, distribution)
+                log_prob = distribution.log_prob(observed)
+            gradient = tape.gradient(log_prob, parts)
+            found.append(tuple(number for number, part in enumerate(gradient) if part is not None))
+            rows = {"x": x} if y is None else {"x": x, "y": y}
+            twin = _simulated(distribution, rows, tf.constant([0, 0]))
+            tf.nest.map_structure(_same_shape, observed, twin)
+            return log_prob
+
+        try:
+            tf.function(probe, autograph=False).get_concrete_function(*specs)
+        except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+            raise CannotPairError(f"the likelihood does not simulate records ({error})") from error
+        if not found[-1]:
+            raise CannotPairError("the likelihood reads no parameter")
+        return found[-1]
+
+    def _check_rows(self, records: Records) -> None:
+        """Refuses a likelihood whose twins move when another record of the batch does: tried on synthetic records."""
+        generator = np.random.default_rng(0)
+        params = self._model.prior.sample(seed=tf.constant([0, 1]))
+
+        def twins(x: Structure) -> list[np.ndarray]:
+            drawn = self._model.distribution_at(params, x).sample(seed=tf.constant([0, 2]))
+            return [np.asarray(part) for part in tf.nest.flatten(drawn)]
+
+        def finite(parts: list[np.ndarray]) -> bool:
+            return all(np.isfinite(part).all() for part in parts if np.issubdtype(part.dtype, np.floating))
+
+        tried = 0
+        for draw in (
+            generator.normal,
+            lambda size: np.abs(generator.normal(size=size)),
+            lambda size: generator.uniform(size=size),
+        ):
+            x = tf.nest.map_structure(lambda part: _synthetic(part, draw, generator), records.x)  # noqa: B023
+            try:
+                before = twins(x)
+                for value in (None, 1e4, np.nan):
+                    after = twins(tf.nest.map_structure(lambda part: _moved(part, value, generator), x))  # noqa: B023
+                    same = all(np.array_equal(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
+                    if finite(before) and not same:
+                        raise CannotPairError("the twin of one record depends on other records of the batch")
+                tried += finite(before)
+            except (tf.errors.InvalidArgumentError, ValueError):  # Inputs that the likelihood refuses.
+                continue
+        if not tried:
+            raise CannotPairError(
+                "the likelihood has no finite draws at made-up inputs, so that nobody can see its rows apart"
+            )
+
+
+def _synthetic(part: np.ndarray, draw: Callable[..., Any], generator: np.random.Generator) -> np.ndarray:
+    shape = (_NUM_TRIED, *part.shape[1:])
+    floating = np.issubdtype(part.dtype, np.floating)
+    return np.asarray(draw(size=shape) if floating else generator.integers(0, 2, shape)).astype(part.dtype)
+
+
+def _moved(part: np.ndarray, value: float | None, generator: np.random.Generator) -> np.ndarray:
+    """Returns the records with another first one."""
+    part = part.copy()
+    if np.issubdtype(part.dtype, np.floating):
+        part[0] = generator.uniform(size=part.shape[1:]) if value is None else value
+    else:
+        part[0] = 1 - part[0] if value is None else part[0]
+    return part
+
+
+def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
+    """Returns integer observations of a continuous distribution as its floats, as Keras users expect."""
+    if tf.is_tensor(value) and value.dtype.is_integer and not tf.nest.is_nested(distribution.dtype):
+        kind = tf.as_dtype(distribution.dtype)
+        if kind.is_floating:
+            return tf.cast(value, kind)
+    return value
+
+
+def _simulated(distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor) -> Structure:
+    """Returns one twin for each record, which no gradient goes through."""
+    if "y" in records:
+        twin = distribution.sample(seed=seed)
+    else:
+        first = tf.nest.flatten(records["x"])[0]
+        twin = distribution.sample(first.shape[0] or tf.shape(first)[0], seed=seed)
+    return tf.nest.map_structure(tf.stop_gradient, twin)
+
+
+def _same_shape(observed: tf.Tensor, twin: tf.Tensor) -> None:
+    if observed.shape.as_list() != twin.shape.as_list():
+        raise ValueError(f"it draws shape {twin.shape} for records of shape {observed.shape}")

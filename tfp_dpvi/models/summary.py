@@ -1,0 +1,69 @@
+"""A table of the posterior, from released values alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.models.calibrated import Calibrated
+from tfp_dpvi.models.coordinates import Coordinates, entry_names
+from tfp_dpvi.posterior import Checks
+
+
+@dataclasses.dataclass(frozen=True)
+class PosteriorSummary:
+    """What the posterior says of each parameter; `print` it, or take `columns`.
+
+    Attributes:
+      names: of the parameters' entries, as "w[0]".
+      columns: by name arrays with one entry each: "mean", "sd", "5%", "50%", "95%" of the parameter in its own support, and for a
+        calibrated posterior the shares of its variance on the real line: "noise", "data" and "prior" (NaN for entries that are
+        no coordinate of their own).
+      checks: of the window, or None where the posterior is the raw surrogate.
+    """
+
+    names: list[str]
+    columns: dict[str, np.ndarray]
+    checks: Checks | None
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.names)
+        lines = [" " * width + "".join(f"{name:>10}" for name in self.columns)]
+        for number, name in enumerate(self.names):
+            lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
+        if self.checks is None:
+            lines.append(
+                "Not calibrated: the spread does not include the noise that was added, nor what clipping distorts."
+            )
+        else:
+            one = self.checks
+            lines.append(
+                f"Distance {one.distance:.2f} (limit 1.3), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
+                f"signal {one.curvature_signal:.1f}."
+            )
+            lines += [f"WARNING: {sentence}." for sentence in one.warnings]
+        return "\n".join(lines)
+
+
+def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None) -> PosteriorSummary:
+    """Returns the table of posterior draws.
+
+    Args:
+      draws: structure of tensors with the draws in the first dimension.
+      coordinates: of the prior.
+      calibrated: what the draws are from, or None for the surrogate.
+    """
+    parts = [part.numpy() for part in tf.nest.flatten(draws)]
+    names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
+    values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+    quantiles = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
+    columns = {"mean": values.mean(axis=0), "sd": values.std(axis=0)}
+    columns.update(zip(("5%", "50%", "95%"), quantiles, strict=True))
+    if calibrated is not None:
+        own = np.full((len(names), 3), np.nan)
+        if coordinates.sizes == [part[0].size for part in parts]:  # Not those of a simplex, say.
+            own = calibrated.shares
+        columns.update(zip(("noise", "data", "prior"), own.T, strict=True))
+    return PosteriorSummary(names, columns, None if calibrated is None else calibrated.checks)

@@ -1,0 +1,261 @@
+"""Draws of the curvature, given its noisy release: a Wishart prior, a Gaussian likelihood, Hamiltonian Monte Carlo."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import linalg, stats
+
+from tfp_dpvi.posterior.window import MOST_KAPPA, Window
+
+NUM_DRAWS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvaturePrior:
+    """What is known of the curvature before it is released.
+
+    Attributes:
+      matrix: M0, its expected value up to a factor, shape [d, d].
+      degrees: degrees of freedom of the Wishart prior whose mean is a multiple of `matrix`.
+      log_factor_sd: standard deviation of the logarithm of that multiple, whose median is 1.
+      kappa: mean and standard deviation of the curvature over M, before it is released.
+      curvature: expected value of the curvature A for which `matrix` is that of M, or None: a multiple of it.
+    """
+
+    matrix: np.ndarray
+    degrees: float
+    log_factor_sd: float
+    kappa: tuple[float, float] = (1.4, 0.3)
+    curvature: np.ndarray | None = None
+
+    @classmethod
+    def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
+        """Returns the prior where nothing is known but the clip: about a fifth of the largest trace, in all directions alike."""
+        return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), 2.0 * size, 0.8)
+
+    def mismatch(self, window: Window) -> float:
+        """Returns how far the release is from any multiple of `matrix`, beyond its noise, over the length of that multiple."""
+        size = len(self.matrix)
+        factor = np.sum(window.matrix * self.matrix) / np.sum(self.matrix**2)
+        free = (
+            size * (size + 1) / 2 - 1
+        )  # Of chi-squared noise, whose mean and three standard deviations are allowed for.
+        allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free))
+        away = np.sum((window.matrix - factor * self.matrix) ** 2) - allowed
+        length = abs(factor) * np.linalg.norm(self.matrix)
+        return float(math.sqrt(max(away, 0.0)) / length) if length else math.inf
+
+    def doubted(self) -> CurvaturePrior:
+        """Returns a weak prior about the same matrix, for where the release is far from it."""
+        return CurvaturePrior(self.matrix, 2.0 * len(self.matrix), 0.8)
+
+
+def draw_curvature(
+    window: Window, prior: CurvaturePrior, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns draws of (A, M): the slope of the expected score, and half the variance of a step's pairs.
+
+    Args:
+      window: averages of released values.
+      prior: of M.
+      generator: of the draws.
+
+    Returns:
+      Arrays of shape [K, d, d]; K = 1 where there is no noise.
+    """
+    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
+    traces = np.trace(matrices, axis1=1, axis2=2)
+    if window.scale_sd == 0.0:
+        kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
+    else:
+        seen, before = (traces / window.scale_sd) ** 2, prior.kappa[1] ** -2
+        mean = (seen * window.scale / traces + before * prior.kappa[0]) / (seen + before)
+        sd = 1.0 / np.sqrt(seen + before)
+        low, high = (1.0 - mean) / sd, (MOST_KAPPA - mean) / sd
+        kappa = stats.truncnorm.rvs(low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator)
+    kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
+    return kappa[:, None, None] * _shaped(matrices, prior), matrices
+
+
+def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
+    """Returns A / kappa: M itself, or with the directions in which the clip cuts more raised as in the prior's simulation."""
+    if prior.curvature is None:
+        return matrices
+    root = linalg.cholesky(prior.matrix, lower=True)
+    relative = linalg.solve_triangular(root, linalg.solve_triangular(root, prior.curvature, lower=True).T, lower=True)
+    relative *= np.trace(prior.matrix) / np.trace(prior.curvature)
+    roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(root)) * np.trace(prior.matrix))
+    return roots @ relative @ np.swapaxes(roots, 1, 2)
+
+
+def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator) -> np.ndarray:
+    """Returns draws of M: Bartlett's factor of the Wishart matrix and the logarithm of its factor, by HMC."""
+    model = _Bartlett(window, prior)
+    mode, root = model.laplace()
+
+    inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
+
+    def whitened(z: np.ndarray) -> np.ndarray:
+        point: np.ndarray = mode + z @ inverse
+        return point
+
+    def log_density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = model.log_density(whitened(z))
+        return value, gradient @ inverse.T
+
+    size = len(window.theta)
+    z = hamiltonian(
+        log_density,
+        generator.normal(size=(NUM_DRAWS, len(mode))),
+        generator,
+        num_steps=40 if size <= 25 else 16,
+        num_leapfrogs=5,
+    )
+    return model.matrices(whitened(z[-1]))
+
+
+class _Bartlett:
+    """log p(T, log a | M_hat) with M = a L0 T T' L0' / nu: entries of T by row, diagonal ones as logarithms, then log a."""
+
+    def __init__(self, window: Window, prior: CurvaturePrior) -> None:
+        self._seen, self._sd, self._most = window.matrix, window.matrix_sd, window.most_trace
+        self._nu, self._factor_sd = prior.degrees, prior.log_factor_sd
+        size = len(prior.matrix)
+        self._root = linalg.cholesky(prior.matrix + 1e-9 * np.trace(prior.matrix) / size * np.eye(size), lower=True)
+        self._rows, self._columns = np.tril_indices(size)
+        self._diagonal = np.flatnonzero(self._rows == self._columns)
+        self._size = size
+        self._shape = self._nu - np.arange(size)  # Of chi-squared variables on the diagonal.
+
+    def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        entries = x[:, :-1].copy()
+        entries[:, self._diagonal] = np.exp(entries[:, self._diagonal])
+        factor = np.zeros((len(x), self._size, self._size))
+        factor[:, self._rows, self._columns] = entries
+        return self._root @ factor, np.exp(x[:, -1]) / self._nu
+
+    def matrices(self, x: np.ndarray) -> np.ndarray:
+        """Returns M, shape [n, d, d]."""
+        factor, scale = self._factors(x)
+        found: np.ndarray = scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
+        return found
+
+    def log_density(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the log density and its gradient."""
+        factor, scale = self._factors(x)
+        matrix = scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
+        residual = self._seen - matrix
+        excess = np.maximum(np.trace(matrix, axis1=1, axis2=2) / self._most - 1.0, 0.0) * 100.0
+        slope = residual / self._sd**2 - (excess * 100.0 / self._most)[:, None, None] * np.eye(self._size)
+        diagonal, others = x[:, self._diagonal], x[:, :-1] ** 2 / 2.0
+        others[:, self._diagonal] = 0.0
+        value = (
+            -np.sum(residual**2, axis=(1, 2)) / (2.0 * self._sd**2)
+            - excess**2 / 2.0
+            + np.sum(self._shape * diagonal - np.exp(2.0 * diagonal) / 2.0, axis=1)
+            - np.sum(others, axis=1)
+            - x[:, -1] ** 2 / (2.0 * self._factor_sd**2)
+        )
+        by_factor = 2.0 * scale[:, None, None] * (self._root.T @ slope @ factor)
+        gradient = np.empty_like(x)
+        gradient[:, :-1] = by_factor[:, self._rows, self._columns] - x[:, :-1]
+        on_diagonal = by_factor[:, range(self._size), range(self._size)] * np.exp(diagonal)
+        gradient[:, self._diagonal] = on_diagonal + self._shape - np.exp(2.0 * diagonal)
+        gradient[:, -1] = np.sum(slope * matrix, axis=(1, 2)) - x[:, -1] / self._factor_sd**2
+        return value, gradient
+
+    def laplace(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian there."""
+        x = np.zeros((1, len(self._rows) + 1))
+        x[0, self._diagonal] = 0.5 * np.log(np.maximum(self._shape, 0.5))
+        (value,), gradient = self.log_density(x)
+        damping = 1e-3
+        hessian = self._hessian(x)
+        for _ in range(30 if self._size <= 25 else 12):
+            step = linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient[0], assume_a="pos")
+            trial = x + np.clip(step, -1.0, 1.0)
+            (new,), slope = self.log_density(trial)
+            if new > value:
+                small = new - value < 1e-3
+                x, value, gradient, damping = trial, new, slope, damping / 5.0
+                if small:
+                    break
+                hessian = self._hessian(x)
+            else:
+                damping *= 10.0
+        return x[0], linalg.cholesky(self._hessian(x), lower=True)
+
+    def _hessian(self, x: np.ndarray) -> np.ndarray:
+        """Returns minus the Gauss-Newton Hessian of the log density."""
+        factor, scale = self._factors(x)
+        left, right, (scale,) = self._root, factor[0], scale
+        i, j = self._rows, self._columns
+        across = left.T @ right
+        gram = (left.T @ left)[np.ix_(i, i)] * (right.T @ right)[np.ix_(j, j)]
+        gram += across[np.ix_(i, j)] * across[np.ix_(i, j)].T
+        matrix = right @ right.T
+        by_scale = 2.0 * (left.T @ matrix @ right)[i, j]
+        size = len(i)
+        hessian = np.empty((size + 1, size + 1))
+        hessian[:-1, :-1] = 2.0 * gram
+        hessian[-1, :-1] = hessian[:-1, -1] = by_scale
+        hessian[-1, -1] = np.sum(matrix**2)
+        own = np.ones(size + 1)
+        own[self._diagonal] = np.exp(x[0, self._diagonal])
+        hessian *= own[:, None] * own[None, :] * (scale / self._sd) ** 2
+        precision = np.ones(size + 1)
+        precision[self._diagonal] = 2.0 * np.exp(2.0 * x[0, self._diagonal])
+        precision[-1] = 1.0 / self._factor_sd**2
+        hessian[np.diag_indices(size + 1)] += precision
+        return hessian
+
+
+def hamiltonian(
+    log_density: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    start: np.ndarray,
+    generator: np.random.Generator,
+    *,
+    num_steps: int,
+    num_leapfrogs: int,
+    keep: int = 1,
+) -> np.ndarray:
+    """Returns states of chains of Hamiltonian Monte Carlo, on a density that is whitened: array of shape [keep, n, d].
+
+    The step size is adapted to an acceptance of 0.8 over the chains in the first half, and kept in the second.
+
+    Args:
+      log_density: values and gradients at points of shape [n, d].
+      start: of shape [n, d].
+      generator: of momenta and acceptances.
+      num_steps: how many.
+      num_leapfrogs: in each.
+      keep: how many states to keep, of the second half.
+    """
+    x, (value, gradient) = start, log_density(start)
+    kept: list[np.ndarray] = []
+    size = 1.2 / max(start.shape[1], 1) ** 0.25
+    for turn in range(num_steps):
+        momentum = generator.normal(size=x.shape)
+        new, slope, p = x, gradient, momentum
+        length = size * generator.uniform(0.8, 1.2)
+        p = p + length / 2.0 * slope
+        with np.errstate(over="ignore", invalid="ignore"):  # Far off: rejected below.
+            for leap in range(num_leapfrogs):
+                new = new + length * p
+                proposed, slope = log_density(new)
+                p = p + length * (slope if leap < num_leapfrogs - 1 else slope / 2.0)
+            change = proposed - value + (np.sum(momentum**2, axis=1) - np.sum(p**2, axis=1)) / 2.0
+        change = np.where(np.isfinite(change), change, -math.inf)
+        accepted = np.log(generator.uniform(size=len(x))) < change
+        x = np.where(accepted[:, None], new, x)
+        gradient = np.where(accepted[:, None], slope, gradient)
+        value = np.where(accepted, proposed, value)
+        if turn < num_steps // 2:
+            size *= math.exp(0.5 * (np.mean(np.minimum(1.0, np.exp(np.minimum(change, 0.0)))) - 0.8))
+        elif (num_steps - 1 - turn) % max(1, num_steps // (2 * keep)) == 0:
+            kept.append(x)
+    return np.stack(kept[-keep:])

@@ -1,0 +1,248 @@
+"""The calibrated posterior as an equal-weight mixture of normals on the real line (section 5.7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import linalg, stats
+
+from tfp_dpvi.posterior.curvature import hamiltonian
+from tfp_dpvi.posterior.window import Window
+
+LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Values and gradients at points of shape [n, d]."""
+
+DensityOfDraw = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Values and gradients at points of shape [n, d], each given one of the draws of the curvature, whose numbers have shape [n]."""
+
+_CHAINS_OF_EACH, _KEPT, _CHAINS = 4, 8, 32
+MOST_MISMATCH = 0.4
+_BANDWIDTH = 0.25  # Of a kernel, in standard deviations of all draws.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Normals of equal weight.
+
+    Attributes:
+      locs: of shape [K, d].
+      scales: lower triangular, of shape [K, d, d] or [1, d, d].
+    """
+
+    locs: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Shape [d]."""
+        found: np.ndarray = self.locs.mean(axis=0)
+        return found
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Shape [d, d]."""
+        away = self.locs - self.mean
+        within: np.ndarray = np.mean(self.scales @ np.swapaxes(self.scales, 1, 2), axis=0)
+        return within + away.T @ away / len(away)
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The likelihood of the parameters given released values, for each draw of the curvature: normal and linear in them.
+
+    Attributes:
+      index: the coordinates that it reads, shape [m].
+      precisions: of shape [K, m, m].
+      linear: of shape [K, m]: the precision times the mean.
+    """
+
+    index: np.ndarray
+    precisions: np.ndarray
+    linear: np.ndarray
+
+    @classmethod
+    def of(cls, window: Window, slopes: np.ndarray, matrices: np.ndarray, index: np.ndarray) -> Terms:
+        """Returns N(score; A (theta - theta_bar), B + R) as a function of theta, for each draw of A and M."""
+        noise = window.score_sd**2 * np.eye(len(index))
+        spread = window.simulation * matrices + noise
+        solved = np.linalg.solve(spread, slopes)  # S^-1 A
+        seen = window.score + slopes @ window.theta
+        turned = np.swapaxes(slopes, 1, 2)
+        precisions = turned @ solved
+        linear = np.einsum("kij,ki->kj", solved, seen)
+        return cls(index, (precisions + np.swapaxes(precisions, 1, 2)) / 2.0, linear)
+
+
+def gaussian_prior(log_prior: LogDensity, size: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns precision and precision times mean of a prior that is normal on the real line, else None."""
+    points = np.concatenate([np.zeros((1, size)), np.eye(size), 3.0 * np.random.default_rng(0).normal(size=(4, size))])
+    _, gradients = log_prior(points)
+    precision = -(gradients[1 : size + 1] - gradients[0])
+    predicted = gradients[0] - points @ precision
+    tolerance = 1e-3 * (1.0 + np.abs(precision).max() + np.abs(gradients[0]).max())
+    normal = np.isfinite(gradients).all() and np.abs(predicted - gradients).max() < tolerance
+    return ((precision + precision.T) / 2.0, gradients[0]) if normal else None
+
+
+def exact_mixture(terms: Terms, precision: np.ndarray, linear: np.ndarray) -> Mixture:
+    """Returns the posterior under a normal prior."""
+    num, size = len(terms.precisions), len(linear)
+    together = np.broadcast_to(precision, (num, size, size)).copy()
+    together[:, terms.index[:, None], terms.index] += terms.precisions
+    shifted = np.broadcast_to(linear, (num, size)).copy()
+    shifted[:, terms.index] += terms.linear
+    covariances = np.linalg.inv(together)
+    locs = np.einsum("kij,kj->ki", covariances, shifted)
+    return Mixture(locs, np.linalg.cholesky((covariances + np.swapaxes(covariances, 1, 2)) / 2.0))
+
+
+def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, generator: np.random.Generator) -> Mixture:
+    """Returns the posterior under any prior: equal numbers of HMC draws for each draw of the curvature, as kernels.
+
+    Args:
+      terms: the likelihood.
+      log_prior: on the real line.
+      start: points to start from, of shape [n, d].
+      generator: of the draws.
+    """
+    chains = np.tile(np.arange(len(terms.precisions)), _CHAINS_OF_EACH * 32 // len(terms.precisions))
+    precisions, linear = terms.precisions[chains], terms.linear[chains]
+
+    def log_density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = log_prior(x)
+        own = x[:, terms.index]
+        pulled = np.einsum("nij,nj->ni", precisions, own)
+        gradient = gradient.copy()
+        gradient[:, terms.index] += linear - pulled
+        return value + np.sum(own * (linear - pulled / 2.0), axis=1), gradient
+
+    x = start[generator.integers(len(start), size=len(chains))]
+    spread = np.cov(start.T).reshape(len(x[0]), -1)
+    reached = np.diag(linalg.inv(spread + 1e-9 * np.eye(len(spread)))).copy()
+    reached[terms.index] += np.mean(np.diagonal(terms.precisions, axis1=1, axis2=2), axis=0)
+    root = np.diag(1.0 / np.sqrt(reached))  # Of the covariance.
+    kept = x[None]
+    for num_steps, keep in ((60, 4), (60, 4), (100, _KEPT)):
+
+        def whitened(z: np.ndarray, root: np.ndarray = root) -> tuple[np.ndarray, np.ndarray]:
+            value, gradient = log_density(z @ root.T)
+            return value, gradient @ root
+
+        z = linalg.solve_triangular(root, kept[-1].T, lower=True).T
+        kept = hamiltonian(whitened, z, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep) @ root.T
+        draws = kept.reshape(-1, kept.shape[-1])
+        root = linalg.cholesky(np.cov(draws.T).reshape(len(root), -1) + 1e-10 * np.eye(len(root)), lower=True)
+    return _kernels(draws)
+
+
+def refined_mixture(
+    linear: Mixture, log_density: DensityOfDraw, num_draws: int, generator: np.random.Generator
+) -> Mixture:
+    """Returns HMC draws of a density that bends, as kernels; chains start from the mixture where it does not.
+
+    Args:
+      linear: the posterior without the bend, whose covariance whitens.
+      log_density: given a draw of the curvature.
+      num_draws: how many of these there are.
+      generator: of the draws.
+    """
+    picks = np.arange(_CHAINS) % len(linear.locs)
+    scales = np.broadcast_to(linear.scales, (len(linear.locs), *linear.scales.shape[1:]))[picks]
+    start = linear.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(_CHAINS, scales.shape[1])))
+    root = linalg.cholesky(linear.covariance, lower=True)
+    draws = np.arange(_CHAINS) % num_draws
+
+    def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = log_density(z @ root.T, draws)
+        return value, gradient @ root
+
+    z = linalg.solve_triangular(root, start.T, lower=True).T
+    kept = hamiltonian(whitened, z, generator, num_steps=64, num_leapfrogs=4, keep=2 * _KEPT) @ root.T
+    return _kernels(kept.reshape(-1, kept.shape[-1]))
+
+
+def _kernels(draws: np.ndarray) -> Mixture:
+    """Returns a mixture of small normals at draws, shrunk so that mean and covariance stay (Liu and West 2001)."""
+    mean = draws.mean(axis=0)
+    root = linalg.cholesky(np.cov(draws.T).reshape(len(mean), -1) + 1e-10 * np.eye(len(mean)), lower=True)
+    return Mixture(mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * root[None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """Whether the intervals can be trusted, from released values (section 5.7).
+
+    Attributes:
+      distance: of the window's mean parameters from the posterior's mean, in posterior standard deviations over sqrt(d).
+      halves: p-value of the difference of the window's halves.
+      kappa: the curvature over the variance's: 1 without a clip, and at most 2.5.
+      curvature_signal: length of the curvature over that of its noise.
+      bend: how far the posterior's mean moves where the expected score bends as in the pilot's simulation, in the units of
+        `distance`; NaN without a pilot.
+      mismatch: how far the released curvature is from that at the pilot's inputs, as a share of it; NaN without a pilot.
+    """
+
+    distance: float
+    halves: float
+    kappa: float
+    curvature_signal: float
+    bend: float = math.nan
+    mismatch: float = math.nan
+
+    @property
+    def warnings(self) -> list[str]:
+        """Returns a sentence for each check that failed."""
+        found = []
+        if self.distance > 1.3 and not self.bend <= 1.0:  # A small bend was seen, where there was a pilot.
+            found.append(
+                f"training had not arrived: its mean lies {self.distance:.1f} posterior standard deviations off (limit 1.3)"
+            )
+        if self.halves < 0.001:
+            found.append(f"the two halves of the window differ (p = {self.halves:.1g}): training still moved")
+        if self.mismatch > MOST_MISMATCH:
+            found.append(
+                f"the released curvature is far from that at the pilot's inputs (mismatch {self.mismatch:.2g}): give the pilot "
+                "inputs that look like the private ones"
+            )
+        if self.kappa >= 2.4:
+            found.append(f"the clip cuts off too much (kappa {self.kappa:.2g}): raise l2_norm_clip")
+        return found
+
+
+def check(
+    window: Window,
+    slopes: np.ndarray,
+    matrices: np.ndarray,
+    mixture: Mixture,
+    index: np.ndarray,
+    linear: Mixture | None = None,
+    mismatch: float = math.nan,
+) -> Checks:
+    """Returns the checks of a fit.
+
+    Args:
+      window: averages of released values.
+      slopes: draws of A.
+      matrices: draws of M.
+      mixture: the posterior.
+      index: the coordinates that the likelihood reads.
+      linear: the posterior without the bend, or None where that is `mixture`.
+      mismatch: of the release and the prior of the curvature.
+    """
+    spread = mixture.covariance[np.ix_(index, index)]
+
+    def distance_of(away: np.ndarray) -> float:
+        return math.sqrt(away @ linalg.solve(spread, away, assume_a="pos") / len(away))
+
+    away = window.theta - mixture.mean[index]
+    bend = math.nan if linear is None else distance_of(linear.mean[index] - mixture.mean[index])
+    score, theta = window.half_difference
+    difference = score + slopes.mean(axis=0) @ theta
+    variance = 4.0 * (window.simulation - 1.0) * matrices.mean(axis=0) + 4.0 * window.score_sd**2 * np.eye(len(away))
+    statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
+    halves = float(stats.chi2.sf(statistic, len(away)))
+    kappa = float(np.mean(np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)))
+    return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)

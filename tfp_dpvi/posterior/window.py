@@ -1,0 +1,124 @@
+"""Averages of released values over the window: the last part of training, after it has arrived (section 5.7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+BURN_IN = 0.3
+"""Share of a fit's steps before the window."""
+
+MOST_KAPPA = 2.5
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseNoise:
+    """The public numbers of a fit that its released values are read with.
+
+    Attributes:
+      num_records: N.
+      sampling_rate: q, the expected batch size over N.
+      clip: C, or `math.inf`.
+      gradient: standard deviation of the noise on a step's sum of clipped pairs.
+      matrix: likewise on entries of the sum of their outer products over 2.
+      scale: likewise on the sum that says what the clip cut off.
+    """
+
+    num_records: int
+    sampling_rate: float
+    clip: float
+    gradient: float
+    matrix: float
+    scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Averages over n steps, of sums over all N records.
+
+    Attributes:
+      num_steps: n.
+      theta: mean of the parameters' draws, shape [d].
+      path: their means in each block of the window, shape [b, d].
+      jitter: their standard deviations there.
+      score: mean of the sums of clipped pairs of scores, shape [d].
+      matrix: mean of their outer products over 2, symmetric, shape [d, d].
+      scale: mean of the sum that says what the clip cut off.
+      score_sd: noise on a coordinate of `score`.
+      matrix_sd: noise on the diagonal of `matrix`; off it `matrix_sd / sqrt(2)`.
+      scale_sd: noise on `scale`.
+      simulation: the variance of `score` over that of one full batch of observed records, but for noise.
+      half_difference: difference of the halves' scores, corrected for the distance of their thetas, as a function of the
+        curvature: `(score difference, theta difference)`.
+      most_trace: bound on the trace of `matrix`.
+    """
+
+    num_steps: int
+    theta: np.ndarray
+    path: np.ndarray
+    jitter: np.ndarray
+    score: np.ndarray
+    matrix: np.ndarray
+    scale: float
+    score_sd: float
+    matrix_sd: float
+    scale_sd: float
+    simulation: float
+    half_difference: tuple[np.ndarray, np.ndarray]
+    most_trace: float
+
+    @property
+    def kappa(self) -> float:
+        """The curvature over the matrix, by which the clip's loss is made good."""
+        return float(np.clip(self.scale / max(np.trace(self.matrix), 1e-300), 1.0, MOST_KAPPA))
+
+    @property
+    def curvature_signal(self) -> float:
+        """The matrix's length over that of the noise on it; inf without noise."""
+        size = len(self.theta)
+        noise = self.matrix_sd * math.sqrt(size * (size + 1) / 2.0)
+        return float(np.linalg.norm(self.matrix)) / noise if noise else math.inf
+
+
+def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseNoise) -> Window | None:
+    """Returns the window's averages from sums over blocks of steps, or None where it has fewer than four steps.
+
+    Args:
+      blocks: the accumulator of `gradients.Curvature`.
+      scales: that of `gradients.ClippedAway`.
+      noise: the public numbers.
+    """
+    steps = blocks["steps"]
+    used = np.flatnonzero(np.cumsum(steps) > BURN_IN * steps.sum() + 1e-9)
+    used = used[steps[used] > 0]
+    count = steps[used].sum()
+    if count < 4 or len(used) < 2:
+        return None
+    num, rate = noise.num_records, noise.sampling_rate
+
+    def mean_of(sums: np.ndarray, which: np.ndarray) -> np.ndarray:
+        total: np.ndarray = sums[which].sum(axis=0) / steps[which].sum()
+        return total
+
+    cut = int(np.searchsorted(np.cumsum(steps[used]), count / 2.0)) + 1
+    first, second = used[: min(cut, len(used) - 1)], used[min(cut, len(used) - 1) :]
+    differences = tuple(mean_of(blocks[name], first) - mean_of(blocks[name], second) for name in ("gradient", "theta"))
+    path = blocks["theta"][used] / steps[used, None]
+    squares = blocks["squares"][used] / steps[used, None]
+    return Window(
+        num_steps=int(count),
+        theta=mean_of(blocks["theta"], used),
+        path=path,
+        jitter=np.sqrt(np.maximum(squares - path**2, 0.0)),
+        score=-num * mean_of(blocks["gradient"], used),
+        matrix=num * mean_of(blocks["matrix"], used),
+        scale=float(num * mean_of(scales, used)),
+        score_sd=noise.gradient / (rate * math.sqrt(count)),
+        matrix_sd=noise.matrix / (rate * math.sqrt(count)),
+        scale_sd=noise.scale / (rate * math.sqrt(count)),
+        simulation=1.0 + (2.0 / rate - 1.0) / count,
+        half_difference=(-num * differences[0], differences[1]),
+        most_trace=num * noise.clip**2 / 2.0,
+    )
