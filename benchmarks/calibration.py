@@ -40,6 +40,12 @@ def logistic(width, scale=1.0):
     return prior, lambda params, x: tfd.Bernoulli(logits=eta(params, x), dtype=tf.float32)
 
 
+def rare(width):
+    """A few per cent of ones."""
+    prior = tfd.JointDistributionNamed(coefficients(width, 0.5, (-3.5, 0.5)))
+    return prior, lambda params, x: tfd.Bernoulli(logits=eta(params, x), dtype=tf.float32)
+
+
 def linear(width):
     prior = tfd.JointDistributionNamed({**coefficients(width), "s": tfd.LogNormal(0.0, 0.5)})
     return prior, lambda params, x: tfd.Normal(eta(params, x), params["s"])
@@ -102,10 +108,11 @@ MODELS = {
     "vague5": (lambda: logistic(5, 4.0), normals(FOUR), normals(FOUR)),
     "scaled5": (lambda: logistic(5), normals(SCALED), normals(SCALED)),
     "wrong5": (lambda: logistic(5), normals(SCALED), normals(FOUR)),
+    "rare20": (lambda: rare(20), normals(np.ones(19)), normals(np.ones(19))),
     "groups": (lambda: hierarchical(20, 3), with_groups(20, 3), with_groups(20, 3)),
 }
-SIZES = {"logistic5": (1000, 5000, 20_000), "logistic20": (5000, 20_000), "groups": (20_000,)}
-ONE = ("vague5", "scaled5", "wrong5", "groups")  # At epsilon 1 only.
+SIZES = {"logistic5": (1000, 5000, 20_000), "logistic20": (5000, 20_000), "rare20": (20_000,), "groups": (20_000,)}
+ONE = ("vague5", "scaled5", "wrong5", "rare20", "groups")  # At epsilon 1 only.
 CELLS = [
     f"{model}-{size}-{eps}"
     for model in MODELS

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import posterior
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.models.bend import Bend
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.posterior import Checks, CurvaturePrior, Mixture
 from tfp_dpvi.training import Mechanism
 
 if TYPE_CHECKING:
     from tfp_dpvi.models.pairing import Pairing
-    from tfp_dpvi.models.simulation import Pairs, PairSimulator
+    from tfp_dpvi.models.simulation import PairSimulator
 
-_NUM_PAIRS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 64, 5
-_MOST_WEIGHT = 5.0  # Logarithm of an outcome's weight: far from the window the simulation says nothing.
+_NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,11 @@ class Calibrator:
     Args:
       pairing: of the model.
       surrogate: where chains start, for priors that are not normal.
+      simulator: of a pilot, or None.
     """
 
-    def __init__(self, pairing: Pairing, surrogate: tfd.Distribution) -> None:
-        self._pairing, self._surrogate = pairing, surrogate
+    def __init__(self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None) -> None:
+        self._surrogate, self._simulator = surrogate, simulator
         self._coordinates, self._index = pairing.coordinates, pairing.index
 
     @functools.cached_property
@@ -75,21 +76,18 @@ class Calibrator:
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
         return posterior.gaussian_prior(self._log_prior, self._coordinates.num)
 
-    def __call__(
-        self, accumulated: dict[str, Any], mechanism: Mechanism, simulator: PairSimulator | None
-    ) -> Calibrated | None:
+    def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
         """Returns the posterior given what was released, or None where the window is shorter than four steps.
 
         Args:
           accumulated: the fit's accumulators.
           mechanism: of the fit.
-          simulator: of a pilot, or None.
 
         #### Formal guarantee
 
         A function of released values and public ones: post-processing, no further cost.
         """
-        noise, coordinates, index = noise_of(mechanism), self._coordinates, self._index
+        noise, coordinates, index, simulator = noise_of(mechanism), self._coordinates, self._index, self._simulator
         window = window_in(accumulated, mechanism)
         if window is None:
             return None
@@ -99,7 +97,8 @@ class Calibrator:
             bound = noise.clip if math.isfinite(noise.clip) else 1.0
             pairs, prior = None, CurvaturePrior.isotropic(len(index), noise.num_records, bound)
         else:
-            pairs = simulator.pairs_along(self._path(window, generator), generator, _NUM_PAIRS // _NUM_PLACES)
+            path = self._path(window, generator)
+            pairs = simulator.pairs(self._coordinates.params_at(path.mean(axis=0)), generator, _NUM_PAIRS, _ROUNDS)
             prior = pairs.curvature_prior(noise.num_records, noise.clip)
             mismatch = prior.mismatch(window)
             prior = prior.doubted() if mismatch > posterior.MOST_MISMATCH else prior
@@ -112,8 +111,8 @@ class Calibrator:
             start = draws.numpy().astype(np.float64)
             mixture = posterior.sampled_mixture(terms, self._log_prior, start, generator)
         linear = None
-        if pairs is not None and pairs.num_differing >= _PAIRS_A_COORDINATE * len(index):
-            curve = self._curve(pairs, window, noise, slopes, matrices, prior)
+        if simulator is not None and pairs is not None and len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
+            curve = self._curve(Bend.of(simulator, pairs, path, noise.clip), window, slopes, matrices)
             linear, mixture = mixture, posterior.refined_mixture(mixture, curve, len(slopes), generator)
         checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
         shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
@@ -124,80 +123,42 @@ class Calibrator:
         one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
         path = np.repeat(one[None], _NUM_PLACES, axis=0)
         blocks = np.arange(_NUM_PLACES) % len(window.path)
-        path[:, self._index] = window.path[blocks] + window.jitter[blocks] * generator.normal(
-            size=(len(path), len(self._index))
-        )
+        places = window.path[blocks] + window.jitter[blocks] * generator.normal(size=(len(path), len(self._index)))
+        path[:, self._index] = places - places.mean(axis=0) + window.theta
         return path
 
     def _curve(
         self,
-        pairs: Pairs,
+        bend: Bend,
         window: posterior.Window,
-        noise: posterior.ReleaseNoise,
         slopes: np.ndarray,
         matrices: np.ndarray,
-        prior: CurvaturePrior,
     ) -> posterior.DensityOfDraw:
-        """Returns the posterior's log density where the expected score bends as it does in the simulation.
-
-        At theta the expected score is `A A0^-1 m(theta)`, with m the simulation's mean of clipped pairs, drawn along the window,
-        whose first outcomes are weighted to theta, and A0 the slope of m: the release has the slope, the simulation the bend.
-        (The released A is the mean of the slopes at the window and at the truth, so where scores are skewed, at rare outcomes,
-        a part of the bend counts twice. With few differing pairs there is no bend.)
-        """
-        dtype = self._coordinates.dtype.as_numpy_dtype
-        psi = pairs.clipped(noise.clip)
-        deltas = pairs.clipped(math.inf)
-        weights = psi @ np.linalg.inv(psi.T @ deltas).T  # Their sum of psi delta^T is the identity.
-        # Of m what is linear is known: only the rest is simulated.
-        at = window.theta - weights.T @ np.sum(deltas * pairs.places, axis=1)
+        """Returns the posterior's log density where the expected score bends as it does in the simulation."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
         roots = np.linalg.inv(np.linalg.cholesky(spread))
-        seen, reach = roots @ window.score, roots @ slopes
-        outcomes = [tf.nest.map_structure(tf.convert_to_tensor, one) for one in pairs.outcomes]
-        base = list(pairs.log_probs)
+        seen, reach = roots @ window.score, roots @ slopes @ bend.root.numpy()
 
         def log_density(points: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            arrays = [tf.constant(part, dtype) for part in (points, weights, at, seen[draws], reach[draws])]
-            value, gradient = self._bent(*arrays, pairs.x, outcomes, base)
+            arrays = (tf.constant(part, self._coordinates.dtype) for part in (points, seen[draws], reach[draws]))
+            value, gradient = self._bent(*arrays, bend)
             return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
 
         return log_density
 
     @functools.cached_property
-    def _log_probs(self) -> tf.types.experimental.PolymorphicFunction:
-        def log_probs(points: tf.Tensor, x: Structure, outcomes: list[Structure]) -> list[tf.Tensor]:
-            return tf.vectorized_map(lambda point: self._pairing.log_probs(point, x, outcomes), points)
-
-        return tf.function(log_probs, autograph=False)
-
-    @functools.cached_property
     def _bent(self) -> tf.types.experimental.PolymorphicFunction:
-        """`(points, weights, at, seen, reach, x, outcomes, base) -> (log density, gradient)`."""
+        simulator = self._simulator
+        assert simulator is not None
 
-        def bent(
-            points: tf.Tensor,
-            weights: tf.Tensor,
-            at: tf.Tensor,
-            seen: tf.Tensor,
-            reach: tf.Tensor,
-            x: Structure,
-            outcomes: list[Structure],
-            base: list[tf.Tensor],
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        def bent(points: tf.Tensor, seen: tf.Tensor, reach: tf.Tensor, bend: Bend) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(points)
-                logs = self._log_probs(points, x, outcomes)
-                first, second = (
-                    tf.exp(tf.minimum(log - one, _MOST_WEIGHT)) for log, one in zip(logs, base, strict=True)
-                )
-                # A0^-1 m(theta), nearly theta - theta_bar: the bend is the difference of these two.
-                moved = tf.linalg.matmul(first - second, weights) - at
-                residual = seen - tf.linalg.matvec(reach, moved)
+                residual = seen - tf.linalg.matvec(reach, bend.moved(simulator, points))
                 value = self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
             return value, tape.gradient(value, points)
 
-        return tf.function(bent, autograph=False)
+        return tf.function(bent, autograph=False, reduce_retracing=True)
 
 
 def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:

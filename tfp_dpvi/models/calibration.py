@@ -77,7 +77,7 @@ class Calibration:
             return None
         if self._made[0] is not accumulated:
             if self._calibrator is None:
-                self._calibrator = Calibrator(self.pairing, self._model.surrogate_posterior)
+                self._calibrator = Calibrator(self.pairing, self._model.surrogate_posterior, self.simulator)
             found = self._found(accumulated, mechanism)
             self._made = (accumulated, found)
             for sentence in [] if found is None else found.checks.warnings:
@@ -87,7 +87,7 @@ class Calibration:
     def _found(self, accumulated: dict[str, Structure], mechanism: Mechanism) -> Calibrated | None:
         assert self._calibrator is not None
         try:
-            return self._calibrator(accumulated, mechanism, self.simulator)
+            return self._calibrator(accumulated, mechanism)
         except np.linalg.LinAlgError as error:
             LOG.warning("The released curvature gives no posterior (%s): `posterior` is the raw surrogate.", error)
             return None
@@ -98,6 +98,10 @@ class Calibration:
         model._dp.accumulated, model._dp.mechanism = {}, None
         model.predict_function = model.test_function = None
         self._loaded = Calibrated.from_arrays(arrays, Coordinates(self._model.prior)) if arrays else None
+
+    def use(self, simulator: PairSimulator) -> None:
+        """Takes a pilot's simulator, for the posteriors of later fits."""
+        self.simulator, self._calibrator = simulator, None
 
     @staticmethod
     def logs(accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:

@@ -81,7 +81,8 @@ class Pairing:
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
             def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
-                return _simulated(self._likelihood(parts, theta, records["x"]), records, _random.tfp_seed(key))
+                x = tf.nest.map_structure(_finite, records["x"])
+                return _simulated(self._likelihood(parts, theta, x), records, _random.tfp_seed(key))
 
             def losses(record: dict[str, Structure], theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 one = tf.nest.map_structure(lambda part: part[None], record)
@@ -107,18 +108,28 @@ class Pairing:
         return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
 
     def pairs(self, params: Structure, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
-        """Returns pairs of records that are both simulated, the differences of their scores, shape [n, d], and log densities.
+        """Returns pairs of records that are both simulated: both outcomes, `deltas`, and both log densities of shape [n].
 
         Args:
           params: one value of the parameters.
           x: inputs of n records; for models of whole records their number counts alone.
           seeds: int32 tensor of shape [2, 2].
         """
-        parts = self.coordinates.flatten(params)
-        theta = tf.concat([parts[part] for part in self.reached], axis=0)
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
         distribution = self._model.distribution_at(params, x)
         pairs = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
+        return *pairs, self.deltas(params, x, pairs), *(distribution.log_prob(twin) for twin in pairs)
+
+    def deltas(self, params: Structure, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
+        """Returns the differences of the scores of pairs, shape [n, d].
+
+        Args:
+          params: one value of the parameters.
+          x: inputs of n records.
+          pairs: two structures of n outcomes.
+        """
+        parts = self.coordinates.flatten(params)
+        theta = tf.concat([parts[part] for part in self.reached], axis=0)
 
         def delta(record: tuple[Structure, Structure, Structure]) -> tf.Tensor:
             one, *both = tf.nest.map_structure(lambda part: part[None], record)
@@ -128,7 +139,7 @@ class Pairing:
                 difference = here.log_prob(both[0])[0] - here.log_prob(both[1])[0]
             return tape.gradient(difference, theta, unconnected_gradients="zero")
 
-        return *pairs, tf.vectorized_map(delta, (x, *pairs)), *(distribution.log_prob(twin) for twin in pairs)
+        return tf.vectorized_map(delta, (x, *pairs))
 
     def log_probs(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> list[tf.Tensor]:
         """Returns log densities, shape [n], of each of several outcomes of n records.
@@ -201,7 +212,7 @@ class Pairing:
             x = tf.nest.map_structure(lambda part: _synthetic(part, draw, generator), records.x)  # noqa: B023
             try:
                 before = twins(x)
-                for value in (None, 1e4, np.nan):
+                for value in (None, 1e4):  # Not NaN: TFP's Poisson sampler never ends there.
                     after = twins(tf.nest.map_structure(lambda part: _moved(part, value, generator), x))  # noqa: B023
                     same = all(np.array_equal(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
                     if finite(before) and not same:
@@ -229,6 +240,11 @@ def _moved(part: np.ndarray, value: float | None, generator: np.random.Generator
     else:
         part[0] = 1 - part[0] if value is None else part[0]
     return part
+
+
+def _finite(part: tf.Tensor) -> tf.Tensor:
+    """Returns zeros for what is not finite: a rejection sampler never ends there, and the record's own score is not finite."""
+    return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part)) if part.dtype.is_floating else part
 
 
 def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:

@@ -102,15 +102,13 @@ def pilot(
     for _ in range(_NUM_DRAWS):
         params = model.prior.sample(seed=_random.tfp_seed(tf.constant(generator.integers(2**31, size=2))))
         drawn.append(simulator.pairs(params, generator, 512))
-        norms = np.linalg.norm(drawn[-1].deltas, axis=1)
-        norms = norms[np.isfinite(norms) & (norms > 0.0)]
-        if len(norms):
-            medians.append(np.median(norms))
+        if len(drawn[-1].deltas):
+            medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
     if not medians:
         raise ValueError(
             "pilot: no simulated pair has a finite gradient; see that the prior draws sensible parameters."
         )
-    model.calibration.simulator = simulator
+    model.calibration.use(simulator)
     clip = float(np.median(medians))
     batch = max(1, math.ceil(_RATE * num_records))
     epochs = max(1, round(_STEPS / math.ceil(num_records / batch)))
@@ -124,7 +122,7 @@ def pilot(
     )
     count = (1.0 - BURN_IN) * steps
     noise = (plan.noise_multiplier * clip * num_records / batch) ** 2 / count
-    spreads = [pairs.spread(num_records, clip, noise) for pairs in drawn if pairs.num_differing > len(pairs.deltas.T)]
+    spreads = [pairs.spread(num_records, clip, noise) for pairs in drawn if len(pairs.deltas) > simulator.size]
     last = _RELAXATIONS * float(np.median(spreads or [_LEARNING_RATE])) / math.sqrt(count)
     return Pilot(clip, _LEARNING_RATE, min(last / _LEARNING_RATE, 1.0), batch, epochs)
 
@@ -161,67 +159,69 @@ class PairSimulator:
         except CannotPairError as reason:
             raise ValueError(f'pilot: clipping="paired" does not apply: {reason}.') from reason
         self.size = len(self.pairing.index)
-        self._traced = tf.function(self.pairing.pairs, autograph=False)
+        self._pairs = tf.function(self.pairing.pairs, autograph=False)
+        self._deltas = tf.function(self.pairing.deltas, autograph=False)
+        self.log_probs = tf.function(self._log_probs, autograph=False)
 
-    def pairs(self, params: Structure, generator: np.random.Generator, num: int) -> Pairs:
-        """Returns simulated pairs.
+    def pairs(self, params: Structure, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
+        """Returns simulated pairs that differ and are finite; a discrete likelihood makes many that do not differ.
 
         Args:
           params: one value of the parameters.
           generator: of the inputs and outcomes.
-          num: how many.
+          num: how many to simulate in a round, and to return at most.
+          rounds: how many to try at most until as many are found.
         """
-        rows = generator.integers(self._num, size=num)
-        x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self._x)
-        seeds = tf.constant(generator.integers(2**31, size=(2, 2)), tf.int32)
         params = tf.nest.map_structure(tf.convert_to_tensor, params)
-        first, second, deltas, *logs = self._traced(params, x, seeds)
-        places = np.repeat(self.pairing.coordinates.flatten_one(params)[None, self.pairing.index], num, axis=0)
-        return Pairs(x, (first, second), deltas.numpy().astype(np.float64), (logs[0], logs[1]), places)
+        found: list[tuple[Structure, ...]] = []
+        simulated = differing = 0
+        while simulated < rounds * num and differing < num:
+            rows = generator.integers(self._num, size=num)
+            x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self._x)  # noqa: B023
+            seeds = tf.constant(generator.integers(2**31, size=(2, 2)), tf.int32)
+            drawn = tf.nest.map_structure(lambda part: part.numpy(), (x, *self._pairs(params, x, seeds)))
+            deltas, *logs = drawn[3:]
+            kept = np.any(deltas != 0.0, axis=1) & np.isfinite(deltas).all(axis=1) & np.isfinite(sum(logs))
+            found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
+            simulated, differing = simulated + num, differing + int(kept.sum())
+        x, first, second, deltas, *logs = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
+        return Pairs(x, (first, second), deltas.astype(np.float64), tuple(logs), differing / simulated)
 
-    def pairs_along(self, path: np.ndarray, generator: np.random.Generator, num: int) -> Pairs:
-        """Returns simulated pairs at several parameters, as many at each.
+    def deltas(self, vectors: np.ndarray, pairs: Pairs) -> np.ndarray:
+        """Returns the differences of the pairs' scores at other parameters, zero where not finite: shape [b, n, d].
 
         Args:
-          path: all coordinates of each, shape [b, D].
-          generator: of the inputs and outcomes.
-          num: how many at each.
+          vectors: all coordinates of the parameters, shape [b, D].
+          pairs: n pairs.
         """
-        found = [self.pairs(self.pairing.coordinates.params_at(one), generator, num) for one in path]
-        parts = [(one.x, one.outcomes, tf.constant(one.deltas), one.log_probs) for one in found]
-        x, outcomes, deltas, logs = tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *parts)
-        return Pairs(x, outcomes, deltas.numpy(), logs, np.repeat(path[:, self.pairing.index], num, axis=0))
+        found = np.stack(
+            [self._deltas(self.pairing.coordinates.params_at(one), pairs.x, pairs.outcomes).numpy() for one in vectors]
+        )
+        finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
+        return finite
+
+    def _log_probs(self, points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
+        """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
+        return tf.vectorized_map(lambda point: self.pairing.log_probs(point, x, outcomes), points)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Simulated pairs at public inputs.
+    """Simulated pairs that differ, at public inputs.
 
     Attributes:
       x: inputs of n records.
       outcomes: two outcomes for each.
       deltas: differences of their scores, shape [n, d].
-      log_probs: their log densities where they were drawn, two tensors of shape [n].
-      places: the parameters that they were drawn at, shape [n, d].
+      log_probs: their log densities where they were drawn, two arrays of shape [n].
+      share: of all simulated pairs, those that differ.
     """
 
     x: Structure
     outcomes: tuple[Structure, Structure]
     deltas: np.ndarray
-    log_probs: tuple[tf.Tensor, tf.Tensor]
-    places: np.ndarray
-
-    @property
-    def num_differing(self) -> int:
-        """How many pairs have a difference."""
-        return int(np.count_nonzero(np.any(self.clipped(math.inf) != 0.0, axis=1)))
-
-    def clipped(self, clip: float) -> np.ndarray:
-        """Returns the clipped differences, zero where one is not finite: shape [n, d]."""
-        deltas = np.where(np.isfinite(self.deltas).all(axis=1, keepdims=True), self.deltas, 0.0)
-        norms = np.linalg.norm(deltas, axis=1, keepdims=True)
-        psi: np.ndarray = deltas * np.minimum(1.0, clip / np.maximum(norms, 1e-12))
-        return psi
+    log_probs: tuple[np.ndarray, ...]
+    share: float
 
     def spread(self, num_records: int, clip: float, noise: float) -> float:
         """Returns the posterior's median standard deviation under a flat prior, for N records.
@@ -244,10 +244,21 @@ class Pairs:
           num_records: N.
           clip: C, or `math.inf`.
         """
-        psi, deltas = self.clipped(clip), self.clipped(math.inf)
-        size = deltas.shape[1]
-        matrix, slope = (num_records / 2.0 * (psi.T @ other) / len(psi) for other in (psi, deltas))
+        psi, differing = clipped(self.deltas, clip), num_records * self.share
+        size = self.deltas.shape[1]
+        matrix, slope = (differing / 2.0 * (psi.T @ other) / len(psi) for other in (psi, self.deltas))
         ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
-        kappa = float(np.trace(slope) / np.trace(matrix))
+        shown = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
+        kappa = float(np.mean(shown) / np.mean(np.sum(psi**2, axis=1)))
         slope = (slope + slope.T) / 2.0 + ridge
-        return CurvaturePrior(matrix + ridge, _DEGREES * size, _LOG_FACTOR_SD, (kappa, _KAPPA_SD * kappa), slope)
+        # Of the simulation's mean, and of N records': their squared distance from what they estimate.
+        fourth = (differing / 2.0) ** 2 * np.mean(np.sum(psi**2, axis=1) ** 2) - np.sum(matrix**2)
+        error = float(fourth * (1.0 / len(psi) + 1.0 / max(differing, 1.0)))
+        return CurvaturePrior(matrix + ridge, _DEGREES * size, _LOG_FACTOR_SD, (kappa, _KAPPA_SD * kappa), slope, error)
+
+
+def clipped(deltas: np.ndarray, clip: float) -> np.ndarray:
+    """Returns differences of shape [..., d], each clipped to length C."""
+    norms = np.linalg.norm(deltas, axis=-1, keepdims=True)
+    psi: np.ndarray = deltas * np.minimum(1.0, clip / np.maximum(norms, 1e-12))
+    return psi

@@ -24,6 +24,7 @@ class CurvaturePrior:
       log_factor_sd: standard deviation of the logarithm of that multiple, whose median is 1.
       kappa: mean and standard deviation of the curvature over M, before it is released.
       curvature: expected value of the curvature A for which `matrix` is that of M, or None: a multiple of it.
+      error: squared distance of `matrix` from what N records would show, as expected of its simulation.
     """
 
     matrix: np.ndarray
@@ -31,6 +32,7 @@ class CurvaturePrior:
     log_factor_sd: float
     kappa: tuple[float, float] = (1.4, 0.3)
     curvature: np.ndarray | None = None
+    error: float = 0.0
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
@@ -44,7 +46,7 @@ class CurvaturePrior:
         free = (
             size * (size + 1) / 2 - 1
         )  # Of chi-squared noise, whose mean and three standard deviations are allowed for.
-        allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free))
+        allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free)) + 2.0 * self.error
         away = np.sum((window.matrix - factor * self.matrix) ** 2) - allowed
         length = abs(factor) * np.linalg.norm(self.matrix)
         return float(math.sqrt(max(away, 0.0)) / length) if length else math.inf
