@@ -5,82 +5,136 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped
+from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped, curvature_prior
+from tfp_dpvi.posterior import CurvaturePrior
 
 _MOST_WEIGHT = 5.0  # Logarithm of an outcome's weight: far from the window the simulation says nothing.
 _RIDGE = 1e-3
+_NUM_PAIRS, _ROUNDS = 1024, 16
 
 
 class Bend(NamedTuple):
     """The expected score as a function of theta, where the releases say its slope and a simulation how that changes.
 
     With y drawn at theta and y' along the window's path, `m(theta) = E psi` is the expected score and
-    `G(theta) = E[psi delta^T] / 2` what the released slope A estimates if theta is true. The simulation has both, so that the
-    expected score is `A G(theta)^-1 m(theta)`; where nothing bends that is `A (theta - theta_bar)`. One set of pairs, drawn at
-    theta_bar and weighted to other parameters, serves all: errors of the simulation cancel but for those of the bend itself.
+    `G(theta) = E[psi delta^T] / 2` what the released slope A estimates if theta is true. Where the release alone says what A is,
+    the expected score is `A G(theta)^-1 m(theta)`. Where noise drowns its shape, that comes from the simulation and changes with
+    theta as G does: with `G(theta_bar) = L L^T` and `A = L W L^T`, the expected score is `L R W R^T G_w^-1 m_w`, where `G_w` and
+    `m_w` are whitened by L and `R R^T = (1 - w) G_w / factor + w I`, w being the release's share in what is known of the shape.
+    Where nothing bends all of these are `A (theta - theta_bar)`. One set of pairs, drawn where theta may lie and weighted to each
+    theta, serves all: errors of the simulation cancel but for those of the bend itself.
 
     Attributes:
       x: inputs of n pairs.
       outcomes: both.
-      log_probs: their log densities at theta_bar, two tensors of shape [n].
+      base: log densities that their weights are taken over, two tensors of shape [n].
       first: `E psi` of each pair over the path of its second outcome, shape [n, d], whitened.
       second: over that of its first outcome.
       slopes: likewise `E[psi delta^T] / 2`, two tensors of shape [n, d * d].
-      root: d x d: parameters over it are whitened by the slope at theta_bar.
+      root: L, shape [d, d].
+      factor: weights of G_w's entries in its factor, shape [d, d].
     """
 
     x: Structure
     outcomes: tuple[Structure, Structure]
-    log_probs: tuple[tf.Tensor, ...]
+    base: tuple[tf.Tensor, tf.Tensor]
     first: tf.Tensor
     second: tf.Tensor
     slopes: tuple[tf.Tensor, tf.Tensor]
     root: tf.Tensor
+    factor: tf.Tensor
 
     @classmethod
-    def of(cls, simulator: PairSimulator, pairs: Pairs, path: np.ndarray, clip: float) -> Bend:
-        """Makes the sums over a path.
+    def of(
+        cls,
+        simulator: PairSimulator,
+        path: np.ndarray,
+        guesses: np.ndarray,
+        clip: float,
+        num_records: int,
+        generator: np.random.Generator,
+    ) -> tuple[Bend, CurvaturePrior]:
+        """Simulates, and makes the sums over a path; returns also what they say of the curvature.
 
         Args:
           simulator: of the pilot.
-          pairs: drawn at theta_bar.
           path: parameters as the window's steps had them, with mean theta_bar: all coordinates, shape [b, D].
+          guesses: parameters to draw pairs at, shape [k, D].
           clip: C, or `math.inf`.
+          num_records: N.
+          generator: of the pairs.
         """
-        num, size = pairs.deltas.shape
         dtype = simulator.pairing.coordinates.dtype
-        own = clipped(pairs.deltas, clip)
-        slope = own.T @ pairs.deltas / (2.0 * num)
-        slope = (slope + slope.T) / 2.0 + _RIDGE * np.trace(slope) / size * np.eye(size)
-        root = np.linalg.inv(np.linalg.cholesky(slope)).T
-        logs = simulator.log_probs(tf.constant(path, dtype), pairs.x, pairs.outcomes)
-        deltas = simulator.deltas(path, pairs)
-        psi = clipped(deltas, clip)
-        means, slopes = [], []
-        for log, base in zip(logs, pairs.log_probs, strict=True):
-            weights = np.exp(np.minimum(log.numpy() - base, _MOST_WEIGHT)) / len(path)
-            means.append(np.einsum("bn,bni->ni", weights, psi) @ root / (2.0 * num))
-            product = np.einsum("bn,bni,bnj->nij", weights, psi, deltas, optimize=True)
-            slopes.append((root.T @ product @ root).reshape(num, -1) / (4.0 * num))
-        second, first, *both, root = (tf.constant(part, dtype) for part in (*means, slopes[1], slopes[0], root))
-        parts = tf.nest.map_structure(tf.constant, (pairs.x, pairs.outcomes, pairs.log_probs))
-        return cls(*parts, first, second, tuple(both), root)
+        num_each = _NUM_PAIRS // len(guesses)
+        drawn = [
+            simulator.pairs(simulator.pairing.coordinates.params_at(guess), generator, num_each, _ROUNDS)
+            for guess in guesses
+        ]
+        simulated = np.array([len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn])
+        x, outcomes = Pairs.records_of(drawn)
 
-    def moved(self, simulator: PairSimulator, points: tf.Tensor) -> tf.Tensor:
-        """Returns `root^-1 G(theta)^-1 m(theta)`, nearly `root^-1 (theta - theta_bar)`: shape [b, d].
+        def log_probs(places: np.ndarray) -> list[np.ndarray]:
+            found = simulator.log_probs(tf.constant(places, dtype), x, outcomes)
+            return [one.numpy().astype(np.float64) for one in found]
+
+        both = log_probs(guesses)
+        shares = np.log(simulated / simulated.sum())[:, None]
+        base = [special.logsumexp(shares + one, axis=0) for one in both]
+        excess = base[0] + base[1] - special.logsumexp(shares + both[0] + both[1], axis=0)
+
+        def weights_of(places: np.ndarray) -> list[np.ndarray]:
+            return [
+                np.exp(np.minimum(log - one, _MOST_WEIGHT)) for log, one in zip(log_probs(places), base, strict=True)
+            ]
+
+        deltas = simulator.deltas(path, x, outcomes)
+        psi = clipped(deltas, clip)
+        along = [one * np.exp(excess) / (len(path) * simulated.sum()) for one in weights_of(path)]
+        means = [np.einsum("bn,bni->ni", one, psi) / 2.0 for one in along]
+        slopes = [np.einsum("bn,bni,bnj->nij", one, psi, deltas, optimize=True) / 4.0 for one in along]
+        # At theta_bar: G, and what there is to know of the curvature.
+        first, second = (one[0] for one in weights_of(path.mean(axis=0, keepdims=True)))
+        pair = first * along[1] + second * along[0]
+        prior = curvature_prior(
+            psi.reshape(-1, psi.shape[-1]), deltas.reshape(-1, psi.shape[-1]), pair.reshape(-1) / 2.0, clip, num_records
+        )
+        size = psi.shape[-1]
+        slope = np.einsum("n,nij->ij", first, slopes[1]) + np.einsum("n,nij->ij", second, slopes[0])
+        slope = (slope + slope.T) / 2.0
+        root = np.linalg.cholesky(slope + _RIDGE * np.trace(slope) / size * np.eye(size))
+        inverse = np.linalg.inv(root)
+        means = [one @ inverse.T for one in means]
+        slopes = [(inverse @ one @ inverse.T).reshape(len(one), -1) for one in slopes]
+        factor = (root.T @ root) @ (root.T @ root)
+        tensors = (*base, means[1], means[0], slopes[1], slopes[0], root, factor / np.trace(factor))
+        own, other, ahead, behind, *both_slopes, root, factor = (tf.constant(part, dtype) for part in tensors)
+        x, outcomes = tf.nest.map_structure(tf.constant, (x, outcomes))
+        return cls(x, outcomes, (own, other), ahead, behind, tuple(both_slopes), root, factor), prior
+
+    def score(self, simulator: PairSimulator, points: tf.Tensor, relative: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        """Returns `L^-1` times the expected score, shape [b, d].
 
         Args:
           simulator: of the pilot.
           points: all coordinates of theta, shape [b, D].
+          relative: W, shape [b, d, d].
+          share: w.
         """
         logs = simulator.log_probs(points, self.x, self.outcomes)
         first, second = (
-            tf.exp(tf.minimum(log - base, _MOST_WEIGHT)) for log, base in zip(logs, self.log_probs, strict=True)
+            tf.exp(tf.minimum(log - base, _MOST_WEIGHT)) for log, base in zip(logs, self.base, strict=True)
         )
         size = self.root.shape[0]
+        eye = tf.eye(size, dtype=points.dtype)
         mean = tf.matmul(first, self.first) - tf.matmul(second, self.second)
         slope = tf.matmul(first, self.slopes[0]) + tf.matmul(second, self.slopes[1])
-        slope = tf.reshape(slope, [-1, size, size]) + _RIDGE * tf.eye(size, dtype=slope.dtype)
-        return tf.linalg.solve(slope, mean[..., None])[..., 0]
+        slope = tf.reshape(slope, [-1, size, size])
+        slope = (slope + tf.linalg.matrix_transpose(slope)) / 2.0 + _RIDGE * eye
+        factor = tf.reduce_sum(slope * self.factor, axis=[-2, -1])[:, None, None]
+        moved = tf.linalg.solve(slope, mean[..., None])
+        shape = tf.linalg.cholesky((1.0 - share) * slope / factor + share * eye)
+        turned = tf.matmul(shape, moved, transpose_a=True)
+        return tf.matmul(shape, tf.matmul(relative, turned))[..., 0]

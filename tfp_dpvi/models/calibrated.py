@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.simulation import PairSimulator
 
 _NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
+_FROM_PATH, _GUESSES, _WIDER = (
+    4,
+    12,
+    1.5,
+)  # Where the bend is simulated: on the path and about the posterior without it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +117,11 @@ class Calibrator:
             mixture = posterior.sampled_mixture(terms, self._log_prior, start, generator)
         linear = None
         if simulator is not None and pairs is not None and len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
-            curve = self._curve(Bend.of(simulator, pairs, path, noise.clip), window, slopes, matrices)
+            guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
+            bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
+            known = known.doubted() if mismatch > posterior.MOST_MISMATCH else known
+            slopes, matrices = posterior.draw_curvature(window, known, generator)
+            curve = self._curve(bend, window, slopes, matrices, known.release_share(window))
             linear, mixture = mixture, posterior.refined_mixture(mixture, curve, len(slopes), generator)
         checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
         shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
@@ -133,15 +142,18 @@ class Calibrator:
         window: posterior.Window,
         slopes: np.ndarray,
         matrices: np.ndarray,
+        share: float,
     ) -> posterior.DensityOfDraw:
         """Returns the posterior's log density where the expected score bends as it does in the simulation."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
         roots = np.linalg.inv(np.linalg.cholesky(spread))
-        seen, reach = roots @ window.score, roots @ slopes @ bend.root.numpy()
+        seen, reach = roots @ window.score, roots @ bend.root.numpy()
+        inverse = np.linalg.inv(bend.root.numpy())
+        relative = inverse @ slopes @ inverse.T
 
         def log_density(points: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            arrays = (tf.constant(part, self._coordinates.dtype) for part in (points, seen[draws], reach[draws]))
-            value, gradient = self._bent(*arrays, bend)
+            parts = (points, seen[draws], reach[draws], relative[draws], share)
+            value, gradient = self._bent(*(tf.constant(part, self._coordinates.dtype) for part in parts), bend)
             return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
 
         return log_density
@@ -151,10 +163,12 @@ class Calibrator:
         simulator = self._simulator
         assert simulator is not None
 
-        def bent(points: tf.Tensor, seen: tf.Tensor, reach: tf.Tensor, bend: Bend) -> tuple[tf.Tensor, tf.Tensor]:
+        def bent(
+            points: tf.Tensor, seen: tf.Tensor, reach: tf.Tensor, relative: tf.Tensor, share: tf.Tensor, bend: Bend
+        ) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(points)
-                residual = seen - tf.linalg.matvec(reach, bend.moved(simulator, points))
+                residual = seen - tf.linalg.matvec(reach, bend.score(simulator, points, relative, share))
                 value = self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
             return value, tape.gradient(value, points)
 

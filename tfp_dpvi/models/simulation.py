@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,16 +188,16 @@ class PairSimulator:
         x, first, second, deltas, *logs = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
         return Pairs(x, (first, second), deltas.astype(np.float64), tuple(logs), differing / simulated)
 
-    def deltas(self, vectors: np.ndarray, pairs: Pairs) -> np.ndarray:
-        """Returns the differences of the pairs' scores at other parameters, zero where not finite: shape [b, n, d].
+    def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
+        """Returns the differences of pairs' scores at other parameters, zero where not finite: shape [b, n, d].
 
         Args:
           vectors: all coordinates of the parameters, shape [b, D].
-          pairs: n pairs.
+          x: inputs of n pairs.
+          outcomes: both.
         """
-        found = np.stack(
-            [self._deltas(self.pairing.coordinates.params_at(one), pairs.x, pairs.outcomes).numpy() for one in vectors]
-        )
+        at = self.pairing.coordinates.params_at
+        found = np.stack([self._deltas(at(one), x, outcomes).numpy() for one in vectors]).astype(np.float64)
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
         return finite
 
@@ -223,6 +224,13 @@ class Pairs:
     log_probs: tuple[np.ndarray, ...]
     share: float
 
+    @staticmethod
+    def records_of(parts: Sequence[Pairs]) -> tuple[Structure, tuple[Structure, Structure]]:
+        """Returns inputs and outcomes of several simulations as those of one."""
+        fields = [(one.x, one.outcomes) for one in parts]
+        x, outcomes = tf.nest.map_structure(lambda *each: np.concatenate(each), *fields)
+        return x, outcomes
+
     def spread(self, num_records: int, clip: float, noise: float) -> float:
         """Returns the posterior's median standard deviation under a flat prior, for N records.
 
@@ -244,17 +252,39 @@ class Pairs:
           num_records: N.
           clip: C, or `math.inf`.
         """
-        psi, differing = clipped(self.deltas, clip), num_records * self.share
-        size = self.deltas.shape[1]
-        matrix, slope = (differing / 2.0 * (psi.T @ other) / len(psi) for other in (psi, self.deltas))
-        ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
-        shown = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
-        kappa = float(np.mean(shown) / np.mean(np.sum(psi**2, axis=1)))
-        slope = (slope + slope.T) / 2.0 + ridge
-        # Of the simulation's mean, and of N records': their squared distance from what they estimate.
-        fourth = (differing / 2.0) ** 2 * np.mean(np.sum(psi**2, axis=1) ** 2) - np.sum(matrix**2)
-        error = float(fourth * (1.0 / len(psi) + 1.0 / max(differing, 1.0)))
-        return CurvaturePrior(matrix + ridge, _DEGREES * size, _LOG_FACTOR_SD, (kappa, _KAPPA_SD * kappa), slope, error)
+        weights = np.full(len(self.deltas), self.share / len(self.deltas))
+        return curvature_prior(clipped(self.deltas, clip), self.deltas, weights, clip, num_records)
+
+
+def curvature_prior(
+    psi: np.ndarray, deltas: np.ndarray, weights: np.ndarray, clip: float, num_records: int
+) -> CurvaturePrior:
+    """Returns what simulated pairs say of the curvature of N records.
+
+    Args:
+      psi: clipped differences of scores, shape [n, d].
+      deltas: not clipped.
+      weights: of the pairs, shape [n]; those of pairs that do not differ are left out.
+      clip: C, or `math.inf`.
+      num_records: N.
+    """
+    size = psi.shape[1]
+    weighted = num_records / 2.0 * weights[:, None] * psi
+    matrix, slope = weighted.T @ psi, weighted.T @ deltas
+    ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
+    shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
+    kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))
+    # Squared distances from what they estimate, of the simulation's mean and of that of N records.
+    error = float(np.sum(np.sum(weighted**2, axis=1) * np.sum(psi**2, axis=1)))
+    error *= 1.0 + 1.0 / (num_records * np.sum(weights**2) / np.sum(weights))
+    return CurvaturePrior(
+        matrix + ridge,
+        _DEGREES * size,
+        _LOG_FACTOR_SD,
+        (kappa, _KAPPA_SD * kappa),
+        (slope + slope.T) / 2.0 + ridge,
+        error,
+    )
 
 
 def clipped(deltas: np.ndarray, clip: float) -> np.ndarray:

@@ -51,6 +51,13 @@ class CurvaturePrior:
         length = abs(factor) * np.linalg.norm(self.matrix)
         return float(math.sqrt(max(away, 0.0)) / length) if length else math.inf
 
+    def release_share(self, window: Window) -> float:
+        """Returns the release's share in what is known of the shape of M: 0 where noise drowns it, 1 without noise."""
+        size = len(self.matrix)
+        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees  # Of a Wishart matrix.
+        noise = window.matrix_sd**2 * size * (size + 1) / 2.0
+        return float(before / (before + noise))
+
     def doubted(self) -> CurvaturePrior:
         """Returns a weak prior about the same matrix, for where the release is far from it."""
         return CurvaturePrior(self.matrix, 2.0 * len(self.matrix), 0.8)

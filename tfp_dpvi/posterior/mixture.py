@@ -48,6 +48,14 @@ class Mixture:
         within: np.ndarray = np.mean(self.scales @ np.swapaxes(self.scales, 1, 2), axis=0)
         return within + away.T @ away / len(away)
 
+    def sample(self, num: int, generator: np.random.Generator, wider: float = 1.0) -> np.ndarray:
+        """Returns draws, shape [num, d], their distance to the mean multiplied by `wider`."""
+        picks = generator.integers(len(self.locs), size=num)
+        scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
+        draws = self.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(num, len(self.mean))))
+        found: np.ndarray = self.mean + wider * (draws - self.mean)
+        return found
+
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
