@@ -369,7 +369,7 @@ def test_the_pilot_knows_the_shape_of_the_curvature():
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
     dpvi.pilot(model, x, num_records=1000, epsilon=1.0, delta=1e-5)
     w = np.array([0.5, -0.5], "float32")
-    pairs = model.calibration.simulator.pairs({"w": w}, np.random.default_rng(0), 8192)
+    pairs = model.calibration.simulator.pairs(w, np.random.default_rng(0), 8192)
     prior_of = pairs.curvature_prior(1000, float("inf"))
     p = 1 / (1 + np.exp(-x @ w))
     expected = 1000 * (x * (p * (1 - p))[:, None]).T @ x / len(x)

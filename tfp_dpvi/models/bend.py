@@ -69,10 +69,7 @@ class Bend(NamedTuple):
         """
         dtype = simulator.pairing.coordinates.dtype
         num_each = _NUM_PAIRS // len(guesses)
-        drawn = [
-            simulator.pairs(simulator.pairing.coordinates.params_at(guess), generator, num_each, _ROUNDS)
-            for guess in guesses
-        ]
+        drawn = [simulator.pairs(guess, generator, num_each, _ROUNDS) for guess in guesses]
         simulated = np.array([len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn])
         x, outcomes = Pairs.records_of(drawn)
 

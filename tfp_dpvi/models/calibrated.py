@@ -103,7 +103,7 @@ class Calibrator:
             pairs, prior = None, CurvaturePrior.isotropic(len(index), noise.num_records, bound)
         else:
             path = self._path(window, generator)
-            pairs = simulator.pairs(self._coordinates.params_at(path.mean(axis=0)), generator, _NUM_PAIRS, _ROUNDS)
+            pairs = simulator.pairs(path.mean(axis=0), generator, _NUM_PAIRS, _ROUNDS)
             prior = pairs.curvature_prior(noise.num_records, noise.clip)
             mismatch = prior.mismatch(window)
             prior = prior.doubted() if mismatch > posterior.MOST_MISMATCH else prior

@@ -50,10 +50,6 @@ class Coordinates:
         vector: np.ndarray = tf.concat(self.flatten(params), axis=0).numpy().astype(np.float64)
         return vector
 
-    def params_at(self, vector: np.ndarray) -> Structure:
-        """Returns the parameters at a vector of shape [num]."""
-        return self.constrain(tf.split(tf.constant(vector, self.dtype), self.sizes))
-
     def constrain(self, parts: Sequence[tf.Tensor]) -> Structure:
         """Returns the parameters, from vectors of shape [..., size]."""
         return self._to_support.forward(self._unflat(parts))

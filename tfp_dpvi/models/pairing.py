@@ -107,28 +107,28 @@ class Pairing:
         releases = curvature_releases(len(self.index), clip)
         return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
 
-    def pairs(self, params: Structure, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
+    def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
         """Returns pairs of records that are both simulated: both outcomes, `deltas`, and both log densities of shape [n].
 
         Args:
-          params: one value of the parameters.
+          vector: all coordinates of the parameters.
           x: inputs of n records; for models of whole records their number counts alone.
           seeds: int32 tensor of shape [2, 2].
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
-        distribution = self._model.distribution_at(params, x)
+        distribution = self._distribution(vector, x)
         pairs = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
-        return *pairs, self.deltas(params, x, pairs), *(distribution.log_prob(twin) for twin in pairs)
+        return *pairs, self.deltas(vector, x, pairs), *(distribution.log_prob(twin) for twin in pairs)
 
-    def deltas(self, params: Structure, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
+    def deltas(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
         """Returns the differences of the scores of pairs, shape [n, d].
 
         Args:
-          params: one value of the parameters.
+          vector: all coordinates of the parameters.
           x: inputs of n records.
           pairs: two structures of n outcomes.
         """
-        parts = self.coordinates.flatten(params)
+        parts = tf.split(vector, self.coordinates.sizes)
         theta = tf.concat([parts[part] for part in self.reached], axis=0)
 
         def delta(record: tuple[Structure, Structure, Structure]) -> tf.Tensor:
@@ -149,9 +149,11 @@ class Pairing:
           x: inputs of n records.
           pairs: structures of n outcomes.
         """
-        params = self.coordinates.constrain(tf.split(vector, self.coordinates.sizes))
-        distribution = self._model.distribution_at(params, x)
+        distribution = self._distribution(vector, x)
         return [distribution.log_prob(outcomes) for outcomes in pairs]
+
+    def _distribution(self, vector: tf.Tensor, x: Structure) -> tfd.Distribution:
+        return self._model.distribution_at(self.coordinates.constrain(tf.split(vector, self.coordinates.sizes)), x)
 
     def _likelihood(self, parts: list[tf.Tensor], theta: tf.Tensor, x: Structure) -> tfd.Distribution:
         """Returns the likelihood with `theta` in place of those parts that it reads."""

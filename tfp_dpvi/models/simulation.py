@@ -100,9 +100,9 @@ def pilot(
     simulator = PairSimulator(model, x)
     generator = np.random.default_rng(seed)
     medians, drawn = [], []
-    for _ in range(_NUM_DRAWS):
-        params = model.prior.sample(seed=_random.tfp_seed(tf.constant(generator.integers(2**31, size=2))))
-        drawn.append(simulator.pairs(params, generator, 512))
+    params = model.prior.sample(_NUM_DRAWS, seed=_random.tfp_seed(tf.constant(generator.integers(2**31, size=2))))
+    for vector in tf.concat(simulator.pairing.coordinates.flatten_batch(params), axis=-1):
+        drawn.append(simulator.pairs(vector, generator, 512))
         if len(drawn[-1].deltas):
             medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
     if not medians:
@@ -161,26 +161,26 @@ class PairSimulator:
             raise ValueError(f'pilot: clipping="paired" does not apply: {reason}.') from reason
         self.size = len(self.pairing.index)
         self._pairs = tf.function(self.pairing.pairs, autograph=False)
-        self._deltas = tf.function(self.pairing.deltas, autograph=False)
+        self._traced_deltas = tf.function(self._deltas, autograph=False)
         self.log_probs = tf.function(self._log_probs, autograph=False)
 
-    def pairs(self, params: Structure, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
+    def pairs(self, vector: np.ndarray | tf.Tensor, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
         """Returns simulated pairs that differ and are finite; a discrete likelihood makes many that do not differ.
 
         Args:
-          params: one value of the parameters.
+          vector: all coordinates of the parameters, shape [D].
           generator: of the inputs and outcomes.
           num: how many to simulate in a round, and to return at most.
           rounds: how many to try at most until as many are found.
         """
-        params = tf.nest.map_structure(tf.convert_to_tensor, params)
+        vector = tf.cast(vector, self.pairing.coordinates.dtype)
         found: list[tuple[Structure, ...]] = []
         simulated = differing = 0
         while simulated < rounds * num and differing < num:
             rows = generator.integers(self._num, size=num)
             x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self._x)  # noqa: B023
             seeds = tf.constant(generator.integers(2**31, size=(2, 2)), tf.int32)
-            drawn = tf.nest.map_structure(lambda part: part.numpy(), (x, *self._pairs(params, x, seeds)))
+            drawn = tf.nest.map_structure(lambda part: part.numpy(), (x, *self._pairs(vector, x, seeds)))
             deltas, *logs = drawn[3:]
             kept = np.any(deltas != 0.0, axis=1) & np.isfinite(deltas).all(axis=1) & np.isfinite(sum(logs))
             found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
@@ -196,10 +196,13 @@ class PairSimulator:
           x: inputs of n pairs.
           outcomes: both.
         """
-        at = self.pairing.coordinates.params_at
-        found = np.stack([self._deltas(at(one), x, outcomes).numpy() for one in vectors]).astype(np.float64)
+        found = self._traced_deltas(tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes).numpy()
+        found = found.astype(np.float64)
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
         return finite
+
+    def _deltas(self, vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> tf.Tensor:
+        return tf.map_fn(lambda one: self.pairing.deltas(one, x, outcomes), vectors)
 
     def _log_probs(self, points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
         """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
