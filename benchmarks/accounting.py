@@ -145,7 +145,7 @@ def share_of_a_fit(repetitions=5):
             for where, path in (("memory", None), ("file", os.path.join(folder, "ledger"))):
                 book = PrivacyLedger(path)
                 prior = tfd.Sample(tfd.Normal(0.0, 1.0), 20)
-                model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)))
+                model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), clipping="flat")
                 optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
                     l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.01
                 )

@@ -21,6 +21,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
+from tfp_dpvi.models.calibrated import Calibrator
+from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.privacy import PrivacyLedger
 
 tfd = tfp.distributions
@@ -194,12 +196,20 @@ class Fits:
         begun = time.perf_counter()
         drawn = self.model.posterior.sample(NUM_DRAWS, seed=1)
         took = time.perf_counter() - begun
-        return tf.concat(coordinates.flatten_batch(drawn), axis=-1).numpy().astype("float64"), took
+        return flat_draws(drawn, coordinates), took
+
+    def draws_without_inputs(self, coordinates):
+        """Of the posterior of the same fit where the pilot's inputs are not known: no simulation, no bend."""
+        calibration, dp = self.model.calibration, self.model._dp
+        found = Calibrator(calibration.pairing, self.model.surrogate_posterior, None)(dp.accumulated, dp.mechanism)
+        return flat_draws(found.distribution.sample(NUM_DRAWS, seed=1), coordinates), 0.0
+
+
+def flat_draws(drawn, coordinates):
+    return tf.concat(coordinates.flatten_batch(drawn), axis=-1).numpy().astype("float64")
 
 
 def run(cell, num, baseline, seed):
-    from tfp_dpvi.models.coordinates import Coordinates
-
     name, size, epsilon = cell.split("-")
     (make, inputs, public), size, epsilon = MODELS[name], int(size), float(epsilon)
     prior, likelihood = make()
@@ -218,12 +228,13 @@ def run(cell, num, baseline, seed):
     flat = {clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip) for clip in ((1.0, None) if baseline else ())}
     exact = NonPrivate(prior, likelihood, coordinates)
     prior_draws = tf.concat(coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1).numpy()
-    rows, checks, warned, took, begun = {"paired": []}, [], [], [], time.perf_counter()
+    rows, checks, warned, took, begun = {"paired": [], "no inputs": []}, [], [], [], time.perf_counter()
     rows.update({f"flat, clip {clip or 'pilot'}": [] for clip in flat}, prior=[])
     for number in range(num):
         x, y, truth = records()
         mean, sd = exact.fit(truth, x, y)
         every = {"paired": paired.draws(x, y, coordinates)}
+        every["no inputs"] = paired.draws_without_inputs(coordinates)
         took.append(every["paired"][1])
         found = paired.model._calibrated()
         warned.append(bool(found.checks.warnings))

@@ -54,7 +54,7 @@ def make_ours(x: Any, y: Any, steps: int, batch_size: int) -> tuple[Callable[[],
     def likelihood(weights: Any, x: Any) -> Any:
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, weights))
 
-    model = dpvi.DPVI(prior, likelihood)
+    model = dpvi.DPVI(prior, likelihood, clipping="flat")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
         l2_norm_clip=CLIP, noise_multiplier=NOISE_MULTIPLIER, learning_rate=LEARNING_RATE
     )

@@ -29,7 +29,7 @@ OUTPUT = pathlib.Path(__file__).parents[1] / "docs" / "figures" / "benchmark" / 
 def make(metrics: Any, d: int) -> Any:
     """A compiled logistic regression."""
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), d)
-    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)))
+    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), clipping="flat")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.01)
     model.compile(optimizer, delta=1e-5, metrics=metrics, jit_compile=True)
     return model

@@ -90,7 +90,7 @@ def make_model(initial_scale: float) -> dpvi.DPVI:
     surrogate = dpvi.surrogates.mean_field(prior, initial_loc=starting_point(), initial_scale=initial_scale)
     # Gradients by the surrogate's unconstrained variables, not by the parameters ("aligned"): by a weight on the
     # simplex a gradient is about 1 / weight, and would take up most of the clip.
-    return dpvi.DPVI(prior, likelihood, surrogate, gradients="vectorized")
+    return dpvi.DPVI(prior, likelihood, surrogate, gradients="vectorized", clipping="flat")
 
 
 def fit_private(x: np.ndarray, epsilon: float, delta: float, verbose: int, **changes: Any) -> dpvi.DPVI:

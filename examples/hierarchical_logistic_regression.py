@@ -91,7 +91,7 @@ def make_model(characteristics: np.ndarray, initial_scale: float) -> dpvi.DPVI:
     def likelihood(params: Any, x: Any) -> Any:
         return tfd.Bernoulli(logits=tf.reduce_sum(tf.gather(params["weights"], x["group"]) * x["features"], axis=-1))
 
-    return dpvi.DPVI(prior, likelihood, dpvi.surrogates.mean_field(prior, initial_scale=initial_scale))
+    return dpvi.DPVI(prior, likelihood, dpvi.surrogates.mean_field(prior, initial_scale=initial_scale), clipping="flat")
 
 
 def fit_private(data: dict[str, Any], epsilon: float, delta: float, verbose: int, **changes: Any) -> dpvi.DPVI:

@@ -160,7 +160,7 @@ def make_model(num_features: int) -> dpvi.DPVI:
     def likelihood(weights: Any, x: Any) -> Any:
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, weights[:-1]) + weights[-1])
 
-    return dpvi.DPVI(prior, likelihood, surrogate_posterior="mean_field")
+    return dpvi.DPVI(prior, likelihood, surrogate_posterior="mean_field", clipping="flat")
 
 
 def accuracy(model: dpvi.DPVI, x: Any, y: Any) -> float:

@@ -42,7 +42,7 @@ def load(num: int | None) -> tuple[np.ndarray, np.ndarray]:
 def fit(x: np.ndarray, y: np.ndarray, logs: pathlib.Path, epochs: int) -> tuple[Any, Any]:
     """The model and its history."""
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=x.shape[1])})
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])))
+    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
     model.compile(
         dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.02),
         epsilon=1.0,

@@ -51,7 +51,7 @@ def learn(x: np.ndarray, y: np.ndarray) -> dpvi.DPVI:
     def likelihood(params: Any, x: Any) -> Any:
         return tfd.Bernoulli(logits=tf.linalg.matvec(standardize(x), params["w"]) + params["b"])
 
-    model = dpvi.DPVI(prior, likelihood, name="breast_cancer")
+    model = dpvi.DPVI(prior, likelihood, name="breast_cancer", clipping="flat")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05)
     model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=standardize.ledger)
     model.fit(x, y, batch_size=128, epochs=20, verbose=0)

@@ -17,7 +17,9 @@ Y = (X[:, 0] > 0).astype("int32")
 
 def fit(log_dir, **kwargs):
     model = dpvi.DPVI(
-        tfd.Sample(tfd.Normal(0.0, 1.0), 2), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+        tfd.Sample(tfd.Normal(0.0, 1.0), 2),
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
+        clipping="flat",
     )
     model.compile(
         optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, learning_rate=0.05), epsilon=1.0, delta=1e-5
@@ -83,7 +85,9 @@ class Interrupt(keras.callbacks.Callback):
 
 def test_an_interrupted_fit_loses_no_event(tmp_path):
     model = dpvi.DPVI(
-        tfd.Sample(tfd.Normal(0.0, 1.0), 2), lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
+        tfd.Sample(tfd.Normal(0.0, 1.0), 2),
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
+        clipping="flat",
     )
     model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0), delta=1e-5)
     callbacks = [dpvi.callbacks.PrivacyTensorBoard(tmp_path), Interrupt()]

@@ -67,7 +67,7 @@ def make_regression(surrogate="mean_field", **kwargs):
     def likelihood(params, x):
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
 
-    return dpvi.DPVI(prior, likelihood, surrogate, num_predictive_draws=30, **kwargs)
+    return dpvi.DPVI(prior, likelihood, surrogate, num_predictive_draws=30, **kwargs, clipping="flat")
 
 
 def make_generative():
@@ -76,7 +76,7 @@ def make_generative():
     def likelihood(params):
         return tfd.Independent(tfd.Normal(params["loc"], params["scale"]), 1)
 
-    return dpvi.DPVI(prior, likelihood, num_predictive_draws=20)
+    return dpvi.DPVI(prior, likelihood, num_predictive_draws=20, clipping="flat")
 
 
 def make_vae():
@@ -216,7 +216,7 @@ def test_structures_of_inputs_and_outputs_go_by_their_names(tmp_path):
         return tfd.Poisson(log_rate=tf.reduce_sum(tf.gather(w, x["the group"]) * x["features"], axis=-1))
 
     x = {"features": np.ones((60, 2)) / 7, "the group": np.arange(60) % 3}
-    model = fit(dpvi.DPVI(prior, likelihood, num_predictive_draws=10), x, np.ones(60))
+    model = fit(dpvi.DPVI(prior, likelihood, num_predictive_draws=10, clipping="flat"), x, np.ones(60))
     model.export(tmp_path / "model")
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     few = {name: part[:4] for name, part in x.items()}
@@ -314,6 +314,7 @@ def test_the_search_finds_what_is_there(tmp_path):
     model = dpvi.DPVI(
         tfd.Sample(tfd.Normal(0.0, 1.0), 3),
         lambda w, x: tfd.Normal(tf.linalg.matvec(x, w) + tf.reduce_mean(tf.sin(held)), 1.0),
+        clipping="flat",
     )
     fit(model, X, X[:, 0]).export(tmp_path / "model")
     assert X[3, 1].tobytes() in all_bytes(tmp_path / "model")
@@ -393,7 +394,9 @@ def test_a_failure_leaves_nothing_behind(tmp_path, regression, monkeypatch):
 
 def test_a_likelihood_that_needs_the_number_of_records_is_named(tmp_path):
     model = dpvi.DPVI(
-        tfd.Sample(tfd.Normal(0.0, 1.0), 3), lambda w, x: tfd.Normal(tf.linalg.matvec(x, w) + [0.0] * x.shape[0], 1.0)
+        tfd.Sample(tfd.Normal(0.0, 1.0), 3),
+        lambda w, x: tfd.Normal(tf.linalg.matvec(x, w) + [0.0] * x.shape[0], 1.0),
+        clipping="flat",
     )
     fit(model, X, X[:, 0])
     with pytest.raises(ValueError, match=r"export: predict cannot be traced for x of float32 \[n, 3\]"):

@@ -31,7 +31,9 @@ Y = (X[:, 0] > 0).astype("int32")
 
 def logistic(**kwargs):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
-    return dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), **kwargs)
+    return dpvi.DPVI(
+        prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), **kwargs, clipping="flat"
+    )
 
 
 def fitted(model, metrics, *, epochs=2, batch_size=20, callbacks=None, noise=1.0, x=X, y=Y, clip=1.0, **kwargs):

@@ -258,6 +258,7 @@ def test_it_adds_up_with_a_fit_and_the_report_lists_it():
     model = dpvi.DPVI(
         tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 3)}),
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])),
+        clipping="flat",
     )
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=made.ledger)
     report = model.privacy_report()

@@ -64,6 +64,8 @@ def test_reports_have_the_same_figures(name):
 def test_a_saved_model_loads_and_goes_on(name):
     frozen = SAVED[name]
     model = dpvi.load_model(FOLDER / f"{name}.keras")
+    if isinstance(model, dpvi.DPVI):
+        assert model.clipping == "flat"  # These files are older than the paired clip.
     found = references.facts(model)
     np.testing.assert_array_equal(found["weights"], frozen["weights"])
     np.testing.assert_array_equal(found["optimizer"], frozen["optimizer"])

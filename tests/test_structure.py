@@ -244,7 +244,9 @@ def test_one_record_reaches_the_update_through_few_files():
     from tfp_dpvi._tf import tf, tfp
 
     tfd = tfp.distributions
-    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * tf.reduce_sum(x, axis=-1), 1.0))
+    model = dpvi.DPVI(
+        tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * tf.reduce_sum(x, axis=-1), 1.0), clipping="flat"
+    )
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
     model.compile(optimizer, jit_compile=False)
     x, y = np.ones([20, WIDTH], np.float32), np.ones(20, np.float32)

@@ -183,7 +183,7 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
 
     def model() -> Any:
         prior = tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=features)
-        return dpvi.DPVI(prior, lambda weights, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, weights)))
+        return dpvi.DPVI(prior, lambda weights, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, weights)), clipping="flat")
 
     few, each = (4, 2) if quick else (100, 25)
     makers: Makers = {

@@ -133,7 +133,7 @@ def test_compile_refuses(arguments, words):
     ],
 )
 def test_records_that_the_likelihood_does_not_take_are_refused(arguments, words):
-    model = dpvi.DPVI(prior(), likelihood)
+    model = dpvi.DPVI(prior(), likelihood, clipping="flat")
     model.compile(optimizer=adam(), epsilon=1.0, delta=1e-5)
     check_refused(model, arguments, words)
 
@@ -169,7 +169,7 @@ def test_fit_before_compile():
     ],
 )
 def test_a_wrong_likelihood_spends_nothing(arguments, words):
-    model = dpvi.DPVI(prior(), **arguments)
+    model = dpvi.DPVI(prior(), **arguments, clipping="flat")
     model.compile(optimizer=adam(), epsilon=1.0, delta=1e-5)
     with pytest.raises((ValueError, TypeError)) as caught:
         model.fit(X, X if "tfd.Independent" in words else Y, verbose=0)
@@ -194,7 +194,7 @@ def test_a_wrong_likelihood_spends_nothing(arguments, words):
 )
 def test_the_constructor_refuses(arguments, words):
     with pytest.raises((ValueError, TypeError)) as caught:
-        dpvi.DPVI(*arguments)
+        dpvi.DPVI(*arguments, clipping="flat")
     for word in words:
         assert word in str(caught.value)
 
@@ -203,16 +203,16 @@ def test_the_constructor_refuses(arguments, words):
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_draws_are_counted(name, value):
     with pytest.raises(ValueError, match=name):
-        dpvi.DPVI(prior(), likelihood, **{name: value})
+        dpvi.DPVI(prior(), likelihood, **{name: value}, clipping="flat")
 
 
 def test_gradients_has_two_values():
     with pytest.raises(ValueError, match="aligned"):
-        dpvi.DPVI(prior(), likelihood, gradients="ghost")
+        dpvi.DPVI(prior(), likelihood, gradients="ghost", clipping="flat")
 
 
 def test_y_for_a_model_of_whole_records():
-    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda mean: tfd.Normal(mean, 1.0))
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda mean: tfd.Normal(mean, 1.0), clipping="flat")
     model.compile(optimizer=adam(), epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=r"fit\(x\)"):
         model.fit(X[:, 0], Y, verbose=0)

@@ -76,7 +76,7 @@ def published(directory: pathlib.Path, which: str, **settings) -> dict:
     """Everything that a fit with all callbacks leaves behind, channel by channel, without the clock."""
     x, y = NEIGHBOURS[which]
     directory.mkdir()
-    model = dpvi.DPVI(prior, likelihood, seed=5, name="ward")
+    model = dpvi.DPVI(prior, likelihood, seed=5, name="ward", clipping="flat")
     internals.name_the_run(model, "ward")
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1)

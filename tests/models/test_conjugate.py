@@ -37,7 +37,12 @@ def test_normal_normal(engine, batch_size):
     prior = tfd.JointDistributionNamed({"m": normal(3, prior_scale, np.float32)})
     x = np.random.default_rng(1).normal([1.0, -2.0, 5.0], scale, size=(num, 3)).astype("float32")
     model = dpvi.DPVI(
-        prior, lambda params: tfd.Independent(tfd.Normal(params["m"], scale), 1), gradients=engine, num_draws=2, seed=1
+        prior,
+        lambda params: tfd.Independent(tfd.Normal(params["m"], scale), 1),
+        gradients=engine,
+        num_draws=2,
+        seed=1,
+        clipping="flat",
     )
     _fit(model, x, batch_size=batch_size)
     precision = 1 / prior_scale**2 + num / scale**2
@@ -54,7 +59,12 @@ BITS = (np.arange(NUM) < ONES).astype("float32")
 
 def _bits_model(surrogate):
     return dpvi.DPVI(
-        tfd.Beta(*PRIOR), lambda p: tfd.Bernoulli(probs=p, dtype=tf.float32), surrogate, num_draws=4, seed=1
+        tfd.Beta(*PRIOR),
+        lambda p: tfd.Bernoulli(probs=p, dtype=tf.float32),
+        surrogate,
+        num_draws=4,
+        seed=1,
+        clipping="flat",
     )
 
 
@@ -114,7 +124,7 @@ def test_the_error_shrinks_as_epsilon_grows():
     x = np.random.default_rng(2).normal(0.3, 1.0, size=(num, width)).astype("float32")
     errors = []
     for epsilon in (0.3, 3.0, 30.0, None):
-        model = dpvi.DPVI(prior, lambda m: tfd.Independent(tfd.Normal(m, 1.0), 1), num_draws=4)
+        model = dpvi.DPVI(prior, lambda m: tfd.Independent(tfd.Normal(m, 1.0), 1), num_draws=4, clipping="flat")
         noise = {"noise_multiplier": 0.0} if epsilon is None else {}
         target = {} if epsilon is None else {"epsilon": epsilon, "delta": 1e-5, "accountant": "rdp"}
         # No record is as long as the clip, so that noise alone separates the fits.

@@ -36,6 +36,7 @@ def logistic():
         tfd.Sample(tfd.Normal(0.0, 1.0), 3),
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
         seed=1,
+        clipping="flat",
     )
 
 

@@ -78,7 +78,7 @@ def graphs(model):
 
 def logistic(**kwargs):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 6)
-    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), **kwargs)
+    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), **kwargs, clipping="flat")
     return model, (X, (X[:, 0] > 0.5).astype("int32"))
 
 

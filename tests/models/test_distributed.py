@@ -35,7 +35,7 @@ def two_cpus():
 
 def dpvi_model(seed, gradients="aligned"):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
-    return dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), seed=seed, gradients=gradients)
+    return dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), seed=seed, gradients=gradients, clipping="flat")
 
 def vae_model(seed):
     layers = keras.layers

@@ -27,7 +27,7 @@ def logistic(**kwargs):
     def likelihood(params, x):
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
 
-    return dpvi.DPVI(prior, likelihood, **kwargs)
+    return dpvi.DPVI(prior, likelihood, **kwargs, clipping="flat")
 
 
 def fitted(fit=None, model=None, *, noise=None, **compile_arguments):
@@ -281,7 +281,7 @@ def test_dicts_and_tuples_of_arrays():
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
     group = np.arange(200) % 4
     for likelihood, x in ((with_dict, {"a": X, "group": group}), (with_tuple, (X, X[:, 1]))):
-        model = dpvi.DPVI(prior, likelihood)
+        model = dpvi.DPVI(prior, likelihood, clipping="flat")
         model.compile(optimizer=adam(3.0), **QUIET)
         model.fit(x, Y, batch_size=50, verbose=0)
         assert model.predict(x).shape == (200,)
@@ -294,14 +294,14 @@ def test_several_outputs():
             {"class": tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), "size": tfd.Normal(x[:, 0], 1.0)}
         )
 
-    model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood)
+    model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood, clipping="flat")
     model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X, {"class": Y, "size": X[:, 1]}, batch_size=50, verbose=0)
     assert model.privacy_ledger.num_releases == 4
 
 
 def test_whole_records_without_y():
-    model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda mean: tfd.Normal(mean, 1.0))
+    model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda mean: tfd.Normal(mean, 1.0), clipping="flat")
     model.compile(optimizer=adam(clip=10.0, rate=0.3), epsilon=20.0, **QUIET)
     model.fit(X[:, 0] + 3.0, batch_size=200, epochs=30, verbose=0)
     assert float(model.surrogate_posterior.sample(100, seed=(0, 1)).numpy().mean()) == pytest.approx(3.0, abs=0.5)
@@ -312,7 +312,7 @@ def test_whole_records_without_y():
 
 def test_double_precision_runs_through():
     prior = tfd.Sample(tfd.Normal(tf.zeros([], tf.float64), 1.0), 3)
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)))
+    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), clipping="flat")
     model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X.astype("float64"), Y, batch_size=50, verbose=0)
     assert {v.dtype for v in model.trainable_variables} == {tf.float64}

@@ -46,7 +46,7 @@ def fit(adult, surrogate, num_draws):
     Adam starts anew for each part: its second moments remember the steep start too long for the scales.
     """
     x, y = adult
-    model = dpvi.DPVI(make_prior(), likelihood, surrogate, num_draws=num_draws, seed=0)
+    model = dpvi.DPVI(make_prior(), likelihood, surrogate, num_draws=num_draws, seed=0, clipping="flat")
 
     def run(steps, **arguments):
         optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, **arguments)

@@ -141,7 +141,7 @@ def regression():
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
 
     surrogate = dpvi.surrogates.mean_field(prior, initial_loc="prior", initial_scale=0.8, seed=3)
-    return dpvi.DPVI(prior, likelihood, surrogate, num_predictive_draws=30)
+    return dpvi.DPVI(prior, likelihood, surrogate, num_predictive_draws=30, clipping="flat")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def generative():
     def likelihood(params):
         return tfd.MultivariateNormalDiag(params["loc"], params["scale"] * tf.ones(2))
 
-    return dpvi.DPVI(prior, likelihood, num_predictive_draws=20)
+    return dpvi.DPVI(prior, likelihood, num_predictive_draws=20, clipping="flat")
 
 
 def test_predict_and_predictive_use_the_same_draws(regression):
@@ -202,7 +202,7 @@ def test_dicts_of_columns_and_other_dtypes_are_taken():
     def likelihood(w, x):
         return tfd.Poisson(log_rate=tf.reduce_sum(tf.gather(w, x["group"]) * x["features"], axis=-1))
 
-    model = dpvi.DPVI(prior, likelihood, num_predictive_draws=10)
+    model = dpvi.DPVI(prior, likelihood, num_predictive_draws=10, clipping="flat")
     x = {"features": np.ones((4, 2), "float32"), "group": np.array([0, 1, 2, 0], "int64")}
     draws = model.posterior_sample(10, seed=0).numpy()
     expected = np.mean([np.exp(w.sum(axis=1))[x["group"]] for w in draws], axis=0)
@@ -227,7 +227,7 @@ def test_x_is_refused_where_whole_records_are_generated(generative):
 
 
 def test_a_likelihood_that_returns_no_distribution_is_refused():
-    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda loc, x: x[:, 0] * loc)
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda loc, x: x[:, 0] * loc, clipping="flat")
     with pytest.raises(TypeError, match=r"likelihood returned .*must return a TFP distribution"):
         model.predictive(X)
 

@@ -56,7 +56,9 @@ def test_noise_of_a_posterior(engine):
     """C1: DPVI's locations get noise of z C / (q N) in both engines, scales too if released. False alarms: 4e-9."""
     width, expected = 200_000, 2.0 * 0.5 / 4.0
     prior = tfd.JointDistributionNamed({"w": normal(width, 1.0, np.float32)})
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Normal(x[:, 0] + params["w"][0], 1.0), gradients=engine)
+    model = dpvi.DPVI(
+        prior, lambda params, x: tfd.Normal(x[:, 0] + params["w"][0], 1.0), gradients=engine, clipping="flat"
+    )
     variables = model.trainable_variables
     optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=0.5, noise_multiplier=2.0)
     optimizer.build(variables)

@@ -59,7 +59,9 @@ def test_global_seeds_change_nothing():
 
 def _regression(seed):
     prior = tfd.JointDistributionNamed({"w": normal(2, 1.0, np.float32)})
-    return dpvi.DPVI(prior, lambda params, x: tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0), seed=seed)
+    return dpvi.DPVI(
+        prior, lambda params, x: tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0), seed=seed, clipping="flat"
+    )
 
 
 X = np.random.default_rng(0).normal(size=(60, 2)).astype("float32")

@@ -92,7 +92,7 @@ def fit(model, *data, optimizer=None, **kwargs):
 
 
 def regression(**kwargs):
-    return dpvi.DPVI(P["prior"], P["likelihood"], num_predictive_draws=30, **kwargs)
+    return dpvi.DPVI(P["prior"], P["likelihood"], num_predictive_draws=30, **kwargs, clipping="flat")
 
 
 def line(**kwargs):
@@ -113,20 +113,21 @@ MODELS = {
             functools.partial(dpvi.surrogates.mean_field, initial_scale=0.3),
             gradients="vectorized",
             num_draws=2,
+            clipping="flat",
         ),
         X,
         Y,
         optimizer=dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0, momentum=0.9),
     ),
     "full_rank": lambda: fit(
-        dpvi.DPVI(P["prior"], P["likelihood"], "full_rank"),
+        dpvi.DPVI(P["prior"], P["likelihood"], "full_rank", clipping="flat"),
         X,
         Y,
         optimizer=dpvi.optimizers.DPKerasAdagradOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0),
     ),
-    "asvi": lambda: fit(dpvi.DPVI(P["prior"], P["likelihood"], "asvi"), X, Y),
+    "asvi": lambda: fit(dpvi.DPVI(P["prior"], P["likelihood"], "asvi", clipping="flat"), X, Y),
     "generative": lambda: fit(
-        dpvi.DPVI(P["prior"], P["records"]),
+        dpvi.DPVI(P["prior"], P["records"], clipping="flat"),
         X,
         optimizer=dpvi.optimizers.make_dp_optimizer_class(keras.optimizers.RMSprop)(
             l2_norm_clip=1.0,
@@ -450,14 +451,14 @@ def test_a_seed_is_not_saved_and_the_report_still_says_so(tmp_path):
 def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("precious")
-    lambdas = fit(dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x)), X, Y)
+    lambdas = fit(dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x), clipping="flat"), X, Y)
     with pytest.raises(ValueError, match=r"(?s)likelihood is .*<lambda>.*without a registered name.*@dpvi\.register"):
         lambdas.save(path)
-    distribution = dpvi.DPVI(P["prior"](), P["likelihood"])
+    distribution = dpvi.DPVI(P["prior"](), P["likelihood"], clipping="flat")
     with pytest.raises(ValueError, match=r"(?s)prior is .*JointDistributionNamed.*functools\.partial"):
         distribution.save(path)
     prior = P["prior"]()
-    surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior))
+    surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior), clipping="flat")
     internals.given_to(surrogate)["prior"] = P["prior"]
     with pytest.raises(ValueError, match=r"(?s)surrogate_posterior is .*an object that a file cannot hold"):
         surrogate.save(path)

@@ -218,7 +218,7 @@ def test_what_xla_refuses_is_tried_once():
         zero = tf.strings.to_number(tf.strings.as_string(tf.stop_gradient(0.0 * w[0])))
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, w) + zero)
 
-    made = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), D), likelihood)
+    made = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), D), likelihood, clipping="flat")
     made.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
 
     class Stop(keras.callbacks.Callback):

@@ -237,7 +237,7 @@ def test_under_a_strategy_xla_takes_no_part_in_it(part):
 
     for jit_compile in (True, None):
         with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-            model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood)
+            model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood, clipping="flat")
             optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
             model.compile(optimizer, delta=1e-5, jit_compile=jit_compile)
         data = np.full([NUM, 4], 5.0, "float32"), np.zeros([NUM], "float32")
@@ -278,7 +278,7 @@ def test_a_likelihood_that_drops_missing_entries_is_refused():
         seen = tf.boolean_mask(x[0], x[0] > -9.0)
         return tfp.distributions.Normal((w * tf.reduce_sum(seen))[None], 1.0)
 
-    model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood)
+    model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood, clipping="flat")
     model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
     with pytest.raises(ValueError, match=r"shape"):
         model.fit(np.zeros([NUM, 4], "float32"), np.zeros([NUM], "float32"), verbose=0)

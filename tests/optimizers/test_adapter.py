@@ -131,7 +131,7 @@ def test_a_model_compiles_with_it_and_learns_without_calling_its_update(monkeypa
     for method in ("apply_gradients", "minimize", "_compute_gradients"):
         monkeypatch.setattr(type(optimizer), method, lambda *_: pytest.fail("TensorFlow Privacy's update was called"))
     tfd = dpvi._tf.tfp.distributions
-    model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda loc: tfd.Normal(loc, 1.0))
+    model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda loc: tfd.Normal(loc, 1.0), clipping="flat")
     model.compile(optimizer=optimizer, delta=1e-5)
     model.fit(np.full(100, 3.0, "float32"), batch_size=50, epochs=50, verbose=0)
 

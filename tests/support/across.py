@@ -48,7 +48,7 @@ def found(model):
 
 def write(folder):
     dpvi, prior, likelihood = parts()
-    model = dpvi.DPVI(prior, likelihood)
+    model = dpvi.DPVI(prior, likelihood, clipping="flat")
     result = fit(dpvi, model, folder)
     model.save(f"{folder}/model.keras")
     model.export(f"{folder}/export")

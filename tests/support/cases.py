@@ -27,7 +27,7 @@ class Case:
     records: Callable[[np.random.Generator, Any], dict[str, np.ndarray]]
 
     def model(self, surrogate, dtype, *, seed=0, **kwargs):
-        model = dpvi.DPVI(self.prior(dtype), self.likelihood, surrogate, seed=seed, **kwargs)
+        model = dpvi.DPVI(self.prior(dtype), self.likelihood, surrogate, seed=seed, **kwargs, clipping="flat")
         scatter(model.trainable_variables)
         return model
 

@@ -125,7 +125,7 @@ def line(kind="float32"):
 
 
 def vi(surrogate="mean_field", **kwargs):
-    return scattered(dpvi.DPVI(prior, likelihood, surrogate, seed=3, **kwargs))
+    return scattered(dpvi.DPVI(prior, likelihood, surrogate, seed=3, **kwargs, clipping="flat"))
 
 
 def certain_vi(**kwargs):
@@ -133,7 +133,7 @@ def certain_vi(**kwargs):
     flat = tfd.Sample(tfd.Normal(np.zeros([], "float64"), 2.0), WIDTH)
     surrogate = tfd.VectorDeterministic(tf.Variable(np.zeros(WIDTH)))
     how = lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w))  # noqa: E731
-    return scattered(dpvi.DPVI(flat, how, surrogate, num_draws=2, **kwargs))
+    return scattered(dpvi.DPVI(flat, how, surrogate, num_draws=2, **kwargs, clipping="flat"))
 
 
 def certain_vae(dtype="float64", *, images=False, **kwargs):
@@ -450,7 +450,7 @@ def data_of(name):
 def fitted(name):
     model = {
         "line": line,
-        "vi": lambda: dpvi.DPVI(prior, likelihood, num_predictive_draws=5),
+        "vi": lambda: dpvi.DPVI(prior, likelihood, num_predictive_draws=5, clipping="flat"),
         "vae": lambda: dpvi.DPVAE(encoder, decoder, codes, beta=0.5),
         "termwise": lambda: dpvi.DPVAE(encoder, decoder, codes, batch_regularizer=wave),
     }[name]()

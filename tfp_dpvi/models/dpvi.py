@@ -16,7 +16,7 @@ from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.calibrated import Calibrated
 from tfp_dpvi.models.calibration import Calibration
 from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.pairing import as_event
+from tfp_dpvi.models.pairing import as_event, specs_of
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
 from tfp_dpvi.models.summary import PosteriorSummary, summarise
 from tfp_dpvi.training import Mechanism
@@ -52,9 +52,9 @@ class DPVI(base.DPModel):
         back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
         al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
         paper. The same guarantee at the same clip and noise multiplier.
-      clipping: what of a record is clipped. "flat" (default): its gradient, which biases the posterior. "paired": the difference
-        of its gradient and that of a record that the likelihood simulates, which has mean zero at the truth for every clip.
-        With it comes a calibrated `posterior`. Where it does not apply, `fit` says so and uses "flat".
+      clipping: what of a record is clipped. "paired" (default): the difference of its gradient and that of a record that the
+        likelihood simulates, which has mean zero at the truth for every clip. With it comes a calibrated `posterior`. Where it
+        does not apply, `fit` says so and uses "flat": the record's own gradient, which biases the posterior.
       num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
         is averaged over them before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
@@ -77,7 +77,7 @@ class DPVI(base.DPModel):
         surrogate_posterior: str | tfd.Distribution | Callable[..., tfd.Distribution] = "mean_field",
         *,
         gradients: str = "aligned",
-        clipping: str = "flat",
+        clipping: str = "paired",
         num_draws: int = 1,
         num_predictive_draws: int = 200,
         seed: int | None = None,
@@ -138,6 +138,13 @@ class DPVI(base.DPModel):
         }
         return {**super().get_config(), **settings, "parts": parts}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> DPVI:
+        """As in Keras; a file from before there was a paired clip has the flat one."""
+        if "gradients" in config:  # Not in those of `TableModel`.
+            config = {"clipping": "flat", **config}
+        return super().from_config(config, custom_objects)
+
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
@@ -152,12 +159,10 @@ class DPVI(base.DPModel):
         surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
 
         def draw(key: tf.Tensor) -> StepGradient:
+            seeds = [_random.tfp_seed(_random.fold_in(key, number)) for number in range(num_draws)]
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
                 outer.watch(variables)
-                pairs = [
-                    surrogate.experimental_sample_and_log_prob(seed=_random.tfp_seed(_random.fold_in(key, number)))
-                    for number in range(num_draws)
-                ]
+                pairs = [surrogate.experimental_sample_and_log_prob(seed=seed) for seed in seeds]
                 divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
                 divergence = tf.add_n(divergences) / (num_draws * spec.num_records)
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
@@ -200,21 +205,16 @@ class DPVI(base.DPModel):
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
-        if self._model.generative and records.y is not None:
+        if self._model.generative != (records.y is None):
             raise ValueError(
                 "y was given, but the likelihood takes (params) alone, for whole records: call fit(x), or write "
                 "likelihood(params, x)."
-            )
-        if not self._model.generative and records.y is None:
-            raise ValueError(
-                "y is missing: the likelihood takes (params, x) and gives a distribution of y. Call fit(x, y), or write "
+                if self._model.generative
+                else "y is missing: the likelihood takes (params, x) and gives a distribution of y. Call fit(x, y), or write "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
         num = 3  # Not 1, which would hide a shape that broadcasts.
-        specs = tf.nest.map_structure(
-            lambda part: None if part is None else tf.TensorSpec([num, *part.shape[1:]], part.dtype),
-            (records.x, records.y),
-        )
+        specs = specs_of(records, num)
 
         def probe(x: Structure, y: Structure | None) -> tf.Tensor:
             params = self.prior.sample(seed=tf.constant([0, 0]))
@@ -287,7 +287,7 @@ class DPVI(base.DPModel):
     def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """As in Keras."""
         arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118  (an HDF5 group)
-        saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in list(arrays) if name.startswith(_SAVED)}
+        saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in [*arrays] if name.startswith(_SAVED)}
         super().load_own_variables(arrays)
         self.calibration.load(saved)
 

@@ -165,10 +165,6 @@ class Pairing:
 
     def _find_reached(self, records: Records) -> tuple[int, ...]:
         """Traces one simulation and one density, on the records' shapes."""
-        specs = tf.nest.map_structure(
-            lambda part: None if part is None else tf.TensorSpec([3, *part.shape[1:]], part.dtype),
-            (records.x, records.y),
-        )
         found: list[tuple[int, ...]] = []
 
         def probe(x: Structure, y: Structure | None) -> tf.Tensor:
@@ -186,7 +182,7 @@ class Pairing:
             return log_prob
 
         try:
-            tf.function(probe, autograph=False).get_concrete_function(*specs)
+            tf.function(probe, autograph=False).get_concrete_function(*specs_of(records, 3))
         except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             raise CannotPairError(f"the likelihood does not simulate records ({error})") from error
         if not found[-1]:
@@ -226,6 +222,13 @@ class Pairing:
             raise CannotPairError(
                 "the likelihood has no finite draws at made-up inputs, so that nobody can see its rows apart"
             )
+
+
+def specs_of(records: Records, num: int) -> Structure:
+    """Returns shapes and dtypes of x and y of `num` records."""
+    return tf.nest.map_structure(
+        lambda part: None if part is None else tf.TensorSpec([num, *part.shape[1:]], part.dtype), (records.x, records.y)
+    )
 
 
 def _synthetic(part: np.ndarray, draw: Callable[..., Any], generator: np.random.Generator) -> np.ndarray:

@@ -47,7 +47,9 @@ class TableModel(DPVI):
         *,
         seed: int | None = None,
     ) -> None:
-        super().__init__(prior, make_likelihood(table), surrogate_posterior, seed=seed, name="synthesizer")
+        super().__init__(
+            prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
+        )
         self._segments = Segments.of(table)
         self._table = table
 
