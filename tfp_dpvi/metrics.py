@@ -18,7 +18,7 @@ from tfp_dpvi._tf import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import JointRelease, PerExample, Released
 from tfp_dpvi.privacy import Sensitivity
 
-_RESERVED = ("epsilon", "steps", "loss")
+_RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "curvature_signal")
 
 
 class _Epoch:

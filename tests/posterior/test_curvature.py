@@ -18,7 +18,7 @@ def window(matrix, sd, *, scale=None, scale_sd=0.0):
     scale = 1.5 * np.trace(matrix) if scale is None else scale
     zeros = np.zeros(size)
     return Window(
-        100, zeros, zeros[None], zeros[None], zeros, matrix, scale, 1.0, sd, scale_sd, 1.2, (zeros, zeros), 1e9
+        100, zeros, zeros[None], zeros[None], zeros, matrix, scale, 1.0, sd, scale_sd, 1.2, (zeros, zeros), 4.0, 1e9
     )
 
 
@@ -135,6 +135,7 @@ def test_the_window_is_the_last_seven_tenths():
     assert found.most_trace == NUM * 2.0
     first, second = sums["theta"][6:13].sum(axis=0) / 70, sums["theta"][13:].sum(axis=0) / 70
     np.testing.assert_allclose(found.half_difference[1], first - second)
+    assert found.half_variance == 4.0
 
 
 @pytest.mark.parametrize("stopped", [3, 12])

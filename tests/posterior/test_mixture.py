@@ -39,6 +39,7 @@ def window(score, theta, matrix, score_sd, simulation=1.2):
         0.0,
         simulation,
         (zeros, zeros),
+        4.0,
         1e9,
     )
 
@@ -59,10 +60,24 @@ def test_one_curvature_and_a_normal_prior_is_the_formula():
 
 def test_a_normal_prior_is_recognised_and_another_is_not():
     precision, mean = np.array([[2.0, 0.5, 0], [0.5, 1, 0], [0, 0, 3]]), np.array([1.0, -2.0, 0.5])
-    found, linear = gaussian_prior(normal_log_prior(precision, mean), SIZE)
+    draws = np.random.default_rng(1).normal(size=(64, SIZE))
+    found, linear = gaussian_prior(normal_log_prior(precision, mean), draws)
     np.testing.assert_allclose(found, precision, atol=1e-9)
     np.testing.assert_allclose(linear, precision @ mean, atol=1e-9)
-    assert gaussian_prior(laplace_log_prior, SIZE) is None
+    assert gaussian_prior(laplace_log_prior, draws) is None
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_that_does_not_depend_on_the_scale(scale):
+    draws = scale * np.random.default_rng(1).normal(size=(64, SIZE))
+
+    def student(x):  # Three degrees of freedom.
+        return -2.0 * np.log1p(x**2 / (3.0 * scale**2)).sum(axis=1), -4.0 * x / (3.0 * scale**2 + x**2)
+
+    assert gaussian_prior(student, draws) is None
+    found, linear = gaussian_prior(lambda x: (-((x / scale) ** 2).sum(axis=1) / 2, (1.0 - x / scale) / scale), draws)
+    np.testing.assert_allclose(found, np.eye(SIZE) / scale**2, atol=1e-6 / scale**2)
+    np.testing.assert_allclose(linear, 1.0 / scale, rtol=1e-6)
 
 
 def terms_of(precision, mean, index, num=32):

@@ -79,7 +79,7 @@ class Calibrator:
 
     @functools.cached_property
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return posterior.gaussian_prior(self._log_prior, self._coordinates.num)
+        return posterior.gaussian_prior(self._log_prior, self._coordinates.prior_draws(64))
 
     def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
         """Returns the posterior given what was released, or None where the window is shorter than four steps.

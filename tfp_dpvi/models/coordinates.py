@@ -54,6 +54,12 @@ class Coordinates:
         """Returns the parameters, from vectors of shape [..., size]."""
         return self._to_support.forward(self._unflat(parts))
 
+    def prior_draws(self, num: int) -> np.ndarray:
+        """Returns the same draws from the prior every time, shape [num, D]."""
+        parts = self.flatten_batch(self._prior.sample(num, seed=tf.constant([0, 3])))
+        draws: np.ndarray = tf.concat(parts, axis=-1).numpy().astype(np.float64)
+        return draws
+
     def log_prior(self, vector: tf.Tensor) -> tf.Tensor:
         """Returns the prior's log density on the real line, of vectors of shape [..., num]."""
         parts = self._unflat(tf.split(vector, self.sizes, axis=-1))

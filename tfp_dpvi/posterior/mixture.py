@@ -84,15 +84,23 @@ class Terms:
         return cls(index, (precisions + np.swapaxes(precisions, 1, 2)) / 2.0, linear)
 
 
-def gaussian_prior(log_prior: LogDensity, size: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns precision and precision times mean of a prior that is normal on the real line, else None."""
-    points = np.concatenate([np.zeros((1, size)), np.eye(size), 3.0 * np.random.default_rng(0).normal(size=(4, size))])
-    _, gradients = log_prior(points)
+def gaussian_prior(log_prior: LogDensity, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns precision and precision times mean of a prior that is normal on the real line, else None.
+
+    Args:
+      log_prior: on the real line.
+      draws: from it, of shape [n, D]: units and places to try it at.
+    """
+    centre, unit = draws.mean(axis=0), draws.std(axis=0)
+    size = len(centre)
+    tried = np.concatenate([np.zeros((1, size)), np.eye(size), 3.0 * np.random.default_rng(0).normal(size=(4, size))])
+    gradients = log_prior(centre + tried * unit)[1] * unit
     precision = -(gradients[1 : size + 1] - gradients[0])
-    predicted = gradients[0] - points @ precision
-    tolerance = 1e-3 * (1.0 + np.abs(precision).max() + np.abs(gradients[0]).max())
-    normal = np.isfinite(gradients).all() and np.abs(predicted - gradients).max() < tolerance
-    return ((precision + precision.T) / 2.0, gradients[0]) if normal else None
+    away = gradients[0] - tried @ precision - gradients
+    if not np.isfinite(gradients).all() or np.abs(away).max() > 1e-3 * (1.0 + np.abs(precision).max()):
+        return None
+    precision = (precision + precision.T) / (2.0 * np.outer(unit, unit))
+    return precision, gradients[0] / unit + precision @ centre
 
 
 def exact_mixture(terms: Terms, precision: np.ndarray, linear: np.ndarray) -> Mixture:
@@ -249,7 +257,8 @@ def check(
     bend = math.nan if linear is None else distance_of(linear.mean[index] - mixture.mean[index])
     score, theta = window.half_difference
     difference = score + slopes.mean(axis=0) @ theta
-    variance = 4.0 * (window.simulation - 1.0) * matrices.mean(axis=0) + 4.0 * window.score_sd**2 * np.eye(len(away))
+    variance = (window.simulation - 1.0) * matrices.mean(axis=0) + window.score_sd**2 * np.eye(len(away))
+    variance *= window.half_variance
     statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
     halves = float(stats.chi2.sf(statistic, len(away)))
     kappa = float(np.mean(np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)))

@@ -49,6 +49,7 @@ def variance_shares(
         np.diag(reach @ data @ reach.T),
         np.diag(covariance @ prior @ covariance),
     ]
+    parts[2] = np.maximum(parts[2], 0.0)  # A prior need not be log-concave.
     total = np.maximum(np.diag(mixture.covariance), np.sum(parts, axis=0))
     parts[0] = total - parts[1] - parts[2]
     shares: np.ndarray = np.stack(parts, axis=1) / total[:, None]

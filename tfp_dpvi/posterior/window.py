@@ -50,8 +50,8 @@ class Window:
       matrix_sd: noise on the diagonal of `matrix`; off it `matrix_sd / sqrt(2)`.
       scale_sd: noise on `scale`.
       simulation: the variance of `score` over that of one full batch of observed records, but for noise.
-      half_difference: difference of the halves' scores, corrected for the distance of their thetas, as a function of the
-        curvature: `(score difference, theta difference)`.
+      half_difference: of the halves' mean scores and mean parameters.
+      half_variance: the variance of the former over that of `score`: 4 for halves of one length.
       most_trace: bound on the trace of `matrix`.
     """
 
@@ -67,6 +67,7 @@ class Window:
     scale_sd: float
     simulation: float
     half_difference: tuple[np.ndarray, np.ndarray]
+    half_variance: float
     most_trace: float
 
     @property
@@ -120,5 +121,6 @@ def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseN
         scale_sd=noise.scale / (rate * math.sqrt(count)),
         simulation=1.0 + (2.0 / rate - 1.0) / count,
         half_difference=(-num * differences[0], differences[1]),
+        half_variance=float(count / steps[first].sum() + count / steps[second].sum()),
         most_trace=num * noise.clip**2 / 2.0,
     )
