@@ -308,6 +308,36 @@ def made(cell, arguments):
     return json.loads(path.read_text())
 
 
+def draw(done, path):
+    """Coverage with two standard errors, a row a cell."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds = {"paired": "C0", "no inputs": "C2", "flat, clip pilot": "C1", "flat, clip 1.0": "C3"}
+    figure, axes = plt.subplots(figsize=(8, 0.28 * len(done) + 1.2), layout="constrained")
+    for number, (kind, color) in enumerate(kinds.items()):
+        rows = [(place, one[kind]) for place, one in enumerate(done[::-1]) if kind in one]
+        axes.errorbar(
+            [row["coverage"] for _, row in rows],
+            [place + 0.15 * (1.5 - number) for place, _ in rows],
+            xerr=[2.0 * row["error"] for _, row in rows],
+            fmt="o",
+            ms=3.5,
+            lw=1.0,
+            color=color,
+            label={"paired": "paired", "no inputs": "paired, no public inputs"}.get(kind, kind),
+        )
+    axes.axvline(LEVEL, color="0.6", lw=1, zorder=0)
+    axes.set_yticks(range(len(done)), [one["cell"].replace("-", ", ") for one in done[::-1]])
+    axes.set_xlim(0.0, 1.0)
+    axes.set_xlabel("coverage of 90 % intervals, with two standard errors; rows: model, N, epsilon")
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", nargs="*", default=CELLS)
@@ -320,6 +350,7 @@ def main():
     arguments.out.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         done = list(pool.map(lambda cell: made(cell, arguments), arguments.cells))
+    draw(done, arguments.out / "coverage.png")
     kinds = [kind for kind in done[0] if isinstance(done[0][kind], dict)]
     print("| cell | data sets | " + " | ".join(f"{kind}: coverage, width, CRPS" for kind in kinds) + " |")
     for one in done:
