@@ -172,4 +172,8 @@ def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
     """Returns the value in the row of the step's block, and zeros in the others."""
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
+    row *= tf.cast(
+        tf.reduce_all(tf.math.is_finite(released.public)), tf.float64
+    )  # A draw may lie at its support's end.
+    value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
     return tf.reshape(row, [-1] + [1] * value.shape.rank) * tf.cast(value, tf.float64)

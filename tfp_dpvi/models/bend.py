@@ -83,9 +83,8 @@ class Bend(NamedTuple):
         excess = base[0] + base[1] - special.logsumexp(shares + both[0] + both[1], axis=0)
 
         def weights_of(places: np.ndarray) -> list[np.ndarray]:
-            return [
-                np.exp(np.minimum(log - one, _MOST_WEIGHT)) for log, one in zip(log_probs(places), base, strict=True)
-            ]
+            ratios = [log - one for log, one in zip(log_probs(places), base, strict=True)]
+            return [np.where(np.isnan(one), 0.0, np.exp(np.minimum(one, _MOST_WEIGHT))) for one in ratios]
 
         deltas = simulator.deltas(path, x, outcomes)
         psi = clipped(deltas, clip)
@@ -121,8 +120,9 @@ class Bend(NamedTuple):
           share: w.
         """
         logs = simulator.log_probs(points, self.x, self.outcomes)
+        ratios = [log - base for log, base in zip(logs, self.base, strict=True)]
         first, second = (
-            tf.exp(tf.minimum(log - base, _MOST_WEIGHT)) for log, base in zip(logs, self.base, strict=True)
+            tf.where(tf.math.is_nan(one), tf.zeros_like(one), tf.exp(tf.minimum(one, _MOST_WEIGHT))) for one in ratios
         )
         size = self.root.shape[0]
         eye = tf.eye(size, dtype=points.dtype)

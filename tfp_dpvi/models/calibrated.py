@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.pairing import Pairing
     from tfp_dpvi.models.simulation import PairSimulator
 
+LOG = logging.getLogger("tfp_dpvi")
+FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
+"""What arrays that are not finite, or not of full rank, raise."""
 _NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
 _FROM_PATH, _GUESSES, _WIDER = (
     4,
@@ -118,11 +122,15 @@ class Calibrator:
         linear = None
         if simulator is not None and pairs is not None and len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
             guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
-            bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
-            known = known.doubted() if mismatch > posterior.MOST_MISMATCH else known
-            slopes, matrices = posterior.draw_curvature(window, known, generator)
-            curve = self._curve(bend, window, slopes, matrices, known.release_share(window))
-            linear, mixture = mixture, posterior.refined_mixture(mixture, curve, len(slopes), generator)
+            try:
+                bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
+                known = known.doubted() if mismatch > posterior.MOST_MISMATCH else known
+                drawn = posterior.draw_curvature(window, known, generator)
+                curve = self._curve(bend, window, *drawn, known.release_share(window))
+                bent = posterior.refined_mixture(mixture, curve, len(drawn[0]), generator)
+                linear, mixture, (slopes, matrices) = mixture, bent, drawn
+            except FAILURES as error:
+                LOG.info("The simulation gives no bend (%s): the posterior is that of a straight score.", error)
         checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
         shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
         return Calibrated(mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares)

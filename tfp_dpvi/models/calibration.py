@@ -9,7 +9,8 @@ import numpy as np
 
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.data import Records
-from tfp_dpvi.models.calibrated import Calibrated, Calibrator, window_in
+from tfp_dpvi.gradients import Clip
+from tfp_dpvi.models.calibrated import FAILURES, Calibrated, Calibrator, window_in
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import CannotPairError, Pairing
 from tfp_dpvi.training import Mechanism
@@ -48,21 +49,26 @@ class Calibration:
           records: one or more, for their shapes.
           specs: their shapes and dtypes.
         """
-        kind = (str(specs), records.sample_weight is None, self._model.clip.clipping)
+        kind = (str(specs), records.sample_weight is None)
         if kind == self._kind:
             return
-        self._kind, self._calibrator = kind, None
+        self._kind, self._calibrator, self.pairing = None, None, None
         try:
-            if self._model.clip.clipping != "flat":
-                raise CannotPairError(
-                    f"the optimizer's clipping={self._model.clip.clipping!r} is not one length for all"
-                )
             self.pairing = Pairing(self._model, records)
         except CannotPairError as reason:
-            self.pairing = None
-            LOG.warning(
-                'clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.', reason
-            )
+            self._refuse(str(reason))
+        self._kind = kind
+
+    def pairing_for(self, clip: Clip) -> Pairing | None:
+        """Returns the paired clip where it applies to the records of `prepare` and to the optimizer's clip, else None."""
+        if self.pairing is not None and clip.clipping != "flat":
+            self.pairing = self._kind = None
+            self._refuse(f"the optimizer's clipping={clip.clipping!r} is not one length for all")
+        return self.pairing
+
+    @staticmethod
+    def _refuse(reason: str) -> None:
+        LOG.warning('clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.', reason)
 
     def posterior(self, accumulated: dict[str, Structure], mechanism: Mechanism | None) -> Calibrated | None:
         """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; None without one.
@@ -73,9 +79,9 @@ class Calibration:
         """
         if mechanism is None:
             return self._loaded
-        if "curvature" not in accumulated or self.pairing is None:
-            return None
         if self._made[0] is not accumulated:
+            if "curvature" not in accumulated or self.pairing is None:
+                return None
             if self._calibrator is None:
                 self._calibrator = Calibrator(self.pairing, self._model.surrogate_posterior, self.simulator)
             found = self._found(accumulated, mechanism)
@@ -87,10 +93,13 @@ class Calibration:
     def _found(self, accumulated: dict[str, Structure], mechanism: Mechanism) -> Calibrated | None:
         assert self._calibrator is not None
         try:
-            return self._calibrator(accumulated, mechanism)
-        except np.linalg.LinAlgError as error:
-            LOG.warning("The released curvature gives no posterior (%s): `posterior` is the raw surrogate.", error)
+            found = self._calibrator(accumulated, mechanism)
+        except FAILURES as error:
+            LOG.warning("The released values give no posterior (%s): `posterior` is the raw surrogate.", error)
             return None
+        if found is None:
+            LOG.warning("The fit was too short for a calibrated posterior: `posterior` is the raw surrogate.")
+        return found
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes a posterior from `Calibrated.to_arrays`, or none, in place of the last fit's."""

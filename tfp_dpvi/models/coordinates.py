@@ -9,6 +9,7 @@ import numpy as np
 
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, tf, tfd, tfp
+from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 
 tfb: Any = tfp.bijectors
 
@@ -36,6 +37,16 @@ class Coordinates:
         self.sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.num = sum(self.sizes)
 
+    def broadcasts(self) -> bool:
+        """Whether the prior draws several values at once, each as it would be alone."""
+        try:
+            draws = tf.constant(self.prior_draws(7), self.dtype)
+            both = _in_graph(self.log_prior, draws)
+        except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
+            return False
+        alone = _in_graph(lambda points: [self.log_prior(one) for one in tf.unstack(points)], draws)
+        return bool(both.shape == [7] and np.allclose(both, alone, rtol=1e-3, equal_nan=True))
+
     def flatten(self, params: Structure) -> list[tf.Tensor]:
         """Returns the parts of one value of the parameters, as vectors on the real line."""
         return [tf.reshape(part, [-1]) for part in tf.nest.flatten(self._inverse(params))]
@@ -54,9 +65,9 @@ class Coordinates:
         """Returns the parameters, from vectors of shape [..., size]."""
         return self._to_support.forward(self._unflat(parts))
 
-    def prior_draws(self, num: int) -> np.ndarray:
-        """Returns the same draws from the prior every time, shape [num, D]."""
-        parts = self.flatten_batch(self._prior.sample(num, seed=tf.constant([0, 3])))
+    def prior_draws(self, num: int, seed: Sequence[int] | np.ndarray = (0, 3)) -> np.ndarray:
+        """Returns draws from the prior, shape [num, D]."""
+        parts = self.flatten_batch(self._prior.sample(num, seed=tf.constant(seed, tf.int32)))
         draws: np.ndarray = tf.concat(parts, axis=-1).numpy().astype(np.float64)
         return draws
 
@@ -93,7 +104,10 @@ class Coordinates:
 
 def _in_graph(function: Callable[..., Structure], *arguments: Structure) -> Structure:
     """Calls a function as a graph: eagerly, TFP's caches of joint bijectors print errors as their tensors are deleted."""
-    return tf.function(function, autograph=False)(*arguments) if tf.executing_eagerly() else function(*arguments)
+    if not tf.executing_eagerly():
+        return function(*arguments)
+    # A concrete one, for TensorFlow warns of a function that is traced for many models.
+    return tf.function(lambda: function(*arguments), autograph=False).get_concrete_function()()
 
 
 def entry_names(structure: Structure) -> list[str]:

@@ -138,13 +138,6 @@ class DPVI(base.DPModel):
         }
         return {**super().get_config(), **settings, "parts": parts}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> DPVI:
-        """As in Keras; a file from before there was a paired clip has the flat one."""
-        if "gradients" in config:  # Not in those of `TableModel`.
-            config = {"clipping": "flat", **config}
-        return super().from_config(config, custom_objects)
-
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
@@ -153,8 +146,8 @@ class DPVI(base.DPModel):
         Args:
           spec: the public numbers of a step; N divides the KL term.
         """
-        if self.calibration.pairing is not None:
-            return self.calibration.pairing.gradient(spec)
+        if pairing := self.calibration.pairing_for(self.clip):
+            return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
         surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
 
@@ -290,6 +283,12 @@ class DPVI(base.DPModel):
         saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in [*arrays] if name.startswith(_SAVED)}
         super().load_own_variables(arrays)
         self.calibration.load(saved)
+
+    def set_weights(self, weights: list[np.ndarray]) -> None:
+        """As in Keras; outside a fit the calibrated posterior goes, for it was that of other weights."""
+        super().set_weights(weights)
+        if self._dp.running is None:
+            self.calibration.load({})
 
     @property
     def caveats(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, curvature_releases, paired
+from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 from tfp_dpvi.models.coordinates import Coordinates
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ MOST_COORDINATES = 50
 """Of the parameters that a likelihood reads. Beyond, the noise on their curvature matrix drowns it."""
 
 _NUM_TRIED = 5
+_REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
 
 
 class CannotPairError(Exception):
@@ -52,8 +54,13 @@ class Pairing:
         self._model = model
         try:
             self.coordinates = Coordinates(model.prior)
+            broadcasts = self.coordinates.broadcasts()
         except ValueError as error:
             raise CannotPairError("the prior has no map to the real line") from error
+        if not broadcasts:
+            raise CannotPairError(
+                "the prior does not draw several values at once (write tfd.Sample for repeated parts)"
+            )
         self.reached = self._find_reached(records)
         ends = np.cumsum([0, *self.coordinates.sizes])
         self.index = np.concatenate([np.arange(ends[part], ends[part + 1]) for part in self.reached])
@@ -81,8 +88,14 @@ class Pairing:
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
             def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
+                # A rejection sampler never ends at NaN: twins of such records, whose own scores are not finite, are others'.
+                own = [_finite(part) for part in parts]
                 x = tf.nest.map_structure(_finite, records["x"])
-                return _simulated(self._likelihood(parts, theta, x), records, _random.tfp_seed(key))
+                if "y" in records:
+                    likely = self._likelihood(own, _finite(theta), x)
+                    bad = tf.math.is_nan(likely.log_prob(as_event(records["y"], likely)))
+                    x = tf.nest.map_structure(lambda part: _zero_rows(part, bad), x)
+                return _simulated(self._likelihood(own, _finite(theta), x), records, _random.tfp_seed(key))
 
             def losses(record: dict[str, Structure], theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 one = tf.nest.map_structure(lambda part: part[None], record)
@@ -183,7 +196,7 @@ class Pairing:
 
         try:
             tf.function(probe, autograph=False).get_concrete_function(*specs_of(records, 3))
-        except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
+        except LIKELIHOOD_ERRORS as error:
             raise CannotPairError(f"the likelihood does not simulate records ({error})") from error
         if not found[-1]:
             raise CannotPairError("the likelihood reads no parameter")
@@ -195,13 +208,21 @@ class Pairing:
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
 
         def twins(x: Structure) -> list[np.ndarray]:
-            drawn = self._model.distribution_at(params, x).sample(seed=tf.constant([0, 2]))
+            distribution = self._model.distribution_at(params, tf.nest.map_structure(tf.constant, x))
+            y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
+            if np.isnan(distribution.log_prob(as_event(y, distribution))).any():
+                raise ValueError("no such inputs")  # A rejection sampler never ends at NaN.
+            drawn = distribution.sample(seed=tf.constant([0, 2]))
             return [np.asarray(part) for part in tf.nest.flatten(drawn)]
 
         def finite(parts: list[np.ndarray]) -> bool:
             return all(np.isfinite(part).all() for part in parts if np.issubdtype(part.dtype, np.floating))
 
         tried = 0
+        try:
+            twins(tf.nest.map_structure(lambda part: np.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.x))
+        except _REFUSALS as error:
+            raise CannotPairError(f"the likelihood is not defined where x is zero ({error})") from error
         for draw in (
             generator.normal,
             lambda size: np.abs(generator.normal(size=size)),
@@ -210,13 +231,13 @@ class Pairing:
             x = tf.nest.map_structure(lambda part: _synthetic(part, draw, generator), records.x)  # noqa: B023
             try:
                 before = twins(x)
-                for value in (None, 1e4):  # Not NaN: TFP's Poisson sampler never ends there.
+                for value in (None, 1e4):
                     after = twins(tf.nest.map_structure(lambda part: _moved(part, value, generator), x))  # noqa: B023
                     same = all(np.array_equal(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
                     if finite(before) and not same:
                         raise CannotPairError("the twin of one record depends on other records of the batch")
                 tried += finite(before)
-            except (tf.errors.InvalidArgumentError, ValueError):  # Inputs that the likelihood refuses.
+            except _REFUSALS:  # Inputs that the likelihood refuses.
                 continue
         if not tried:
             raise CannotPairError(
@@ -250,6 +271,10 @@ def _moved(part: np.ndarray, value: float | None, generator: np.random.Generator
 def _finite(part: tf.Tensor) -> tf.Tensor:
     """Returns zeros for what is not finite: a rejection sampler never ends there, and the record's own score is not finite."""
     return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part)) if part.dtype.is_floating else part
+
+
+def _zero_rows(part: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.reshape(rows, [-1] + [1] * (part.shape.rank - 1)), tf.zeros_like(part), part)
 
 
 def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:

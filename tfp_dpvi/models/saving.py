@@ -71,6 +71,8 @@ class SavedModel(Model):
         """Returns a model with the same arguments and ledger; weights are its own until they are loaded."""
         config = dict(config)
         spent, parts = config.pop("books", None), config.pop("parts", {})
+        if "num_predictive_draws" in config:  # A `DPVI`; those from before there was a paired clip have the flat one.
+            config.setdefault("clipping", "flat")
         model = cls(**config, **{name: serialization.decode(part, custom_objects) for name, part in parts.items()})
         if spent is None:
             return model

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, keras, tf
 from tfp_dpvi.data import make_records
@@ -100,8 +99,7 @@ def pilot(
     simulator = PairSimulator(model, x)
     generator = np.random.default_rng(seed)
     medians, drawn = [], []
-    params = model.prior.sample(_NUM_DRAWS, seed=_random.tfp_seed(tf.constant(generator.integers(2**31, size=2))))
-    for vector in tf.concat(simulator.pairing.coordinates.flatten_batch(params), axis=-1):
+    for vector in simulator.pairing.coordinates.prior_draws(_NUM_DRAWS, generator.integers(2**31, size=2)):
         drawn.append(simulator.pairs(vector, generator, 512))
         if len(drawn[-1].deltas):
             medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
@@ -277,7 +275,7 @@ def curvature_prior(
     ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
     shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
     kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))
-    # Squared distances from what they estimate, of the simulation's mean and of that of N records.
+    # Of independent pairs: squared distances from what they estimate, of the simulation's mean and of that of N records.
     error = float(np.sum(np.sum(weighted**2, axis=1) * np.sum(psi**2, axis=1)))
     error *= 1.0 + 1.0 / (num_records * np.sum(weights**2) / np.sum(weights))
     return CurvaturePrior(

@@ -1,0 +1,136 @@
+"""Likelihoods, priors and records that the paired clip, the default, must take, set aside or refuse; nothing hangs or is lost."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import tfp_dpvi as dpvi
+from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.gradients.joint import Released
+from tfp_dpvi.gradients.paired import ClippedAway
+
+tfd = tfp.distributions
+NUM = 60
+
+
+def prior():
+    return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 3)})
+
+
+def compiled(model, **settings):
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(0.05, l2_norm_clip=1.0, noise_multiplier=2.0, **settings)
+    model.compile(optimizer, delta=1e-5, jit_compile=False)
+    return model
+
+
+def refused(caplog):
+    return [record.getMessage() for record in caplog.records if "does not apply" in record.getMessage()]
+
+
+def test_a_record_that_makes_the_likelihood_nan_counts_nothing_and_does_not_hang():
+    """TFP's Poisson sampler never ends at a rate that is NaN; here the logarithm of a negative exposure."""
+
+    def likelihood(params, x):
+        return tfd.Poisson(log_rate=tf.math.log(x[:, 0]) + tf.linalg.matvec(x[:, 1:], params["w"]))
+
+    generator = np.random.default_rng(0)
+    x = np.concatenate([np.ones((NUM, 1)), generator.normal(size=(NUM, 3))], axis=1).astype("float32")
+    x[7, 0] = -1.0
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    model.fit(x, generator.poisson(1.0, NUM).astype("float32"), batch_size=NUM, epochs=10, verbose=0)
+    assert model.calibration.pairing is not None
+    assert np.isfinite(model.posterior.sample(5)["w"]).all()
+
+
+def test_a_record_whose_logits_overflow_counts_nothing():
+    """TensorFlow draws a class that there is not, whose density it then refuses."""
+
+    def likelihood(params, x):
+        return tfd.Categorical(logits=x * params["w"] * tf.constant([1.0, 10.0, -10.0]))
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(NUM, 3)).astype("float32")
+    x[3] = 3e38
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    model.fit(x, generator.integers(0, 3, NUM).astype("int32"), batch_size=NUM, epochs=10, verbose=0)
+    assert model.calibration.pairing is not None
+    assert np.isfinite(model.posterior.sample(5)["w"]).all()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda tau: tfd.Independent(tfd.Normal(tf.zeros(3), tau), 1),
+        lambda tau: tfd.MultivariateNormalDiag(tf.zeros(3), tau * tf.ones(3)),
+    ],
+)
+def test_a_prior_that_draws_one_value_at_a_time_is_clipped_flat(weights, caplog):
+    def one_at_a_time():
+        return tfd.JointDistributionNamed({"tau": tfd.HalfNormal(1.0), "w": weights})
+
+    def likelihood(params, x):
+        return tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0)
+
+    x = np.ones((NUM, 3), "float32")
+    model = compiled(dpvi.DPVI(one_at_a_time, likelihood))
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.fit(x, x[:, 0], batch_size=NUM, epochs=10, verbose=0)
+    (sentence,) = refused(caplog)
+    assert "tfd.Sample" in sentence
+    assert model.posterior is model.surrogate_posterior
+
+
+def test_a_likelihood_that_asks_for_tensors_gets_them():
+    def likelihood(params, x):
+        assert x.shape.as_list()[1] == 3
+        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]), dtype=tf.float32)
+
+    x = np.ones((NUM, 3), "float32")
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    model.fit(x, x[:, 0], batch_size=NUM, epochs=10, verbose=0)
+    assert model.calibration.pairing is not None
+
+
+def likelihood_of_one(params, x):
+    return tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0)
+
+
+def test_batches_before_compile_and_an_optimizer_without_one_length(caplog):
+    x = np.ones((NUM, 3), "float32")
+    model = dpvi.DPVI(prior, likelihood_of_one)
+    data = model.make_data(x, x[:, 0], batch_size=NUM)
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        assert not compiled(model, clipping="normalized").mechanism(data).joint
+    (sentence,) = refused(caplog)
+    assert "normalized" in sentence
+    assert len(compiled(model).mechanism(model.make_data(x, x[:, 0], batch_size=NUM)).joint) == 2
+
+
+def test_a_short_fit_says_so_and_set_weights_drops_the_posterior(caplog):
+    x = np.ones((NUM, 3), "float32")
+    model = compiled(dpvi.DPVI(prior, likelihood_of_one))
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.fit(x, x[:, 0], batch_size=NUM, epochs=3, verbose=0)
+    assert any("too short" in record.getMessage() for record in caplog.records)
+    assert model.posterior is model.surrogate_posterior
+    model.fit(x, x[:, 0], batch_size=NUM, epochs=20, verbose=0)
+    assert model.posterior is not model.surrogate_posterior
+    model.set_weights(model.get_weights())
+    assert model.posterior is model.surrogate_posterior
+
+
+def test_a_step_at_the_end_of_the_support_is_left_out():
+    """A logit of 18 is a probability of 1 in float32, whose logit is infinite."""
+
+    def likelihood(params, x):
+        return tfd.Bernoulli(probs=params * tf.ones_like(x[:, 0]), dtype=tf.float32)
+
+    x = np.ones((NUM, 1), "float32")
+    model = compiled(dpvi.DPVI(lambda: tfd.Uniform(0.0, 1.0), likelihood))
+    model.fit(x, x[:, 0], batch_size=NUM, epochs=12, verbose=0)
+    assert model.calibration.pairing is not None
+    step, total = (tf.constant(3), tf.constant(12)), tf.zeros([20], tf.float64)
+    for theta, kept in ((0.5, 1), (np.inf, 0)):
+        released = Released(tf.ones([]), (tf.ones([1]),), *step, tf.zeros([]), tf.constant([theta]))
+        assert np.count_nonzero(ClippedAway(1.0, 1.0).accumulate(total, released)) == kept
