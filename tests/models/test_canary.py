@@ -72,11 +72,11 @@ class Events(keras.callbacks.Callback):
         self.seen.append((epoch, dict(logs)))
 
 
-def published(directory: pathlib.Path, which: str, **settings) -> dict:
+def published(directory: pathlib.Path, which: str, clipping: str = "flat", **settings) -> dict:
     """Everything that a fit with all callbacks leaves behind, channel by channel, without the clock."""
     x, y = NEIGHBOURS[which]
     directory.mkdir()
-    model = dpvi.DPVI(prior, likelihood, seed=5, name="ward", clipping="flat")
+    model = dpvi.DPVI(prior, likelihood, seed=5, name="ward", clipping=clipping)
     internals.name_the_run(model, "ward")
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1)
@@ -132,16 +132,19 @@ def published(directory: pathlib.Path, which: str, **settings) -> dict:
         "ledger": charged,
         "config": {k: v for k, v in config["config"].items() if k != "books"},
         "plan": config["config"]["books"]["plan"],
+        "posterior": model.posterior.sample(3, seed=(0, 1)).numpy().tolist(),
         "weights": [value.tolist() for value in model.get_weights()],
         "card": (directory / "exported" / "README.md").read_text(),
         "exported": {name: value.tolist() for name, value in exported.items() if not isinstance(value, bytes)},
     }
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
+@pytest.fixture(scope="module", params=["paired", "flat"])
+def both(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("canary")
-    return directory, {which: published(directory / which.replace(" ", "_"), which) for which in NEIGHBOURS}
+    return directory, {
+        which: published(directory / which.replace(" ", "_"), which, request.param) for which in NEIGHBOURS
+    }
 
 
 def test_every_channel_was_read(both):
@@ -153,7 +156,8 @@ def test_every_channel_was_read(both):
     assert len(run["callbacks"]) >= 6  # Each epoch's execution and its end.
     assert {"surrogate_posterior/loc", "privacy/epsilon_spent", "privacy/private_elbo"} <= set(run["board"])
     assert len(run["csv"]) == 1 + len(run["history"]["epsilon"])
-    assert len(run["exported"]) >= 2
+    assert len(run["exported"]) >= 2 or "kappa" in run["history"]  # A calibrated posterior has no variables.
+    assert len(run["posterior"]) == 3
     assert run["ledger"]["num_releases"] >= 3
 
 
