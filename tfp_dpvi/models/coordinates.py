@@ -41,11 +41,11 @@ class Coordinates:
         """Whether the prior draws several values at once, each as it would be alone."""
         try:
             draws = tf.constant(self.prior_draws(7), self.dtype)
-            both = _in_graph(self.log_prior, draws)
+            both = np.asarray(_in_graph(self.log_prior, draws))
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
             return False
         alone = _in_graph(lambda points: [self.log_prior(one) for one in tf.unstack(points)], draws)
-        return bool(both.shape == [7] and np.allclose(both, alone, rtol=1e-3, equal_nan=True))
+        return bool(both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True))
 
     def flatten(self, params: Structure) -> list[tf.Tensor]:
         """Returns the parts of one value of the parameters, as vectors on the real line."""

@@ -51,7 +51,7 @@ class Pairing:
             raise CannotPairError(f"num_draws={model.num_draws} averages before the clip")
         if records.sample_weight is not None:
             raise CannotPairError("sample_weight changes what a pair's curvature says")
-        self._model = model
+        self._model, self._stand_in = model, records.x
         try:
             self.coordinates = Coordinates(model.prior)
             broadcasts = self.coordinates.broadcasts()
@@ -88,14 +88,15 @@ class Pairing:
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
             def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
-                # A rejection sampler never ends at NaN: twins of such records, whose own scores are not finite, are others'.
+                # Twins of records at which the likelihood is NaN, whose own scores are not finite, are those of others.
                 own = [_finite(part) for part in parts]
                 x = tf.nest.map_structure(_finite, records["x"])
-                if "y" in records:
-                    likely = self._likelihood(own, _finite(theta), x)
+                likely = self._likelihood(own, _finite(theta), x)
+                if "y" in records and _rejects(likely):
                     bad = tf.math.is_nan(likely.log_prob(as_event(records["y"], likely)))
-                    x = tf.nest.map_structure(lambda part: _zero_rows(part, bad), x)
-                return _simulated(self._likelihood(own, _finite(theta), x), records, _random.tfp_seed(key))
+                    x = tf.nest.map_structure(lambda part, other: _replaced(part, bad, other), x, self._stand_in)
+                    likely = self._likelihood(own, _finite(theta), x)
+                return _simulated(likely, records, _random.tfp_seed(key))
 
             def losses(record: dict[str, Structure], theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 one = tf.nest.map_structure(lambda part: part[None], record)
@@ -207,38 +208,37 @@ class Pairing:
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
 
-        def twins(x: Structure) -> list[np.ndarray]:
-            distribution = self._model.distribution_at(params, tf.nest.map_structure(tf.constant, x))
-            y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
-            if np.isnan(distribution.log_prob(as_event(y, distribution))).any():
-                raise ValueError("no such inputs")  # A rejection sampler never ends at NaN.
-            drawn = distribution.sample(seed=tf.constant([0, 2]))
-            return [np.asarray(part) for part in tf.nest.flatten(drawn)]
+        y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
+
+        def twins(x: Structure) -> list[np.ndarray] | None:  # None for inputs that the likelihood refuses.
+            try:
+                distribution = self._model.distribution_at(params, tf.nest.map_structure(tf.constant, x))
+                if _rejects(distribution) and np.isnan(distribution.log_prob(as_event(y, distribution))).any():
+                    return None
+                return [np.asarray(part) for part in tf.nest.flatten(distribution.sample(seed=tf.constant([0, 2])))]
+            except _REFUSALS:
+                return None
 
         def finite(parts: list[np.ndarray]) -> bool:
             return all(np.isfinite(part).all() for part in parts if np.issubdtype(part.dtype, np.floating))
 
         tried = 0
-        try:
-            twins(tf.nest.map_structure(lambda part: np.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.x))
-        except _REFUSALS as error:
-            raise CannotPairError(f"the likelihood is not defined where x is zero ({error})") from error
         for draw in (
             generator.normal,
             lambda size: np.abs(generator.normal(size=size)),
             lambda size: generator.uniform(size=size),
         ):
             x = tf.nest.map_structure(lambda part: _synthetic(part, draw, generator), records.x)  # noqa: B023
-            try:
-                before = twins(x)
-                for value in (None, 1e4):
-                    after = twins(tf.nest.map_structure(lambda part: _moved(part, value, generator), x))  # noqa: B023
-                    same = all(np.array_equal(a[1:], b[1:]) for a, b in zip(before, after, strict=True))
-                    if finite(before) and not same:
-                        raise CannotPairError("the twin of one record depends on other records of the batch")
-                tried += finite(before)
-            except _REFUSALS:  # Inputs that the likelihood refuses.
+            moved = [tf.nest.map_structure(lambda part: _moved(part, value, generator), x) for value in (None, 1e4)]  # noqa: B023
+            before, *after = [twins(one) for one in (x, *moved)]
+            if before is None or not finite(before):
                 continue
+            self._stand_in = tf.nest.map_structure(lambda part: part[0], x)
+            for one in after:
+                if one is not None:
+                    tried += 1
+                    if any(not np.array_equal(a[1:], b[1:]) for a, b in zip(before, one, strict=True)):
+                        raise CannotPairError("the twin of one record depends on other records of the batch")
         if not tried:
             raise CannotPairError(
                 "the likelihood has no finite draws at made-up inputs, so that nobody can see its rows apart"
@@ -268,13 +268,19 @@ def _moved(part: np.ndarray, value: float | None, generator: np.random.Generator
     return part
 
 
+def _rejects(distribution: tfd.Distribution) -> bool:
+    """Whether draws may come from a rejection sampler, which never ends at NaN, or from a table, which it leaves."""
+    kinds = tf.nest.flatten(distribution.reparameterization_type)
+    return any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds)
+
+
 def _finite(part: tf.Tensor) -> tf.Tensor:
-    """Returns zeros for what is not finite: a rejection sampler never ends there, and the record's own score is not finite."""
+    """Returns zeros for what is not finite."""
     return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part)) if part.dtype.is_floating else part
 
 
-def _zero_rows(part: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return tf.where(tf.reshape(rows, [-1] + [1] * (part.shape.rank - 1)), tf.zeros_like(part), part)
+def _replaced(part: tf.Tensor, rows: tf.Tensor, other: np.ndarray) -> tf.Tensor:
+    return tf.where(tf.reshape(rows, [-1] + [1] * (part.shape.rank - 1)), other, part)
 
 
 def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
