@@ -134,3 +134,12 @@ def test_a_step_at_the_end_of_the_support_is_left_out():
     for theta, kept in ((0.5, 1), (np.inf, 0)):
         released = Released(tf.ones([]), (tf.ones([1]),), *step, tf.zeros([]), tf.constant([theta]))
         assert np.count_nonzero(ClippedAway(1.0, 1.0).accumulate(total, released)) == kept
+
+
+@pytest.mark.parametrize(("momentum", "warned"), [(0.99, True), (0.8, False)])
+def test_an_average_of_iterates_that_remembers_its_start_is_warned_of(momentum, warned, caplog):
+    x = np.ones((NUM, 3), "float32")
+    model = compiled(dpvi.DPVI(prior, likelihood_of_one), use_ema=True, ema_momentum=momentum)
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.fit(x, x[:, 0], batch_size=NUM, epochs=20, verbose=0)
+    assert any("use_ema" in record.getMessage() for record in caplog.records) == warned

@@ -21,6 +21,7 @@ from tfp_dpvi.training.step import StepState, initial_state
 
 _LOG = logging.getLogger("tfp_dpvi")
 _SHARE_OF_LEDGER = 0.02  # Of the time, at most, where steps are shorter than reservations: more are reserved at once.
+_MOST_OF_START = 0.05  # Weight of the start in an average of iterates.
 
 
 @dataclasses.dataclass
@@ -167,6 +168,13 @@ class PrivateFit:
 
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show: what cannot run fails before anything is spent."""
+        optimizer = self._model.optimizer
+        kept = getattr(optimizer, "ema_momentum", 0.0) ** self._planned if getattr(optimizer, "use_ema", False) else 0.0
+        if kept > _MOST_OF_START:
+            _LOG.warning(
+                "use_ema: after %d steps the average of iterates keeps the weight %.2g of its start. Lower ema_momentum, or train "
+                "longer.", self._planned, kept,
+            )  # fmt: skip
         self._compiled.steps_for(self.mechanism, self._data.tensors)
         self._make_curve(self.mechanism.plan(self._allowed))
 
