@@ -131,7 +131,7 @@ class Workers:
         resolver = self._strategy.cluster_resolver
         return resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
 
-    def check_same(self, *public: object, arrays: Callable[[], Sequence[np.ndarray]]) -> None:
+    def check_same(self, *public: object, arrays: Callable[[], Sequence[np.ndarray[Any, Any]]]) -> None:
         """Raises `ValueError` on every worker unless all have the same public values and the same arrays.
 
         Each takes its share of one sample by place: with records or weights of its own, one record's presence would move
@@ -182,7 +182,7 @@ class Workers:
         if refusal is not None:
             raise refusal
 
-    def key(self, key: np.ndarray) -> tf.Tensor:
+    def key(self, key: np.ndarray[Any, Any]) -> tf.Tensor:
         """Returns the chief's key, int64 of shape [2]."""
         if not self.several:
             return tf.constant(key)
@@ -203,7 +203,7 @@ class Workers:
                 "again: TensorFlow does not take one back into a running cluster."
             ) from error
 
-    def _gathered(self, own: Sequence[float]) -> np.ndarray:
+    def _gathered(self, own: Sequence[float]) -> np.ndarray[Any, Any]:
         """Returns each worker's numbers as float64, one row for every replica in their common order."""
         strategy = self._strategy
 
@@ -215,7 +215,7 @@ class Workers:
         with self.naming_lost(lambda: "Nothing was spent by this call."):
             run = tf.function(lambda numbers: strategy.run(added, args=(numbers,)), autograph=False)
             found = run(tf.constant(np.asarray(own, np.float64)))
-            rows: np.ndarray = strategy.experimental_local_results(found)[0].numpy()
+            rows: np.ndarray[Any, Any] = strategy.experimental_local_results(found)[0].numpy()
             return rows
 
 
