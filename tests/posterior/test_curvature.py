@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfp_dpvi.posterior import CurvaturePrior, ReleaseNoise, Window, draw_curvature, window_of
+from tfp_dpvi.posterior import (
+    CurvaturePrior,
+    ReleaseNoise,
+    Terms,
+    Window,
+    draw_curvature,
+    exact_mixture,
+    window_of,
+)
 from tfp_dpvi.posterior import curvature as lib
 
 SIZE, NUM = 3, 1000
@@ -27,13 +35,15 @@ def noisy(matrix, sd, generator):
     return matrix + (noise + noise.T) / 2.0
 
 
-PRIOR = CurvaturePrior(np.diag([30.0, 60.0, 90.0]), 8.0 * SIZE, 0.5)
+PRIOR = CurvaturePrior(np.diag([30.0, 60.0, 90.0]), (8.0 * SIZE,), 0.5)
+LOW = dataclasses.replace(PRIOR, degrees=(2.0,))  # Of rank two.
 
 
-def test_the_gradient_is_that_of_the_density():
+@pytest.mark.parametrize("prior", [PRIOR, LOW], ids=["full rank", "low rank"])
+def test_the_gradient_is_that_of_the_density(prior):
     generator = np.random.default_rng(0)
-    model = lib._Bartlett(window(np.eye(SIZE) * 50.0, 9.0), PRIOR)
-    x = 0.3 * generator.normal(size=(1, 7))
+    model = lib._Bartlett(window(np.eye(SIZE) * 50.0, 9.0), prior, *prior.degrees)
+    x = 0.3 * generator.normal(size=(1, 7 if prior is PRIOR else 6))
     _, gradient = model.log_density(x)
     for number in range(x.shape[1]):
         step = np.zeros_like(x)
@@ -42,26 +52,28 @@ def test_the_gradient_is_that_of_the_density():
         np.testing.assert_allclose(gradient[0, number], slope[0], rtol=1e-5)
 
 
-def drawn_from_prior(generator):
-    factor = np.exp(PRIOR.log_factor_sd * generator.normal())
-    scale = factor * PRIOR.matrix / PRIOR.degrees
-    return stats.wishart(PRIOR.degrees, scale).rvs(random_state=generator)
+def drawn_from(prior, generator):
+    factor = np.exp(prior.log_factor_sd * generator.normal())
+    (degrees,) = prior.degrees
+    normals = np.linalg.cholesky(prior.matrix) @ generator.normal(size=(SIZE, int(degrees)))
+    return factor * normals @ normals.T / degrees
 
 
-def ranks(sd, stated=None, symmetric=True):
+def ranks(sd, stated=None, symmetric=True, prior=PRIOR):
     """The rank of the true trace among the draws (simulation-based calibration, Talts et al. 2018)."""
     generator, found = np.random.default_rng(1), []
     for _ in range(100):
-        true = drawn_from_prior(generator)
+        true = drawn_from(prior, generator)
         seen = noisy(true, sd, generator) if symmetric else true + sd * np.tril(generator.normal(size=true.shape))
-        _, draws = draw_curvature(window(seen, stated or sd), PRIOR, generator)
+        _, draws = draw_curvature(window(seen, stated or sd), prior, generator)
         found.append(np.mean(np.trace(draws, axis1=1, axis2=2) < np.trace(true)))
     return stats.kstest(np.array(found) + generator.uniform(0, 1 / 32, 100), "uniform").pvalue
 
 
+@pytest.mark.parametrize("prior", [PRIOR, LOW], ids=["full rank", "low rank"])
 @pytest.mark.parametrize("sd", [3.0, 60.0])
-def test_draws_are_calibrated(sd):
-    assert ranks(sd) > 1e-3
+def test_draws_are_calibrated(sd, prior):
+    assert ranks(sd, prior=prior) > 1e-3
 
 
 def test_noise_that_is_stated_three_times_too_small_is_caught():
@@ -105,7 +117,58 @@ def test_a_curvature_of_another_shape_is_a_mismatch_and_noise_is_none():
     assert np.quantile(found, 0.9) < 0.4
     other = np.diag([200.0, 20.0, 2.0])
     assert min(PRIOR.mismatch(window(noisy(other, 10.0, generator), 10.0)) for _ in range(100)) > 0.4
-    assert PRIOR.doubted().degrees < PRIOR.degrees
+
+
+# ---------------------------------------------------------------------- inputs unknown
+
+WIDE, CLIP_OF = 6, 1.0
+
+
+def coverage(spectrum, signal, prior=None, num=60):
+    """Of 90 % intervals in all directions, parameters drawn from N(0, I), the score straight and its noise known."""
+    generator, covered = np.random.default_rng(0), []
+    prior = prior or CurvaturePrior.isotropic(WIDE, NUM, CLIP_OF)
+    for _ in range(num):
+        turned = np.linalg.qr(generator.normal(size=(WIDE, WIDE)))[0]
+        matrix = (
+            0.1
+            * NUM
+            * CLIP_OF**2
+            * np.exp(0.3 * generator.normal())
+            * (turned * spectrum)
+            @ turned.T
+            / np.sum(spectrum)
+        )
+        sd = np.linalg.norm(matrix) / signal / np.sqrt(WIDE * (WIDE + 1) / 2)
+        slope, spread = 1.4 * matrix, 1.2 * matrix + sd**2 * np.eye(WIDE)
+        truth, error = generator.normal(size=WIDE), np.linalg.cholesky(spread) @ generator.normal(size=WIDE)
+        weights = slope @ np.linalg.inv(spread)
+        arrived = np.linalg.solve(np.eye(WIDE) + weights @ slope, weights @ (slope @ truth + error))
+        arrived += 0.3 * generator.normal(size=WIDE)
+        zeros = np.zeros(WIDE)
+        known = Window(
+            200, arrived, arrived[None], zeros[None], slope @ (truth - arrived) + error, noisy(matrix, sd, generator),
+            1.4 * np.trace(matrix), sd, sd, sd, 1.2, (zeros, zeros), 4.0, NUM * CLIP_OF**2 / 2,
+        )  # fmt: skip
+        terms = Terms.of(known, *draw_curvature(known, prior, generator), np.arange(WIDE))
+        draws = exact_mixture(terms, np.eye(WIDE), zeros).sample(1000, generator) @ turned
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        covered.append((low <= turned.T @ truth) & (turned.T @ truth <= high))
+    return np.mean(covered)
+
+
+COLLINEAR, ALIKE = np.array([1.0, 1.0, 1e-4, 1e-4, 1e-4, 1e-4]), np.ones(WIDE)
+
+
+@pytest.mark.parametrize("signal", [1.0, 5.0])
+@pytest.mark.parametrize("spectrum", [COLLINEAR, ALIKE, 0.4 ** np.arange(6.0)], ids=["collinear", "alike", "falling"])
+def test_intervals_cover_whatever_the_inputs_share(spectrum, signal):
+    assert 0.84 < coverage(spectrum, signal) < 0.98
+
+
+def test_a_prior_of_full_rank_alone_is_too_sure_where_inputs_are_collinear():
+    full = dataclasses.replace(CurvaturePrior.isotropic(WIDE, NUM, CLIP_OF), degrees=(2.0 * WIDE,))
+    assert coverage(COLLINEAR, 5.0, full) < 0.8
 
 
 # ---------------------------------------------------------------------- the window

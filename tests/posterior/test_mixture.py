@@ -189,7 +189,7 @@ def released(generator, truth, noise=NOISE):
 def coverage(num=120, noise=NOISE, mutate=lambda window, slopes, matrices: (window, slopes, matrices)):
     """Covered intervals of all parameters, of `num` simulated fits, 90 % nominal. Seeded."""
     generator, covered = np.random.default_rng(5), []
-    prior = posterior.CurvaturePrior(TRUE_MATRIX * 1.1, 8.0 * SIZE, 0.3)
+    prior = posterior.CurvaturePrior(TRUE_MATRIX * 1.1, (8.0 * SIZE,), 0.3)
     for _ in range(num):
         truth = generator.normal(size=SIZE)
         window = posterior.window_of(*released(generator, truth, noise), noise)
@@ -245,7 +245,7 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
     generator = np.random.default_rng(0)
     blocks, scales = released(generator, np.zeros(SIZE))
     window = posterior.window_of(blocks, scales, NOISE)
-    prior = posterior.CurvaturePrior(TRUE_MATRIX, 8.0 * SIZE, 0.3)
+    prior = posterior.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     slopes, matrices = posterior.draw_curvature(window, prior, generator)
     for far, found in ((0.0, []), (30.0, ["had not arrived"])):
         moved = Mixture(np.full((1, SIZE), far) + window.theta, 0.1 * np.eye(SIZE)[None])
@@ -257,7 +257,7 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
 def test_halves_that_differ_are_warned_of():
     """p-values of 100 fits are uniform (seeded), and a drift of the score is seen."""
     generator, found = np.random.default_rng(3), []
-    prior = posterior.CurvaturePrior(TRUE_MATRIX, 8.0 * SIZE, 0.3)
+    prior = posterior.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     for _ in range(100):
         window = posterior.window_of(*released(generator, np.zeros(SIZE)), NOISE)
         slopes, matrices = posterior.draw_curvature(window, prior, generator)

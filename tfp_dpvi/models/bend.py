@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped, curvature_prior
 from tfp_dpvi.posterior import CurvaturePrior
 
@@ -33,7 +33,8 @@ class Bend(NamedTuple):
       base: log densities that their weights are taken over, two tensors of shape [n].
       first: `E psi` of each pair over the path of its second outcome, shape [n, d], whitened.
       second: over that of its first outcome.
-      slopes: likewise `E[psi delta^T] / 2`, two tensors of shape [n, d * d].
+      slopes: likewise `E[psi delta^T] / 2`, made symmetric; lower triangles as `tfp.math.fill_triangular` fills them, halved on
+        the diagonal: two tensors of shape [n, d (d + 1) / 2].
       root: L, shape [d, d].
       factor: weights of G_w's entries in its factor, shape [d, d].
     """
@@ -89,8 +90,9 @@ class Bend(NamedTuple):
         deltas = simulator.deltas(path, x, outcomes)
         psi = clipped(deltas, clip)
         along = [one * np.exp(excess) / (len(path) * simulated.sum()) for one in weights_of(path)]
-        means = [np.einsum("bn,bni->ni", one, psi) / 2.0 for one in along]
-        slopes = [np.einsum("bn,bni,bnj->nij", one, psi, deltas, optimize=True) / 4.0 for one in along]
+        weighted = [one[..., None] * psi for one in along]
+        means = [one.sum(axis=0) / 2.0 for one in weighted]
+        slopes = [one.transpose(1, 2, 0) @ deltas.transpose(1, 0, 2) / 4.0 for one in weighted]
         # At theta_bar: G, and what there is to know of the curvature.
         first, second = (one[0] for one in weights_of(path.mean(axis=0, keepdims=True)))
         pair = first * along[1] + second * along[0]
@@ -103,7 +105,7 @@ class Bend(NamedTuple):
         root = np.linalg.cholesky(slope + _RIDGE * np.trace(slope) / size * np.eye(size))
         inverse = np.linalg.inv(root)
         means = [one @ inverse.T for one in means]
-        slopes = [(inverse @ one @ inverse.T).reshape(len(one), -1) for one in slopes]
+        slopes = [_packed(inverse @ one @ inverse.T) for one in slopes]
         factor = (root.T @ root) @ (root.T @ root)
         tensors = (*base, means[1], means[0], slopes[1], slopes[0], root, factor / np.trace(factor))
         own, other, ahead, behind, *both_slopes, root, factor = (tf.constant(part, dtype) for part in tensors)
@@ -128,10 +130,18 @@ class Bend(NamedTuple):
         eye = tf.eye(size, dtype=points.dtype)
         mean = tf.matmul(first, self.first) - tf.matmul(second, self.second)
         slope = tf.matmul(first, self.slopes[0]) + tf.matmul(second, self.slopes[1])
-        slope = tf.reshape(slope, [-1, size, size])
-        slope = (slope + tf.linalg.matrix_transpose(slope)) / 2.0 + _RIDGE * eye
+        slope = tfp.math.fill_triangular(slope)
+        slope = slope + tf.linalg.matrix_transpose(slope) + _RIDGE * eye
         factor = tf.reduce_sum(slope * self.factor, axis=[-2, -1])[:, None, None]
         moved = tf.linalg.solve(slope, mean[..., None])
         shape = tf.linalg.cholesky((1.0 - share) * slope / factor + share * eye)
         turned = tf.matmul(shape, moved, transpose_a=True)
         return tf.matmul(shape, tf.matmul(relative, turned))[..., 0]
+
+
+def _packed(matrices: np.ndarray) -> np.ndarray:
+    """Returns lower triangles of shape [n, d (d + 1) / 2] whose sum with their transposes is symmetric and that of the matrices."""
+    symmetric = (matrices + np.swapaxes(matrices, 1, 2)) / 2.0
+    halved = np.tril(symmetric) - np.eye(matrices.shape[1]) * symmetric / 2.0
+    packed: np.ndarray = tfp.math.fill_triangular_inverse(halved).numpy()
+    return packed

@@ -25,11 +25,8 @@ LOG = logging.getLogger("tfp_dpvi")
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
 """What arrays that are not finite, or not of full rank, raise."""
 _NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
-_FROM_PATH, _GUESSES, _WIDER = (
-    4,
-    12,
-    1.5,
-)  # Where the bend is simulated: on the path and about the posterior without it.
+# Where the bend is simulated: on the path and about the posterior without it.
+_FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,17 +98,20 @@ class Calibrator:
         if window is None:
             return None
         generator = np.random.default_rng(0)  # Of Monte Carlo draws over released values: nothing is hidden by it.
-        mismatch = math.nan
-        if simulator is None:
-            bound = noise.clip if math.isfinite(noise.clip) else 1.0
-            pairs, prior = None, CurvaturePrior.isotropic(len(index), noise.num_records, bound)
-        else:
+        prior = CurvaturePrior.isotropic(
+            len(index), noise.num_records, noise.clip if math.isfinite(noise.clip) else 1.0
+        )
+        mismatch, bends = math.nan, False
+        if simulator is not None:
             path = self._path(window, generator)
             pairs = simulator.pairs(path.mean(axis=0), generator, _NUM_PAIRS, _ROUNDS)
-            prior = pairs.curvature_prior(noise.num_records, noise.clip)
-            mismatch = prior.mismatch(window)
-            prior = prior.doubted() if mismatch > posterior.MOST_MISMATCH else prior
-        slopes, matrices = posterior.draw_curvature(window, prior, generator)
+            if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
+                simulated = pairs.curvature_prior(noise.num_records, noise.clip)
+                mismatch = simulated.mismatch(window)
+                bends = mismatch <= posterior.MOST_MISMATCH
+                prior = simulated if bends else prior
+        # Where a bend follows, this posterior is its starting point.
+        slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=2 if bends else 16)
         terms = posterior.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
             mixture = posterior.exact_mixture(terms, *self._normal)
@@ -120,11 +120,10 @@ class Calibrator:
             start = draws.numpy().astype(np.float64)
             mixture = posterior.sampled_mixture(terms, self._log_prior, start, generator)
         linear = None
-        if simulator is not None and pairs is not None and len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
+        if simulator is not None and bends:
             guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
             try:
                 bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
-                known = known.doubted() if mismatch > posterior.MOST_MISMATCH else known
                 drawn = posterior.draw_curvature(window, known, generator)
                 curve = self._curve(bend, window, *drawn, known.release_share(window))
                 bent = posterior.refined_mixture(mixture, curve, len(drawn[0]), generator)

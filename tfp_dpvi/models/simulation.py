@@ -143,7 +143,6 @@ class PairSimulator:
                 "no x, for it generates whole records" if model.generative else "x: public inputs like the private ones"
             )
             raise ValueError(f"pilot: this model needs {wanted}.")
-        self._model, self._generative = model, x is None
         if x is None:
             drawn = model.distribution_at(model.prior.sample(seed=tf.constant([0, 0])), None).sample(16, seed=[0, 1])
             records = make_records(drawn, None, None, dtype=model.record_dtype, validate=False)
@@ -253,8 +252,11 @@ class Pairs:
           num_records: N.
           clip: C, or `math.inf`.
         """
-        weights = np.full(len(self.deltas), self.share / len(self.deltas))
-        return curvature_prior(clipped(self.deltas, clip), self.deltas, weights, clip, num_records)
+        psi, num = clipped(self.deltas, clip), len(self.deltas)
+        prior = curvature_prior(psi, self.deltas, np.full(num, self.share / num), clip, num_records)
+        # Squared distances from what they estimate, of the mean of n independent pairs and of that of N records.
+        error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * (num_records * self.share / (2.0 * num)) ** 2
+        return dataclasses.replace(prior, error=float(error * (1.0 + num / (num_records * self.share))))
 
 
 def curvature_prior(
@@ -275,16 +277,12 @@ def curvature_prior(
     ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
     shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
     kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))
-    # Of independent pairs: squared distances from what they estimate, of the simulation's mean and of that of N records.
-    error = float(np.sum(np.sum(weighted**2, axis=1) * np.sum(psi**2, axis=1)))
-    error *= 1.0 + 1.0 / (num_records * np.sum(weights**2) / np.sum(weights))
     return CurvaturePrior(
         matrix + ridge,
-        _DEGREES * size,
+        (_DEGREES * size,),
         _LOG_FACTOR_SD,
         (kappa, _KAPPA_SD * kappa),
         (slope + slope.T) / 2.0 + ridge,
-        error,
     )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import linalg, stats
+from scipy import linalg, special, stats
 
 from tfp_dpvi.posterior.window import MOST_KAPPA, Window
 
@@ -20,7 +20,8 @@ class CurvaturePrior:
 
     Attributes:
       matrix: M0, its expected value up to a factor, shape [d, d].
-      degrees: degrees of freedom of the Wishart prior whose mean is a multiple of `matrix`.
+      degrees: degrees of freedom of the Wishart prior whose mean is a multiple of `matrix`; of d dimensions, k < d of them make
+        a matrix of rank k. Several are a mixture of equal weights.
       log_factor_sd: standard deviation of the logarithm of that multiple, whose median is 1.
       kappa: mean and standard deviation of the curvature over M, before it is released.
       curvature: expected value of the curvature A for which `matrix` is that of M, or None: a multiple of it.
@@ -28,7 +29,7 @@ class CurvaturePrior:
     """
 
     matrix: np.ndarray
-    degrees: float
+    degrees: tuple[float, ...]
     log_factor_sd: float
     kappa: tuple[float, float] = (1.4, 0.3)
     curvature: np.ndarray | None = None
@@ -36,8 +37,35 @@ class CurvaturePrior:
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns the prior where nothing is known but the clip: about a fifth of the largest trace, in all directions alike."""
-        return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), 2.0 * size, 0.8)
+        """Returns the prior where only the clip is known: about a fifth of the largest trace, and no direction preferred.
+
+        Its rank is anything from an eighth of d up: inputs are often collinear, and where they say nothing neither must the
+        posterior.
+        """
+        degrees = {max(1.0, round(size * share)) for share in (0.125, 0.25, 0.5, 1.0, 2.0, 8.0)}
+        return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), tuple(sorted(degrees)), 0.8)
+
+    def weights(self, window: Window) -> np.ndarray:
+        """Returns probabilities of the degrees given trace and squared length of the release; `matrix` is a multiple of I."""
+        if len(self.degrees) == 1:
+            return np.ones(1)
+        size, degrees = len(self.matrix), np.array(self.degrees, float)[:, None]
+        log_factor = self.log_factor_sd * np.linspace(-3.0, 3.0, 61)
+        noise, pairs = window.matrix_sd**2, size * (size + 1) / 2.0
+        trace = np.trace(self.matrix) * np.exp(log_factor)
+        length = trace**2 * (degrees + size + 1.0) / (degrees * size)  # Squared; of a Wishart matrix.
+        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of its trace, and what a spectrum may differ.
+        means = trace, length + noise * pairs
+        variances = (
+            noise * size + trace**2 * spread,
+            2.0 * noise**2 * pairs + 4.0 * noise * length + 4.0 * length**2 * spread,
+        )
+        seen = np.trace(window.matrix), np.sum(window.matrix**2)
+        logs = -(log_factor**2) / (2.0 * self.log_factor_sd**2)
+        for one, mean, variance in zip(seen, means, variances, strict=True):
+            logs = logs - ((one - mean) ** 2 / variance + np.log(variance)) / 2.0
+        found: np.ndarray = special.softmax(special.logsumexp(logs, axis=1))
+        return found
 
     def mismatch(self, window: Window) -> float:
         """Returns how far the release is from any multiple of `matrix`, beyond its noise, over the length of that multiple."""
@@ -54,17 +82,13 @@ class CurvaturePrior:
     def release_share(self, window: Window) -> float:
         """Returns the release's share in what is known of the shape of M: 0 where noise drowns it, 1 without noise."""
         size = len(self.matrix)
-        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees  # Of a Wishart matrix.
+        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[-1]  # Of a Wishart matrix.
         noise = window.matrix_sd**2 * size * (size + 1) / 2.0
         return float(before / (before + noise))
 
-    def doubted(self) -> CurvaturePrior:
-        """Returns a weak prior about the same matrix, for where the release is far from it."""
-        return CurvaturePrior(self.matrix, 2.0 * len(self.matrix), 0.8)
-
 
 def draw_curvature(
-    window: Window, prior: CurvaturePrior, generator: np.random.Generator
+    window: Window, prior: CurvaturePrior, generator: np.random.Generator, num_steps: int = 16
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns draws of (A, M): the slope of the expected score, and half the variance of a step's pairs.
 
@@ -72,11 +96,12 @@ def draw_curvature(
       window: averages of released values.
       prior: of M.
       generator: of the draws.
+      num_steps: of HMC, from draws of the Laplace approximation; two make starting points.
 
     Returns:
       Arrays of shape [K, d, d]; K = 1 where there is no noise.
     """
-    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
+    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator, num_steps)
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
@@ -101,49 +126,52 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     return roots @ relative @ np.swapaxes(roots, 1, 2)
 
 
-def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator) -> np.ndarray:
-    """Returns draws of M: Bartlett's factor of the Wishart matrix and the logarithm of its factor, by HMC."""
-    model = _Bartlett(window, prior)
-    mode, root = model.laplace()
-
-    inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
-
-    def whitened(z: np.ndarray) -> np.ndarray:
-        point: np.ndarray = mode + z @ inverse
-        return point
-
-    def log_density(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = model.log_density(whitened(z))
-        return value, gradient @ inverse.T
-
-    size = len(window.theta)
-    z = hamiltonian(
-        log_density,
-        generator.normal(size=(NUM_DRAWS, len(mode))),
-        generator,
-        num_steps=40 if size <= 25 else 16,
-        num_leapfrogs=5,
-    )
-    return model.matrices(whitened(z[-1]))
+def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator, num_steps: int) -> np.ndarray:
+    """Returns draws of M, in numbers as its degrees of freedom are probable."""
+    edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
+    numbers = np.diff(np.floor(edges).astype(int))
+    drawn = [
+        _Bartlett(window, prior, degrees).draws(num, generator, num_steps)
+        for degrees, num in zip(prior.degrees, numbers, strict=True)
+        if num
+    ]
+    return generator.permutation(np.concatenate(drawn))
 
 
 class _Bartlett:
-    """log p(T, log a | M_hat) with M = a L0 T T' L0' / nu: entries of T by row, diagonal ones as logarithms, then log a."""
+    """log p(T, log a | M_hat) with M = a L0 T T' L0' / nu: entries of T by row, diagonal ones as logarithms, then log a.
 
-    def __init__(self, window: Window, prior: CurvaturePrior) -> None:
+    Bartlett's factor T of a Wishart matrix with nu degrees of freedom is lower triangular, of min(d, nu) columns.
+    """
+
+    def __init__(self, window: Window, prior: CurvaturePrior, degrees: float) -> None:
         self._seen, self._sd, self._most = window.matrix, window.matrix_sd, window.most_trace
-        self._nu, self._factor_sd = prior.degrees, prior.log_factor_sd
+        self._nu, self._factor_sd = degrees, prior.log_factor_sd
         size = len(prior.matrix)
         self._root = linalg.cholesky(prior.matrix + 1e-9 * np.trace(prior.matrix) / size * np.eye(size), lower=True)
-        self._rows, self._columns = np.tril_indices(size)
+        self._rank = int(min(size, degrees))
+        self._rows, self._columns = np.tril_indices(size, 0, self._rank)
         self._diagonal = np.flatnonzero(self._rows == self._columns)
         self._size = size
-        self._shape = self._nu - np.arange(size)  # Of chi-squared variables on the diagonal.
+        self._shape = self._nu - np.arange(self._rank)  # Of chi-squared variables on the diagonal.
+
+    def draws(self, num: int, generator: np.random.Generator, num_steps: int) -> np.ndarray:
+        """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
+        mode, root = self.laplace()
+        inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
+
+        def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value, gradient = self.log_density(mode + z @ inverse)
+            return value, gradient @ inverse.T
+
+        start = generator.normal(size=(num, len(mode)))
+        z = hamiltonian(whitened, start, generator, num_steps=num_steps, num_leapfrogs=5)
+        return self.matrices(mode + z[-1] @ inverse)
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = x[:, :-1].copy()
         entries[:, self._diagonal] = np.exp(entries[:, self._diagonal])
-        factor = np.zeros((len(x), self._size, self._size))
+        factor = np.zeros((len(x), self._size, self._rank))
         factor[:, self._rows, self._columns] = entries
         return self._root @ factor, np.exp(x[:, -1]) / self._nu
 
@@ -172,15 +200,26 @@ class _Bartlett:
         by_factor = 2.0 * scale[:, None, None] * (self._root.T @ slope @ factor)
         gradient = np.empty_like(x)
         gradient[:, :-1] = by_factor[:, self._rows, self._columns] - x[:, :-1]
-        on_diagonal = by_factor[:, range(self._size), range(self._size)] * np.exp(diagonal)
+        on_diagonal = by_factor[:, range(self._rank), range(self._rank)] * np.exp(diagonal)
         gradient[:, self._diagonal] = on_diagonal + self._shape - np.exp(2.0 * diagonal)
         gradient[:, -1] = np.sum(slope * matrix, axis=(1, 2)) - x[:, -1] / self._factor_sd**2
         return value, gradient
 
+    def _start(self) -> np.ndarray:
+        """Returns the release, without its smallest and its negative eigenvalues."""
+        inverse = linalg.solve_triangular(self._root, np.eye(self._size), lower=True)
+        values, vectors = np.linalg.eigh(inverse @ self._seen @ inverse.T)
+        kept = vectors[:, -self._rank :] * np.sqrt(self._nu * np.maximum(values[-self._rank :], 0.1))
+        factor = np.linalg.qr(kept.T)[1].T
+        factor = factor * np.sign(np.diag(factor))
+        x = np.zeros((1, len(self._rows) + 1))
+        x[0, :-1] = factor[self._rows, self._columns]
+        x[0, self._diagonal] = np.log(np.maximum(x[0, self._diagonal], 0.1))
+        return x
+
     def laplace(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian there."""
-        x = np.zeros((1, len(self._rows) + 1))
-        x[0, self._diagonal] = 0.5 * np.log(np.maximum(self._shape, 0.5))
+        x = self._start()
         (value,), gradient = self.log_density(x)
         damping = 1e-3
         hessian = self._hessian(x)
@@ -196,7 +235,8 @@ class _Bartlett:
                 hessian = self._hessian(x)
             else:
                 damping *= 10.0
-        return x[0], linalg.cholesky(self._hessian(x), lower=True)
+        root = linalg.cholesky(self._hessian(x), lower=True)
+        return x[0], root
 
     def _hessian(self, x: np.ndarray) -> np.ndarray:
         """Returns minus the Gauss-Newton Hessian of the log density."""

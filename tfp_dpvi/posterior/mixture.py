@@ -176,7 +176,7 @@ def refined_mixture(
         return value, gradient @ root
 
     z = linalg.solve_triangular(root, start.T, lower=True).T
-    kept = hamiltonian(whitened, z, generator, num_steps=64, num_leapfrogs=4, keep=2 * _KEPT) @ root.T
+    kept = hamiltonian(whitened, z, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT) @ root.T
     return _kernels(kept.reshape(-1, kept.shape[-1]))
 
 
