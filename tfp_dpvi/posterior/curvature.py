@@ -46,25 +46,37 @@ class CurvaturePrior:
         return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), tuple(sorted(degrees)), 0.8)
 
     def weights(self, window: Window) -> np.ndarray:
-        """Returns probabilities of the degrees given trace and squared length of the release; `matrix` is a multiple of I."""
+        """Returns probabilities of the degrees given trace, squared length and rank of the release.
+
+        For several degrees `matrix` is a multiple of I. Trace and length are taken as normal, with the moments of a Wishart
+        matrix; a rank counts less where the release has more beside it than noise has.
+        """
         if len(self.degrees) == 1:
             return np.ones(1)
-        size, degrees = len(self.matrix), np.array(self.degrees, float)[:, None]
-        log_factor = self.log_factor_sd * np.linspace(-3.0, 3.0, 61)
-        noise, pairs = window.matrix_sd**2, size * (size + 1) / 2.0
-        trace = np.trace(self.matrix) * np.exp(log_factor)
-        length = trace**2 * (degrees + size + 1.0) / (degrees * size)  # Squared; of a Wishart matrix.
-        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of its trace, and what a spectrum may differ.
+        size, degrees = len(self.matrix), np.array(self.degrees)[:, None]
+        noise, trace = window.matrix_sd**2, np.trace(self.matrix)
+        seen = np.trace(window.matrix), np.sum(window.matrix**2)
+        widest = max(3.0 * self.log_factor_sd, abs(math.log(max(seen[0], 1e-9 * trace) / trace)) + 1.0)
+        log_factor = np.linspace(-widest, widest, 401)
+        trace = trace * np.exp(log_factor)
+        length = trace**2 * (degrees + size + 1.0) / (degrees * size)
+        pairs = size * (size + 1) / 2.0
+        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of the trace, and what other spectra differ by.
         means = trace, length + noise * pairs
         variances = (
             noise * size + trace**2 * spread,
             2.0 * noise**2 * pairs + 4.0 * noise * length + 4.0 * length**2 * spread,
         )
-        seen = np.trace(window.matrix), np.sum(window.matrix**2)
         logs = -(log_factor**2) / (2.0 * self.log_factor_sd**2)
         for one, mean, variance in zip(seen, means, variances, strict=True):
             logs = logs - ((one - mean) ** 2 / variance + np.log(variance)) / 2.0
-        found: np.ndarray = special.softmax(special.logsumexp(logs, axis=1))
+        logs = special.logsumexp(logs, axis=1)
+        values = np.sort(np.linalg.eigvalsh(window.matrix) ** 2)
+        for number, rank in enumerate(min(size, int(one)) for one in self.degrees):
+            free = (size - rank) * (size - rank + 1) / 2.0
+            beside = np.sum(values[: size - rank]) / noise - free - 3.0 * math.sqrt(2.0 * free)
+            logs[number] -= max(beside, 0.0) / 2.0
+        found: np.ndarray = special.softmax(logs)
         return found
 
     def mismatch(self, window: Window) -> float:
