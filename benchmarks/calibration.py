@@ -302,6 +302,7 @@ def made(cell, arguments):
                 "python": platform.python_version(),
                 "tensorflow": tf.__version__,
                 "machine": platform.processor(),
+                "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
             }
             found = run(cell, arguments.num, arguments.baseline, arguments.seed)
             path.write_text(json.dumps({**found, **versions}, indent=1))
