@@ -100,6 +100,19 @@ def posterior_table(model: dpvi.DPVI, names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
+def compare(
+    model: dpvi.DPVI, reference: dpvi.DPVI, table: list[Any], reference_table: list[Any], x: Any, y: Any
+) -> dict[str, float]:
+    """Test accuracy, and how many private intervals hold the non-private mean or are narrower than the non-private one."""
+    pairs = list(zip(table, reference_table, strict=True))
+    return {
+        "accuracy": accuracy(model, x, y),
+        "non_private_accuracy": accuracy(reference, x, y),
+        "inside": sum(own["low"] < other["mean"] < own["high"] for own, other in pairs),
+        "narrower": sum(own["high"] - own["low"] < other["high"] - other["low"] for own, other in pairs),
+    }
+
+
 def draw_intervals(private: list[dict[str, Any]], non_private: list[dict[str, Any]], title: str, path: Any) -> None:
     import matplotlib
 
@@ -140,15 +153,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     settings = {"clipping": options.clipping, "epochs": options.epochs}
     model = fit_private(x, y, options.epsilon, options.delta, verbose=1, **settings)
     reference = fit_non_private(x, y)
-    scores = [(accuracy(model, x_test, y_test), accuracy(reference, x_test, y_test))]
+    table, reference_table = posterior_table(model, names), posterior_table(reference, names)
+    each = [compare(model, reference, table, reference_table, x_test, y_test)]
     for split in range(options.split + 1, options.split + options.splits):
-        more = load(split)
-        other = fit_private(*more[:2], options.epsilon, options.delta, verbose=0, **settings)
-        scores.append((accuracy(other, *more[2:4]), accuracy(fit_non_private(*more[:2]), *more[2:4])))
-    private_score, reference_score = (float(value) for value in np.mean(scores, axis=0))
+        *more, x_other, y_other, _ = load(split)
+        other = fit_private(*more, options.epsilon, options.delta, verbose=0, **settings)
+        without = fit_non_private(*more)
+        tables = posterior_table(other, names), posterior_table(without, names)
+        each.append(compare(other, without, *tables, x_other, y_other))
+    private_score, reference_score = (
+        float(np.mean([one[name] for one in each])) for name in ("accuracy", "non_private_accuracy")
+    )
 
     report = model.privacy_report()
-    table, reference_table = posterior_table(model, names), posterior_table(reference, names)
     over = "" if options.splits == 1 else f" (mean of {options.splits} splits)"
     print(f"\nTest accuracy{over}: {private_score:.3f} private, {reference_score:.3f} non-private\n")
     print(f"{'posterior of':24s} {'mean':>7s} {'sd':>6s}   95 % interval     non-private mean")
@@ -167,6 +184,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "accuracy": private_score,
         "non_private_accuracy": reference_score,
         "splits": options.splits,
+        "each": each,
         "epsilon": report.epsilon,
         "delta": report.delta,
         "seconds": seconds,
