@@ -185,7 +185,7 @@ class Fits:
         )
         self.noise = calibrated.noise_multiplier
         compiled(self.noise)
-        self.start = self.model.get_weights()
+        self.start, self.without = self.model.get_weights(), None
 
     def draws(self, x, y, coordinates):
         self.model.set_weights(self.start)
@@ -200,9 +200,11 @@ class Fits:
 
     def draws_without_inputs(self, coordinates):
         """Of the posterior of the same fit where the pilot's inputs are not known: no simulation, no bend."""
-        calibration, dp = self.model.calibration, self.model._dp
-        found = Calibrator(calibration.pairing, self.model.surrogate_posterior, None)(dp.accumulated, dp.mechanism)
-        return flat_draws(found.distribution.sample(NUM_DRAWS, seed=1), coordinates), 0.0
+        model, dp = self.model, self.model._dp
+        if self.without is None:
+            self.without = Calibrator(model.calibration.pairing, model.surrogate_posterior, None)
+        found = self.without(dp.accumulated, dp.mechanism)
+        return flat_draws(found.distribution.sample(NUM_DRAWS, seed=1), coordinates), bool(found.checks.warnings)
 
 
 def flat_draws(drawn, coordinates):
@@ -228,7 +230,8 @@ def run(cell, num, baseline, seed):
     flat = {clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip) for clip in ((1.0, None) if baseline else ())}
     exact = NonPrivate(prior, likelihood, coordinates)
     prior_draws = tf.concat(coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1).numpy()
-    rows, checks, warned, took, begun = {"paired": [], "no inputs": []}, [], [], [], time.perf_counter()
+    rows, checks, took, begun = {"paired": [], "no inputs": []}, [], [], time.perf_counter()
+    warned = {"paired": [], "no inputs": []}
     rows.update({f"flat, clip {clip or 'pilot'}": [] for clip in flat}, prior=[])
     for number in range(num):
         x, y, truth = records()
@@ -237,7 +240,8 @@ def run(cell, num, baseline, seed):
         every["no inputs"] = paired.draws_without_inputs(coordinates)
         took.append(every["paired"][1])
         found = paired.model._calibrated()
-        warned.append(bool(found.checks.warnings))
+        warned["paired"].append(bool(found.checks.warnings))
+        warned["no inputs"].append(every["no inputs"][1])
         checks.append(
             [
                 found.checks.distance,
@@ -270,7 +274,7 @@ def run(cell, num, baseline, seed):
         "posterior_seconds": float(np.median(took)),
         "checks_90": np.quantile(checks, 0.9, axis=0).round(3).tolist(),
         "checks_10": np.quantile(checks, 0.1, axis=0).round(3).tolist(),
-        "warned": float(np.mean(warned)),
+        "warned": {kind: float(np.mean(found)) for kind, found in warned.items()},
     }
     for kind, found in rows.items():
         if not found:
