@@ -32,7 +32,10 @@ SETTINGS = (
     (8.0, 60_000, 3000, 100_000),
     (1.0, 1_000_000, 100, 100_000),
     (1.0, 569, 64, 180),
-    (1.0, 100_000, 10, 1_000_000),  # At little noise (0.74): one release has many possible losses.
+    # At little noise one release has many possible losses.
+    (1.0, 100_000, 100, 10_000),
+    (1.0, 100_000, 10, 1_000_000),
+    (1.0, 10_000_000, 10, 10_000_000),
 )
 RELATIONS = ("add_or_remove_one", "replace_one")
 OUTPUT = pathlib.Path(__file__).parents[1] / "docs" / "figures" / "benchmark" / "accounting.json"

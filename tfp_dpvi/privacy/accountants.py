@@ -17,7 +17,9 @@ from typing import ClassVar, TypeAlias
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting.pld import pld_pmf as _pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as _pld
+from dp_accounting.pld import privacy_loss_mechanism as _mechanism
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 from numpy.typing import NDArray
 from scipy import optimize, special
@@ -35,6 +37,7 @@ SMALLEST_SAMPLED_NOISE = 1e-3
 #: Whether dp_accounting prices Poisson sampling under replace-one: 0.5 and later.
 PRICES_POISSON_REPLACE_ONE = "neighboring_relation" in inspect.signature(_pld.from_gaussian_mechanism).parameters
 
+_Adjacency: TypeAlias = _mechanism.AdjacencyType
 FloatArray: TypeAlias = NDArray[np.float64]
 _REPLACE = NeighboringRelation.REPLACE_ONE
 #: Of the Renyi divergences: dp_accounting's default.
@@ -301,8 +304,34 @@ def _widest(q: float, z: float, replace: bool) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _single(q: float, z: float, relation: NeighboringRelation, step: float) -> "_pld.PrivacyLossDistribution":
-    adjacency = {"neighboring_relation": relation} if PRICES_POISSON_REPLACE_ONE else {}
-    return _pld.from_gaussian_mechanism(z, value_discretization_interval=step, sampling_prob=q, **adjacency)
+    kinds = (_Adjacency.REPLACE,) if relation is _REPLACE else (_Adjacency.REMOVE, _Adjacency.ADD)
+    return _pld.PrivacyLossDistribution(*(_losses(q, z, kind, step) for kind in kinds))
+
+
+def _losses(q: float, z: float, kind: "_Adjacency", step: float) -> "_pld_pmf.PLDPmf":
+    """Returns what dp_accounting's `from_gaussian_mechanism` connects dots to; its loop over points takes 20 times as long."""
+    loss = _mechanism.GaussianPrivacyLoss(z, sampling_prob=q, adjacency_type=kind)
+    ends = loss.connect_dots_bounds()
+    low, high = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
+    epsilons = np.arange(low, high + 1) * step
+    with np.errstate(divide="ignore"):  # Losses beyond the reach of sampling have their cutoff at infinity.
+        x = _cutoffs(q, z, kind, epsilons)
+        deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
+    return _pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0))
+
+
+def _cutoffs(q: float, z: float, kind: "_Adjacency", epsilons: FloatArray) -> FloatArray:
+    """Returns below which outcomes the privacy losses exceed `epsilons`: dp_accounting's `inverse_privacy_loss`."""
+    if kind in (_Adjacency.REMOVE, _Adjacency.ADD):
+        sign = 1.0 if kind is _Adjacency.REMOVE else -1.0
+        e = sign * epsilons
+        whole = e - math.log(q) + np.log(np.maximum(0.0, -np.expm1(np.log1p(-q) - e)))  # log(1 + (exp(e) - 1) / q)
+        cutoffs: FloatArray = -sign * (0.5 + z**2 * whole)
+        return cutoffs
+    half = 0.5 * np.abs(epsilons)  # x = z^2 (arcsinh(-sinh(e / 2) (1 / q - 1) exp(1 / (2 z^2))) - e / 2)
+    log_y = half + np.log(-0.5 * np.expm1(-2.0 * half)) + np.log1p(-q) - math.log(q) + 0.5 / z**2
+    cutoffs = -np.sign(epsilons) * z**2 * (np.logaddexp(log_y, 0.5 * np.logaddexp(2.0 * log_y, 0.0)) + half)
+    return cutoffs
 
 
 class RdpAccountant(Accountant):

@@ -228,28 +228,20 @@ def _calibrated_noise(plan: PrivacyPlan, target: float, delta: float, prior_even
             "before. Nothing was spent by this call; allow a larger epsilon or stop here."
         )
     price, relation = accountants.get_accountant(plan.accountant), plan.neighboring_relation
-
-    def event_of(z: float) -> DpEvent:
-        return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
-
     q = getattr(plan.sampling, "probability", 1.0)
     replace = relation is NeighboringRelation.REPLACE_ONE
+    unit = plan.sampling.unit_sensitivity(plan.sensitivity, relation)
 
-    def guess(share: float) -> float:
-        left = share * (target - spent)
+    def guess(left: float) -> float:
         return unit * calibration.guess_noise_multiplier(left, delta, q, plan.num_releases, replace)
 
-    unit = plan.sampling.unit_sensitivity(plan.sensitivity, relation)
-    ratio = guess(1.1) / guess(1.0)  # 1 where the target is out of reach.
+    def epsilon_of(z: float) -> float:
+        return price.epsilon(compose(prior_events, plan.replace(noise_multiplier=z).dp_event), delta, relation)
+
+    left = target - spent
+    ratio = guess(1.1 * left) / guess(left)  # 1 where the target is out of reach.
     slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
-    return calibration.smallest_noise_multiplier(
-        lambda z: price.epsilon(event_of(z), delta, relation),
-        lambda z: price.grid_spacing(event_of(z), relation),
-        target,
-        spent,
-        guess(1.0),
-        slope,
-    )
+    return calibration.smallest_noise_multiplier(epsilon_of, target, spent, guess(left), slope)
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:
