@@ -28,6 +28,7 @@ from tfp_dpvi.privacy import (
     get_accountant,
     scheme_from_json,
 )
+from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.privacy.planner import plan_privacy
 
@@ -347,7 +348,7 @@ def _prices_at(sampling, delta):
         "plan after others": lambda: plan.epsilon(delta, [plan.dp_event]),
         "direct": lambda: get_accountant("pld").epsilon(plan.dp_event, delta, plan.neighboring_relation),
         "calibration": lambda: PrivacyPlan.calibrate(sampling=sampling, num_releases=10, **setting),
-        "most releases": lambda: plan.with_most_releases(**setting),
+        "most releases": lambda: EpsilonBudget(1.0, delta).most_releases(plan, []),
         "curve": lambda: EpsilonCurve(plan, (), delta),
         "ledger": lambda: ledger().epsilon(delta),
         "ledger's budget": lambda: ledger(budget_epsilon=1.0, budget_delta=delta),

@@ -27,6 +27,7 @@ from scipy import optimize, special
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
+from tfp_dpvi.privacy.sensitivity import joint_noise_multiplier
 
 #: Grid spacing of privacy losses: dp_accounting's default, so that `PLDAccountant` gives an auditor the same figure.
 STEP = 1e-4
@@ -62,19 +63,15 @@ class Releases:
 
     @classmethod
     def of(cls, event: DpEvent) -> "Releases":
-        """Flattens an event.
-
-        Raises:
-          UnsupportedPairError: for event types that are not priced here.
-        """
+        """Flattens an event; raises `UnsupportedPairError` for event types that are not priced here."""
         counts: collections.Counter[tuple[str, float, float]] = collections.Counter()
         _count(event, 1, counts)
-        kinds: dict[str, dict[tuple[float, float], int]] = {"full": {}, "poisson": {}, "fixed_size": {}}
-        for (kind, q, z), n in counts.items():
-            if kind in kinds and z > 0.0:
-                kinds[kind][q, z] = n
-        full = {z: n for (_, z), n in kinds["full"].items()}
-        return cls(full, kinds["poisson"], kinds["fixed_size"], all(z > 0.0 for _, _, z in counts))
+
+        def of_kind(wanted: str) -> dict[tuple[float, float], int]:
+            return {(q, z): n for (kind, q, z), n in counts.items() if kind == wanted and z > 0.0}
+
+        full = {z: n for (_, z), n in of_kind("full").items()}
+        return cls(full, of_kind("poisson"), of_kind("fixed_size"), all(z > 0.0 for _, _, z in counts))
 
 
 def _count(event: DpEvent, times: int, counts: "collections.Counter[tuple[str, float, float]]") -> None:
@@ -100,14 +97,13 @@ def _count(event: DpEvent, times: int, counts: "collections.Counter[tuple[str, f
 
 
 def _multiplier(event: DpEvent) -> float:
-    """Returns z = (sum z_i^-2)^-1/2 of Gaussians released together on one sample (section 5.5)."""
+    """Returns the multiplier of Gaussians released together on one sample."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return float(event.noise_multiplier)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return _multiplier(event.event) / math.sqrt(event.count)
     if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [_multiplier(e) for e in event.events]
-        return 1.0 / math.sqrt(math.fsum(z**-2 for z in parts)) if min(parts) > 0.0 else 0.0
+        return joint_noise_multiplier([_multiplier(e) for e in event.events])
     raise UnsupportedPairError(f"event={type(event).__name__} is not priced; only Gaussian releases are.")
 
 
@@ -123,11 +119,7 @@ class Accountant(abc.ABC):
         return None
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
-        """Returns what an event releases.
-
-        Raises:
-          UnsupportedPairError: if this accountant has no price for it under the adjacency.
-        """
+        """Returns what an event releases; raises `UnsupportedPairError` if it has no price here under the adjacency."""
         releases = Releases.of(event)
         refusal = self.refusal(releases, check.relation(relation) is _REPLACE)
         if refusal is not None:
@@ -143,13 +135,9 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns an epsilon that, with `delta`, holds for `event`; infinity if there is none.
+        """Returns an epsilon that, with `delta`, holds for everything in `event`; infinity if there is none.
 
-        Args:
-          event: everything released.
-          delta: strictly between 0 and 1.
-          relation: adjacency.
-          coarser: how often a numerical accountant may halve its precision, for a quick upper bound.
+        A numerical accountant may halve its precision `coarser` times, for a quick upper bound.
         """
 
     @abc.abstractmethod
@@ -159,12 +147,10 @@ class Accountant(abc.ABC):
 
 def poisson_replace_refusal() -> tuple[str, str]:
     """Returns what has no price where Poisson sampling under replace-one has none, and what to do instead."""
-    if PRICES_POISSON_REPLACE_ONE:
-        return "Poisson sampling", "use accountant='pld'"
-    return "Poisson sampling", (
-        "install dp-accounting >= 0.5 and use accountant='pld' (TensorFlow Privacy pins 0.4.3), or use full batches, or "
-        "add_or_remove_one and group privacy"
-    )
+    fix = "use accountant='pld'"
+    if not PRICES_POISSON_REPLACE_ONE:
+        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), or use full batches"
+    return "Poisson sampling", fix
 
 
 def gaussian_delta(epsilon: float, shift: float) -> float:
@@ -214,11 +200,7 @@ class PldAccountant(Accountant):
         return poisson_replace_refusal() if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE else None
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns the smallest epsilon, rounded upwards.
-
-        Raises:
-          ValueError: for delta below 1e-9, except where there is a closed form.
-        """
+        """Returns the smallest epsilon, rounded upwards; refuses delta below 1e-9 where there is no closed form."""
         delta = check.delta(delta)
         releases = self.releases(event, relation)
         if not releases.private:
@@ -398,11 +380,7 @@ ACCOUNTANTS: dict[str, Accountant] = {a.name: a for a in (PldAccountant(), RdpAc
 
 
 def get_accountant(name: str) -> Accountant:
-    """Returns an accountant by name.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
+    """Returns an accountant by name; raises `ValueError` for an unknown one."""
     if name not in ACCOUNTANTS:
         raise ValueError(f"accountant={name!r} is unknown; choose one of {sorted(ACCOUNTANTS)}.")
     return ACCOUNTANTS[name]

@@ -1,5 +1,6 @@
 """Searches: the smallest noise multiplier and the largest number of releases that keep within a target epsilon."""
 
+import bisect
 import math
 from collections.abc import Callable
 
@@ -74,31 +75,6 @@ def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: in
 
 def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
     """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, which does not decrease; n was itself evaluated."""
-
-    def log_of(value: float) -> float:
-        return math.log(min(max(value / target, 1e-300), 1e9))
-
-    if limit <= 0 or (first := epsilon_of(1)) > target:
-        return 0
-    if epsilon_of(limit) <= target:
+    if limit > 0 and epsilon_of(limit) <= target:
         return limit
-    low, low_gap = 1, log_of(first)
-    high, high_gap = limit, math.inf
-    # Epsilon grows like a power of n: gallop, then regula falsi on logarithms, and every third time halve.
-    trial, turn = low, 0
-    while high - low > 1:
-        if math.isinf(high_gap):
-            trial = min(high - 1, 4 * trial)
-        elif turn % 3 == 2 or high_gap <= low_gap:
-            trial = (low + high) // 2
-        else:
-            share = low_gap / (low_gap - high_gap)
-            trial = round(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
-        trial = min(high - 1, max(low + 1, trial))
-        turn += 1
-        value = epsilon_of(trial)
-        if value <= target:
-            low, low_gap = trial, log_of(value)
-        else:
-            high, high_gap = trial, log_of(value)
-    return low
+    return bisect.bisect_right(range(1, limit), target, key=epsilon_of)
