@@ -49,8 +49,8 @@ def test_parts_in_their_own_units():
     distance = math.hypot(1.0, 0.5)
     plan = PrivacyPlan(FullBatch(), joint.noise_multiplier, 1, "replace_one", joint.sensitivity)
     assert plan.epsilon(1e-5) == pytest.approx(gaussian_epsilon(1e-5, distance), rel=1e-9)
-    with pytest.raises(ValueError, match="parts is empty"):
-        JointGaussian(())
+    with pytest.raises(ValueError, match="noise_multipliers is empty"):
+        _ = JointGaussian(()).noise_multiplier
     with pytest.raises(ValueError, match="standard_deviation"):
         GaussianPart("x", 0.0, Sensitivity())
 

@@ -100,6 +100,8 @@ def test_a_hundred_thousand_reservations_are_opened_and_priced_in_seconds(tmp_pa
 
 @pytest.mark.parametrize("where", ["memory", "file"])
 def test_a_reservation_costs_at_most_three_bare_commits(tmp_path, where):
+    """A bare commit changes one row, but not the version: else each reservation would be priced and tried twice."""
+    one_row = database.LEDGER.update().values(continued=~database.LEDGER.c.continued)
     with PrivacyLedger(
         None if where == "memory" else tmp_path / "ledger", budget_epsilon=9.0, budget_delta=1e-5
     ) as ledger:
@@ -107,17 +109,20 @@ def test_a_reservation_costs_at_most_three_bare_commits(tmp_path, where):
 
         def bare():
             with ledger._database.write() as connection:
-                connection.execute(database.LEDGER.update().values(version=database.LEDGER.c.version + 1))
+                connection.execute(one_row)
 
-        costs = {"bare": [], "reserve": []}
-        for _ in range(60):
-            for name, work in (("bare", bare), ("reserve", lambda: ledger.reserve(FULL, 1))):
-                start = time.perf_counter()
-                work()
-                costs[name].append(time.perf_counter() - start)
-        # Where nothing waits for a disk a commit is next to nothing; what Python does besides is bounded by itself.
-        limit = 3.0 * statistics.median(costs["bare"]) + 0.005
-        assert statistics.median(costs["reserve"]) < limit
+        def round_of_both():
+            costs = {bare: [], ledger.reserve: []}
+            for _ in range(60):
+                for work, arguments in ((bare, ()), (ledger.reserve, (FULL, 1))):
+                    start = time.perf_counter()
+                    work(*arguments)
+                    costs[work].append(time.perf_counter() - start)
+            commit, reservation = (statistics.quantiles(found, n=4)[0] for found in costs.values())
+            return reservation / commit
+
+        # About 2.3 in memory, 1.5 in a file; other processes disturb a round, not all of them.
+        assert min(round_of_both() for _ in range(3)) <= 3.0
 
 
 def test_reserving_in_memory_is_cheap():

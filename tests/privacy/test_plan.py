@@ -28,6 +28,7 @@ from tfp_dpvi.privacy import (
     calibration,
     get_accountant,
 )
+from tfp_dpvi.privacy.budgets import EpsilonBudget
 
 RELATIONS = ["add_or_remove_one", "replace_one"]
 POISSON = PoissonSampling(0.01)
@@ -243,16 +244,16 @@ def test_calibration_is_fast():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "advanced_composition"])
 def test_calibration_of_the_number_of_releases(accountant):
-    plan = PrivacyPlan(POISSON, 4.0, 1, accountant=accountant).with_most_releases(epsilon=3.0, delta=1e-5)
-    assert plan.num_releases > 10
-    assert plan.epsilon(1e-5) <= 3.0
-    assert plan.replace(num_releases=plan.num_releases + 1).epsilon(1e-5) > 3.0
+    budget, plan = EpsilonBudget(3.0, 1e-5), PrivacyPlan(POISSON, 4.0, 10**7, accountant=accountant)
+    most = budget.most_releases(plan, [])
+    assert most > 10
+    assert plan.replace(num_releases=most).epsilon(1e-5) <= 3.0
+    assert plan.replace(num_releases=most + 1).epsilon(1e-5) > 3.0
     prior = [PrivacyPlan(FullBatch(), 10.0, 1).dp_event]
     if accountant != "advanced_composition":
-        fewer = plan.with_most_releases(epsilon=3.0, delta=1e-5, prior_events=prior)
-        assert 0 < fewer.num_releases < plan.num_releases
-    assert plan.with_most_releases(epsilon=3.0, delta=1e-5, limit=7).num_releases == 7
-    assert plan.with_most_releases(epsilon=1e-9, delta=1e-9).num_releases == 0
+        assert 0 < budget.most_releases(plan, prior) < most
+    assert budget.most_releases(plan.replace(num_releases=7), []) == 7
+    assert EpsilonBudget(1e-9, 1e-9).most_releases(plan, []) == 0
 
 
 def test_largest_count_needs_few_evaluations():

@@ -7,6 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, pld, rdp
+from dp_accounting.pld import privacy_loss_distribution
 from support.stack import POISSON_RELATIONS, PRICES_POISSON_REPLACE_ONE
 
 from tfp_dpvi.privacy import accountants
@@ -108,6 +109,34 @@ def test_add_or_remove_equals_the_installed_dp_accounting(probability, noise_mul
         same = probability < 1.0 <= noise_multiplier
         assert ours.epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6 if same else 2e-5)
         assert ours.delta(1.0) == pytest.approx(max(theirs.get_delta(1.0), ours.delta(100.0)), rel=1e-4)
+
+
+@pytest.mark.parametrize("relation", POISSON_RELATIONS)
+@pytest.mark.parametrize(
+    ("probability", "noise_multiplier", "step"),
+    [
+        (1e-6, 0.43, 2e-4),
+        (1e-3, 0.79, 1e-4),
+        (0.5, 3.0, 1e-4),
+        (0.01, 10.0, 2.5e-5),
+        (0.999, 0.7, 1e-3),
+        (0.01, 2e-3, 64.0),
+    ],
+)
+def test_losses_of_a_release_equal_those_of_dp_accounting(relation, probability, noise_multiplier, step):
+    """Ours come from one array operation, theirs from a loop over points."""
+    adjacency = NeighboringRelation[relation.upper()]
+    ours = accountants._single(probability, noise_multiplier, adjacency, step)
+    other = {"neighboring_relation": adjacency} if relation == "replace_one" else {}
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier, value_discretization_interval=step, sampling_prob=probability, **other
+    )
+    for epsilon in np.array([0.0, 0.1, 1.0, 3.0]) * step / 1e-4:
+        assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(
+            theirs.get_delta_for_epsilon(epsilon), rel=1e-9, abs=1e-14
+        )
+    one, other = (found.self_compose(100).get_epsilon_for_delta(1e-6) for found in (ours, theirs))
+    assert one == pytest.approx(other, rel=1e-6)
 
 
 def test_published_values_of_the_fourier_accountant():

@@ -31,7 +31,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="what a fit would cost, before data are touched")
-    plan.add_argument("--records", type=_count, required=True, metavar="N", help="number of records, taken as public")
+    plan.add_argument(
+        "--records",
+        dest="num_records",
+        type=_count,
+        required=True,
+        metavar="N",
+        help="number of records, taken as public",
+    )
     plan.add_argument("--batch-size", type=_count, required=True, metavar="B", help="expected batch size")
     length = plan.add_mutually_exclusive_group(required=True)
     length.add_argument("--epochs", type=_count, metavar="E", help="passes over the records, ceil(N / B) steps each")
@@ -40,8 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     strength.add_argument("--epsilon", type=float, help="calibrate the noise to this epsilon")
     strength.add_argument("--noise-multiplier", type=float, help="noise over l2_norm_clip; prints its epsilon")
     plan.add_argument("--delta", type=float, required=True, help="well below 1 / N, for example 1e-5")
+    relations = ["add_or_remove_one", "replace_one"]
     plan.add_argument(
-        "--neighboring", default="add_or_remove_one", choices=["add_or_remove_one", "replace_one"], help="adjacency"
+        "--neighboring", dest="neighboring_relation", default=relations[0], choices=relations, help="adjacency"
     )
     plan.add_argument(
         "--accountant", choices=sorted(ACCOUNTANTS), help="by default pld, and rdp for --sampling fixed_size"
@@ -66,15 +74,13 @@ def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
     except ImportError:
         raise ImportError("--plot needs matplotlib; install it, for example with tfp-dpvi[examples].") from None
     curve = outlook.curve()
-    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
+    figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.step(curve.steps, curve.epsilons, where="pre")
-    axes.set_xlabel("steps")
-    axes.set_ylabel(f"epsilon at delta {outlook.delta:g}")
     relation = outlook.plan.neighboring_relation.name.lower()
-    axes.set_title(f"noise multiplier {outlook.plan.noise_multiplier:.4g}, {relation}")
-    axes.grid(alpha=0.3)
+    title = f"noise multiplier {outlook.plan.noise_multiplier:.4g}, {relation}"
+    axes.set(xlabel="steps", ylabel=f"epsilon at delta {outlook.delta:g}", title=title)
     figure.savefig(path, dpi=150)
 
 
@@ -89,30 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    outlook = planner.plan_privacy(
-        num_records=options.records,
-        batch_size=options.batch_size,
-        epochs=options.epochs,
-        steps=options.steps,
-        epsilon=options.epsilon,
-        noise_multiplier=options.noise_multiplier,
-        delta=options.delta,
-        neighboring_relation=options.neighboring,
-        accountant=options.accountant,
-        sampling=options.sampling,
-    )
-    if options.plot:
-        draw(outlook, options.plot)
-    print(json.dumps(outlook.to_json()) if options.json else outlook)
+    asked = {**vars(options)}
+    plot, as_json, _ = asked.pop("plot"), asked.pop("json"), asked.pop("command")
+    outlook = planner.plan_privacy(**asked)
+    if plot:
+        draw(outlook, plot)
+    print(json.dumps(outlook.to_json()) if as_json else outlook)
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
+    ledger = PrivacyLedger(options.ledger, read_only=True)
     report = PrivacyReport.from_ledger(
-        PrivacyLedger(options.ledger, read_only=True),
-        delta=options.delta,
-        accountant=options.accountant,
-        num_records=options.records,
+        ledger, delta=options.delta, accountant=options.accountant, num_records=options.records
     )
     print(json.dumps(report.to_json()) if options.json else report)
     return 0

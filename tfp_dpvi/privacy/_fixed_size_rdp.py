@@ -1,9 +1,7 @@
 """Renyi divergences of the Gaussian mechanism on a fixed-size sample without replacement.
 
-Wang, Balle and Kasiviswanathan 2019, "Subsampled Renyi differential privacy and analytical moments
-accountant" (arXiv:1808.00087), theorem 27 and corollary 10, for replacing one record. The figures
-are those of dp_accounting's RDP accountant; that one takes a second per call because it repeats the
-differences for every order, which a calibration cannot afford.
+Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, theorem 27 and corollary 10, for replacing one record. The figures
+are those of dp_accounting's RDP accountant, which takes a second per call: it repeats the differences for every order.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,13 @@
 """The accounting of the 2017 paper before the moments accountant, for comparison with its figures.
 
-Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749), equations 7 and 8: each step is a Gaussian
-mechanism by the classical bound, its guarantee is amplified by subsampling, and the steps are
-composed by advanced composition (Dwork and Roth 2014, theorem 3.20). PLD is far tighter.
+Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749), equations 7 and 8: each step is a Gaussian mechanism by the classical
+bound, its guarantee is amplified by subsampling, and the steps are composed by advanced composition (Dwork and Roth 2014,
+theorem 3.20). PLD is far tighter.
 
-The code that the authors released (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') where
-the theorem has log(1 / delta'): 1.2 % more epsilon at delta' = 1e-4. `composition_constant=1.25`
-gives its figures. The paper's sigma is over 2 C and its guarantee is for replacing a record: its
-epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)`. (Half of delta is too much: (epsilon / 2, delta') for
-presence gives (epsilon, (1 + e^{epsilon / 2}) delta') for a replacement.)
+The code that the authors released (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') where the theorem has
+log(1 / delta'): `composition_constant=1.25` gives its figures. The paper's sigma is over 2 C and its guarantee is for replacing
+a record: its epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)`. (Half of delta is too much: (epsilon / 2, delta')
+for presence gives (epsilon, (1 + e^{epsilon / 2}) delta') for a replacement.)
 """
 
 import math
@@ -36,28 +35,24 @@ def jalko2017_epsilon(
     epsilon_1 = log(1 + q (e^{epsilon_0} - 1)), amplification, with delta_1 = q delta_0;
     epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1), with c = 1.
 
-    The figure is a guarantee only where the classical bound holds; `AdvancedCompositionAccountant`
-    checks that, this function does not.
+    The figure is a guarantee only where the classical bound holds; `AdvancedCompositionAccountant` checks that.
 
     Args:
       noise_multiplier: z, standard deviation over the sensitivity.
       sampling_probability: q.
       num_releases: T.
       delta: the total delta.
-      composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
+      composition_constant: c, 1 as in the theorem, 1.25 as in the authors' code.
     """
     delta = check.delta(delta)
     z = check.positive("noise_multiplier", noise_multiplier)
     q = check.probability("sampling_probability", sampling_probability)
     releases = check.count("num_releases", num_releases, 1)
-    constant = check.positive("composition_constant", composition_constant)
-    if constant < 1.0:
-        raise ValueError(f"composition_constant={constant} must be at least 1; the theorem's is 1.")
     epsilon_0, _ = _of_one_step(z, q, releases, delta)
     epsilon_1 = math.log1p(q * math.expm1(epsilon_0)) if epsilon_0 < 700.0 else math.inf
     if epsilon_1 > 300.0:
         return math.inf
-    spread = math.sqrt(2.0 * releases * math.log(constant / (COMPOSITION_SHARE * delta))) * epsilon_1
+    spread = math.sqrt(2.0 * releases * math.log(composition_constant / (COMPOSITION_SHARE * delta))) * epsilon_1
     return spread + releases * epsilon_1 * math.expm1(epsilon_1)
 
 
@@ -65,12 +60,6 @@ def _of_one_step(z: float, q: float, num_releases: int, delta: float) -> tuple[f
     """Returns epsilon_0 and delta_0."""
     delta_0 = min(0.999, (1.0 - COMPOSITION_SHARE) * delta / (q * num_releases))
     return math.sqrt(2.0 * math.log(1.25 / delta_0)) / z, delta_0
-
-
-def _classical_bound_holds(z: float, q: float, num_releases: int, delta: float) -> bool:
-    # Its textbook proof needs epsilon_0 <= 1, which the paper's settings often exceed: so by the closed form.
-    epsilon_0, delta_0 = _of_one_step(z, q, num_releases, delta)
-    return gaussian_delta(epsilon_0, 1.0 / z) <= delta_0
 
 
 class AdvancedCompositionAccountant(Accountant):
@@ -99,17 +88,15 @@ class AdvancedCompositionAccountant(Accountant):
         unit = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         kinds = {(1.0, z / unit): n for z, n in releases.full.items()} | releases.poisson
         for (q, z), n in kinds.items():  # One at most.
-            return jalko2017_epsilon(z, q, n, delta) if _classical_bound_holds(z, q, n, delta) else math.inf
+            # The classical bound's proof needs epsilon_0 <= 1, which the paper's settings often exceed: so by the closed form.
+            epsilon_0, delta_0 = _of_one_step(z, q, n, delta)
+            return jalko2017_epsilon(z, q, n, delta) if gaussian_delta(epsilon_0, 1.0 / z) <= delta_0 else math.inf
         return 0.0
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta whose epsilon is at most `epsilon`; 1 if there is none."""
         epsilon = check.non_negative("epsilon", epsilon)
-        low, high = math.log(1e-300), math.log(0.5)
-        if self.epsilon(event, math.exp(high), relation) > epsilon:
-            return 1.0
-        if self.epsilon(event, math.exp(low), relation) <= epsilon:
-            return math.exp(low)
+        low, high = math.log(1e-300), 0.0
         while high - low > 1e-9:
             middle = 0.5 * (low + high)
             if self.epsilon(event, math.exp(middle), relation) > epsilon:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from dp_accounting import DpEvent, NeighboringRelation
 
@@ -18,12 +17,7 @@ _RDP = RdpAccountant()
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonBudget:
-    """A limit of epsilon at delta, for releases whose settings do not depend on earlier ones.
-
-    Attributes:
-      epsilon: the total not to exceed.
-      delta: the delta that goes with it.
-    """
+    """A limit of epsilon at delta, for releases whose settings do not depend on earlier ones."""
 
     epsilon: float
     delta: float
@@ -32,26 +26,35 @@ class EpsilonBudget:
         object.__setattr__(self, "epsilon", check.epsilon(self.epsilon))
         object.__setattr__(self, "delta", check.delta(self.delta))
 
-    def spent(self, event: DpEvent, relation: NeighboringRelation) -> float:
-        """Returns epsilon of everything in an event, by the first accountant that prices it."""
-        return common_accountant(event, relation).epsilon(event, self.delta, relation)
+    @property
+    def limit(self) -> float:
+        """The most that `spent` may return."""
+        return self.epsilon
+
+    def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
+        """Returns epsilon of everything in an event, by default by the first accountant that prices it."""
+        price = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
+        return price.epsilon(event, self.delta, relation)
 
     def allows(self, event: DpEvent, relation: NeighboringRelation) -> bool:
         """Returns whether a total keeps the budget."""
-        return self.spent(event, relation) <= self.epsilon
+        return self.spent(event, relation) <= self.limit
 
     def most_releases(self, plan: PrivacyPlan, prior_events: Sequence[DpEvent]) -> int:
         """Returns how many of a plan's releases fit after earlier ones, by the plan's own accountant."""
-        return plan.with_most_releases(
-            epsilon=self.epsilon, delta=self.delta, prior_events=prior_events, limit=plan.num_releases
-        ).num_releases
+
+        def total(number: int) -> float:
+            event = compose(prior_events, plan.event_of(number))
+            return self.spent(event, plan.neighboring_relation, plan.accountant)
+
+        return calibration.largest_count(total, self.limit, plan.num_releases)
 
     def __str__(self) -> str:
         return f"the budget of epsilon {self.epsilon:.6g} at delta {self.delta:g}"
 
 
 @dataclasses.dataclass(frozen=True)
-class RenyiFilter:
+class RenyiFilter(EpsilonBudget):
     """A limit of epsilon at delta that holds whatever depends on earlier results: a Renyi privacy filter.
 
     Formal guarantee: let the order be fixed before the first release. If the Renyi divergences of all releases at that
@@ -66,13 +69,10 @@ class RenyiFilter:
       order: of the divergences; see `chosen_for`.
     """
 
-    epsilon: float
-    delta: float
     order: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check.epsilon(self.epsilon))
-        object.__setattr__(self, "delta", check.delta(self.delta))
+        super().__post_init__()
         if not self.order > 1.0:
             raise ValueError(f"order={self.order!r} of a Renyi divergence must be above 1; see RenyiFilter.chosen_for.")
 
@@ -102,12 +102,8 @@ class RenyiFilter:
         added = math.log1p(-1.0 / self.order) - math.log(self.delta * self.order) / (self.order - 1.0)
         return (self.epsilon - added) * (1.0 - 1e-9)  # For the rounding of sums.
 
-    def spent(self, event: DpEvent, relation: NeighboringRelation) -> float:
-        """Returns the divergence of everything in an event.
-
-        Raises:
-          UnsupportedPairError: for releases that Renyi differential privacy has no price for.
-        """
+    def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
+        """Returns the divergence of everything in an event, whatever the accountant."""
         refusal = _RDP.refusal(Releases.of(event), relation is NeighboringRelation.REPLACE_ONE)
         if refusal is not None:
             raise UnsupportedPairError(
@@ -116,18 +112,6 @@ class RenyiFilter:
             )
         return float(_RDP.divergences(event, relation, (self.order,))[0])
 
-    def allows(self, event: DpEvent, relation: NeighboringRelation) -> bool:
-        """Returns whether a total keeps the budget."""
-        return self.spent(event, relation) <= self.limit
-
-    def most_releases(self, plan: PrivacyPlan, prior_events: Sequence[DpEvent]) -> int:
-        """Returns how many of a plan's releases fit after earlier ones."""
-
-        def total(number: int) -> float:
-            return self.spent(compose(prior_events, plan.event_of(number)), plan.neighboring_relation)
-
-        return calibration.largest_count(total, self.limit, plan.num_releases)
-
     def __str__(self) -> str:
         return (
             f"the adaptive budget of epsilon {self.epsilon:.6g} at delta {self.delta:g}, {self.limit:.6g} of Renyi divergence "
@@ -135,20 +119,8 @@ class RenyiFilter:
         )
 
 
-Budget: TypeAlias = EpsilonBudget | RenyiFilter
-
-
-def budget_of(epsilon: float, delta: float, order: float | None = None) -> Budget:
-    """Returns the budget that a row of the table `budgets` holds."""
-    return EpsilonBudget(epsilon, delta) if order is None else RenyiFilter(epsilon, delta, order)
-
-
 def common_accountant(event: DpEvent, relation: NeighboringRelation) -> Accountant:
-    """Returns the first accountant, of "pld" and "rdp", that prices everything in an event.
-
-    Raises:
-      UnsupportedPairError: if neither does.
-    """
+    """Returns the first accountant, of "pld" and "rdp", that prices everything in an event; refuses what neither does."""
     refusals = []
     for accountant in map(get_accountant, ("pld", "rdp")):
         try:

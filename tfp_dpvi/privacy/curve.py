@@ -72,7 +72,7 @@ class EpsilonCurve:
 def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
     if total <= _MAX_POINTS:
         return list(range(total + 1))
-    wanted = sorted({check.count("checkpoints", c) for c in checkpoints} & set(range(total + 1)))
+    wanted = sorted({c for c in checkpoints if check.count("checkpoints", c) <= total})
     room = _MAX_POINTS // 2
     if len(wanted) > room:
         wanted = [wanted[round(i * (len(wanted) - 1) / (room - 1))] for i in range(room)]

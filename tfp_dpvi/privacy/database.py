@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -84,18 +84,18 @@ _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
 sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
 
 
+# SQLite must not be within a transaction while its process is forked: the child would take the parent's locks for its own.
+_ONE_AT_A_TIME = threading.RLock()
+os.register_at_fork(
+    before=_ONE_AT_A_TIME.acquire, after_in_parent=_ONE_AT_A_TIME.release, after_in_child=_ONE_AT_A_TIME.release
+)
+
+
 class Database:
-    """A ledger's SQLite file, tables in memory, or server.
+    """A ledger's SQLite file, tables in memory (`where` is None), or server by URL.
 
     Formal guarantee: when `write` ends without an error, what it wrote is on the disk, and nothing else was written
-    since it began.
-
-    Args:
-      where: a path, a database URL, or None for memory.
-      read_only: refuse `write`.
-
-    Raises:
-      LedgerError: if it cannot be opened.
+    since it began. All errors are `LedgerError`s.
     """
 
     def __init__(self, where: str | os.PathLike[str] | None, *, read_only: bool = False) -> None:
@@ -104,7 +104,6 @@ class Database:
         self.path = None if where is None or self.url is not None else _path(where)
         self.shown = "the ledger in memory" if where is None else str(self.path or self.url)
         self._pid = os.getpid()
-        self._lock = threading.RLock()
         self.closed = False
         memory: sqlite3.Connection | None = None
         with self._naming_errors():
@@ -120,8 +119,6 @@ class Database:
                 self._engine = sa.create_engine("sqlite://", creator=lambda: memory, poolclass=pool.StaticPool)
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "begin", _begin)
-        with _FORKING:
-            _DATABASES.add(self)
         weakref.finalize(self, _release, self._engine, self._pid, memory)
 
     @property
@@ -132,14 +129,14 @@ class Database:
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """Opens a transaction that sees one state of the tables."""
-        with self._transaction({} if self.url is None else {"isolation_level": "REPEATABLE READ"}) as connection:
+        with self._transaction(**({} if self.url is None else {"isolation_level": "REPEATABLE READ"})) as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """Opens a transaction that no other writer comes in between; an exception undoes it."""
         self.check_writable()
-        with self._transaction({"writes": True}) as connection:
+        with self._transaction(writes=True) as connection:
             yield connection
 
     def check_writable(self) -> None:
@@ -153,8 +150,8 @@ class Database:
             )
 
     @contextlib.contextmanager
-    def _transaction(self, options: Mapping[str, str | bool]) -> Iterator[sa.Connection]:
-        with self._lock, self._naming_errors():
+    def _transaction(self, **options: str | bool) -> Iterator[sa.Connection]:
+        with _ONE_AT_A_TIME, self._naming_errors():
             if self.closed:
                 raise LedgerError("this ledger is closed; open its path again.")
             if self._pid != os.getpid() and self.url is not None:
@@ -199,12 +196,10 @@ class Database:
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
-        found = "ok"
-        if self.path is not None:
-            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
-            if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
-                found = "some of its rows are gone"
-        if found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
+        found = "ok" if self.path is None else connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+        if self.path is not None and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
+            found = "some of its rows are gone"
+        elif found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
             found = "its charges are not the sums of its reservations"
         if found != "ok":
             raise LedgerError(
@@ -228,27 +223,6 @@ _NOT_THE_SUM = (
     .limit(1)
 )
 
-# SQLite must not be within a transaction while its process is forked: the child would take the parent's locks for its own.
-_DATABASES: "weakref.WeakSet[Database]" = weakref.WeakSet()
-_FORKING = threading.Lock()  # A database that opens meanwhile waits.
-_HELD: list[threading.RLock] = []
-
-
-def _before_fork() -> None:
-    _FORKING.acquire()
-    for one in list(_DATABASES):
-        one._lock.acquire()
-        _HELD.append(one._lock)
-
-
-def _after_fork() -> None:
-    while _HELD:
-        _HELD.pop().release()
-    _FORKING.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
 
 def _release(engine: sa.Engine, pid: int, memory: sqlite3.Connection | None) -> None:
     engine.dispose(close=pid == os.getpid())  # A child leaves its parent's connections alone.
@@ -260,11 +234,7 @@ def _connect(path: pathlib.Path) -> sqlite3.Connection:
     mode = "rw" if os.access(path, os.W_OK) else "ro"
     url = f"file:{quote(os.fsencode(path))}?mode={mode}"
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
-    except BaseException:
-        connection.close()
-        raise
+    connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
     return connection
 
 
@@ -294,25 +264,20 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
 
 def _open_file(path: pathlib.Path, *, create: bool) -> tuple[int, int]:
     """Makes the file, readable by its owner alone, unless it is there; returns what identifies it."""
+    shown = f"path={str(path)!a}"
     try:
         if not path.parent.is_dir():
-            raise LedgerError(f"path={str(path)!a} is not in an existing folder; create the folder first.")
-        if not path.exists():
-            if not create:
-                raise LedgerError(f"path={str(path)!a} cannot be read: there is no such file.")
+            raise LedgerError(f"{shown} is not in an existing folder; create the folder first.")
+        if create and not path.exists():
             _make_file(path)
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise LedgerError(f"path={str(path)!a} is not a regular file; pass the path of a file.")
-        if create and not os.access(path, os.W_OK):
-            raise LedgerError(f"path={str(path)!a} cannot be written by you; open it with read_only=True to look.")
+        found = path.stat()
     except (OSError, ValueError) as error:
-        raise LedgerError(
-            f"path={str(path)!a} cannot be opened: {getattr(error, 'strerror', None) or error}."
-        ) from error
-    found = _identity(path)
-    if found is None:
-        raise LedgerError(f"path={str(path)!a} was deleted while it was opened.")
-    return found
+        raise LedgerError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerError(f"{shown} is not a regular file; pass the path of a file.")
+    if create and not os.access(path, os.W_OK):
+        raise LedgerError(f"{shown} cannot be written by you; open it with read_only=True to look.")
+    return found.st_dev, found.st_ino
 
 
 def _make_file(path: pathlib.Path) -> None:

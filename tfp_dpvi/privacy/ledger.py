@@ -12,7 +12,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import get_accountant
-from tfp_dpvi.privacy.budgets import Budget, EpsilonBudget, RenyiFilter, common_accountant
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, common_accountant
 from tfp_dpvi.privacy.database import BUDGETS, EXPOSURES
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger_state import Charged, Kind, KnownTotals, LedgerEntry, LedgerState, composed
@@ -26,33 +26,27 @@ _MOST_STEPS = 2**62  # Databases count to 2^63.
 
 
 class PrivacyLedger(LedgerStore):
-    """An append-only record of every release on one data set, in a database.
+    """An append-only record of every release on one data set, in a database that models, threads and processes share.
 
     A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved counts as spent from that
     moment; `confirm(..., steps_run=k)` gives back the steps that never ran, once, and only for the reservation it names.
 
-    Several models, threads and processes may use one ledger at a time.
-
     Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the figures that were
-    compared with the budgets are still the ledger's, in one transaction, so that the total never exceeds a budget. If a reservation covers every release, then at any moment, also
-    after a process is killed, the ledger holds at least what was released, and at most one reservation more per fit. The
-    total composes all releases as heterogeneous events under one adjacency, as if their settings had been fixed beforehand;
-    where they depend on earlier results, only an adaptive budget covers it (`RenyiFilter`).
+    compared with the budgets are still the ledger's, in one transaction, so that the total never exceeds a budget. If a
+    reservation covers every release, then at any moment, also after a process is killed, the ledger holds at least what was
+    released, and at most one reservation more per fit. The total composes all releases as heterogeneous events under one
+    adjacency, as if their settings had been fixed beforehand; where they depend on earlier results, only an adaptive budget
+    covers it (`RenyiFilter`).
 
     Args:
       path: a file (SQLite); a database URL such as `"postgresql+psycopg://host/name"` (the extra `postgresql`), for
         machines that share a budget; None for memory.
-      dataset_id: a name of the data set that itself reveals nothing. A ledger is bound to it; by default a new file gets
-        a random one and an old one keeps its own.
+      dataset_id: a name of the data set that reveals nothing, to which a ledger is bound; by default a random one.
       budget_epsilon: a budget over all fits and models, enforced by `reserve`.
       budget_delta: the delta that goes with it.
       budget_adaptive: make it a Renyi privacy filter, which also covers settings that are chosen after looking at earlier
         results, at the price of more noise: 5 to 10 % in most fits.
       read_only: look at a ledger that nothing can be reserved in.
-
-    Raises:
-      LedgerError: if the path or URL cannot be used, or holds no ledger or one of a newer format, of another data set or
-        with another budget.
     """
 
     def __init__(
@@ -73,20 +67,20 @@ class PrivacyLedger(LedgerStore):
             )
         if read_only and path is None:
             raise ValueError("read_only=True needs a path; pass the ledger's file.")
-        budget = None
-        if budget_epsilon is not None and budget_delta is not None:
-            budget = _budget(budget_epsilon, budget_delta, budget_adaptive)
-        self._known_totals: dict[Budget, KnownTotals] = {}
+        budget = None if budget_epsilon is None else _budget(budget_epsilon, budget_delta, budget_adaptive)
+        self._known_totals: dict[EpsilonBudget, KnownTotals] = {}
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
         try:
-            self._keep_to(budget)
+            if budget is not None:
+                self._keep_to(budget)
         except BaseException:
             self.close()
             raise
 
-    def _keep_to(self, budget: Budget | None) -> None:
+    def _keep_to(self, budget: EpsilonBudget) -> None:
         held = self._state().budget
-        if budget is None or _setting(held) == _setting(budget):
+        # The order of a filter that is kept may be another than would be chosen today.
+        if (held and (type(held), held.epsilon, held.delta)) == (type(budget), budget.epsilon, budget.delta):
             return
         if held is not None or self._database.read_only:
             raise LedgerError(
@@ -153,7 +147,7 @@ class PrivacyLedger(LedgerStore):
         """Returns what is charged as a JSON-ready dictionary."""
         return {
             "dataset_id": self.dataset_id,
-            "budget": None if self.budget is None else list(self.budget),
+            "budget": self.budget and list(self.budget),
             "budget_adaptive": self.renyi_filter is not None,
             "num_releases": self.num_releases,
             "unconfirmed_steps": self.unconfirmed_steps,
@@ -185,12 +179,7 @@ class PrivacyLedger(LedgerStore):
         return _epsilon(plain, check.delta(delta), accountant)
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
-        """Returns how many of a plan's releases the budgets allow after everything that is reserved.
-
-        Args:
-          plan: the plan of a fit, priced by its own accountant; its `num_releases` are the most.
-          budgets: (epsilon, delta) pairs to keep beside the ledger's own budget.
-        """
+        """Returns how many of a plan's releases its accountant allows after everything that is reserved; `budgets` as `reserve`."""
         state = self._state()
         _check_relation(state, plan)
         prior, most = [entry.dp_event for entry in state.entries], plan.num_releases
@@ -215,8 +204,8 @@ class PrivacyLedger(LedgerStore):
         Args:
           plan: the plan of the fit; its own `num_releases` is only a hint of how many more will follow.
           steps: how many releases are about to run, at least 1.
-          run: a name of the fit. A scheme that charges by the epoch (each record once) needs it to see that reservations
-            belong to one fit; without it each reservation begins epochs of its own.
+          run: a name of the fit, by which a scheme that charges by the epoch (each record once) knows that reservations
+            belong together; without it each begins epochs of its own.
           seeded: whether their noise comes from a fixed seed, for the report.
           budgets: (epsilon, delta) pairs that the ledger's total must keep, beside the ledger's own budget.
 
@@ -224,8 +213,7 @@ class PrivacyLedger(LedgerStore):
           The reservation's id, for `confirm`.
 
         Raises:
-          UnsupportedPairError: if the ledger holds releases under another adjacency, or that no accountant prices
-            together with these.
+          UnsupportedPairError: if the ledger holds releases under another adjacency, or without a common price.
           BudgetExhaustedError: if a budget does not allow the steps; nothing is charged.
           LedgerError: if it could not be written down; nothing is charged.
         """
@@ -277,7 +265,7 @@ class PrivacyLedger(LedgerStore):
         self.confirm(reservation)
 
     def _check_allowed(
-        self, state: LedgerState, kind: Kind, steps: int, planned: int, budgets: tuple[Budget, ...]
+        self, state: LedgerState, kind: Kind, steps: int, planned: int, budgets: tuple[EpsilonBudget, ...]
     ) -> None:
         if state.charged.get(kind, 0) + steps > _MOST_STEPS:
             raise ValueError(
@@ -290,7 +278,9 @@ class PrivacyLedger(LedgerStore):
             if budget is not None:
                 self._check_affordable(state, kind, steps, planned, budget)
 
-    def _check_affordable(self, state: LedgerState, kind: Kind, steps: int, planned: int, budget: Budget) -> None:
+    def _check_affordable(
+        self, state: LedgerState, kind: Kind, steps: int, planned: int, budget: EpsilonBudget
+    ) -> None:
         totals = self._known_totals.setdefault(budget, KnownTotals(budget))
         if not totals.keep(state.charged, kind, steps, planned):
             spent = budget.spent(composed(state.charged), kind.plan.neighboring_relation)
@@ -301,19 +291,10 @@ class PrivacyLedger(LedgerStore):
     # ------------------------------------------------------------------ other changes
 
     def set_budget(self, epsilon: float, delta: float, *, adaptive: bool = False) -> None:
-        """Sets or changes the ledger-wide budget; the change is recorded like everything else.
-
-        Args:
-          epsilon: the most that everything reserved may cost.
-          delta: the delta that goes with it.
-          adaptive: make it a `RenyiFilter`, whose order is fixed by epsilon and delta before the first release.
-
-        Raises:
-          LedgerError: if it could not be written down, or an adaptive budget is set after something was released.
-        """
+        """Sets or changes the ledger-wide budget, on the record; an adaptive one (`RenyiFilter`) before the first release only."""
         self._set_budget(_budget(epsilon, delta, adaptive))
 
-    def _set_budget(self, budget: Budget) -> None:
+    def _set_budget(self, budget: EpsilonBudget) -> None:
         order = budget.order if isinstance(budget, RenyiFilter) else None
         with self._change() as connection:
             if order is not None and self._known is not None and any(self._known.charged.values()):
@@ -327,11 +308,7 @@ class PrivacyLedger(LedgerStore):
     def record_exposure(self, text: str) -> None:
         """Records, before it happens, that something exact is shown of the data, which no epsilon covers.
 
-        Every later report of this ledger says so, in one sentence that reveals nothing itself, for instance "exact training
-        losses were shown".
-
-        Raises:
-          LedgerError: if it could not be written down.
+        Every later report says so, in this sentence, which reveals nothing itself: "exact training losses were shown".
         """
         check.text("text", text, "say what was shown")
         with self._change() as connection:
@@ -344,13 +321,9 @@ class PrivacyLedger(LedgerStore):
         self.close()
 
 
-def _budget(epsilon: float, delta: float, adaptive: bool) -> Budget:
+def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
     epsilon, delta = check.epsilon(epsilon, "budget_epsilon"), check.delta(delta, "budget_delta")
     return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
-
-
-def _setting(budget: Budget | None) -> tuple[float, float, bool] | None:
-    return None if budget is None else (budget.epsilon, budget.delta, isinstance(budget, RenyiFilter))
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import dp_accounting
 import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy.budgets import Budget, budget_of
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter
 from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, EXPOSURES, RESERVATIONS
 from tfp_dpvi.privacy.plan import PrivacyPlan
 
@@ -30,9 +30,9 @@ class LedgerEntry:
     """Releases under one plan.
 
     Attributes:
-      plan: the plan of a single one of them (`num_releases` is 1).
+      plan: that of a single one of them (`num_releases` is 1).
       steps: how many are charged.
-      run: the fit they belong to, where the sampling scheme cannot merge fits; else None.
+      run: their fit, where the sampling scheme cannot merge fits; else None.
       seeded: whether their noise came from a fixed seed.
       since: when the first was reserved, UTC in ISO 8601.
     """
@@ -77,7 +77,7 @@ class LedgerState:
     dataset_id: str | None
     version: int
     continued: bool
-    budget: Budget | None
+    budget: EpsilonBudget | None
     charged: dict[Kind, int]
     since: dict[Kind, str]
     own: dict[Kind, int]  # The rows of `charges` that this ledger object adds to.
@@ -102,7 +102,7 @@ class LedgerState:
             dataset_id=row["dataset_id"],
             version=row["version"],
             continued=row["continued"],
-            budget=None if budget is None else budget_of(budget["epsilon"], budget["delta"], budget["renyi_order"]),
+            budget=None if budget is None else _budget_of(budget["epsilon"], budget["delta"], budget["renyi_order"]),
             charged=charged,
             since=since,
             own=own,
@@ -139,7 +139,7 @@ class LedgerState:
 class KnownTotals:
     """Totals that were found to keep a budget: whatever lies below one of them needs no new price."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: EpsilonBudget) -> None:
         self._budget = budget
         self._known: list[dict[Kind, int]] = []
         self._pricing: dict[int, threading.Lock] = {}  # By process: a child must not wait for a thread of its parent.
@@ -169,3 +169,7 @@ class KnownTotals:
 @functools.lru_cache(maxsize=1024)
 def _plan_of(text: str) -> PrivacyPlan:
     return PrivacyPlan.from_json(json.loads(text))
+
+
+def _budget_of(epsilon: float, delta: float, order: float | None) -> EpsilonBudget:
+    return EpsilonBudget(epsilon, delta) if order is None else RenyiFilter(epsilon, delta, order)

@@ -57,7 +57,6 @@ _CONFIRM = (
 )
 _LEDGER = sa.select(LEDGER)
 _VERSION = sa.select(LEDGER.c.version)
-_FORMAT = sa.select(LEDGER.c.format)
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -74,7 +73,6 @@ class LedgerStore:
     ) -> None:
         self._database = Database(path, read_only=read_only)
         self._writer = uuid.uuid4().hex if path is None else ""
-        self._refusal: str | None = None
         self._stands_for: Json | None = None
         self._known: LedgerState | None = None
         self._making = self._written = -1  # The version that this object makes, and the last one that it made.
@@ -85,17 +83,14 @@ class LedgerStore:
             raise
 
     def _open(self, dataset_id: str | None) -> None:
-        # A file of this format is opened without waiting for those who write.
-        if not self._database.read_only and self._format() != FORMAT:
+        # A file that has its first row is opened without waiting for those who write.
+        if not self._database.read_only and not self._begun():
             with self._database.write() as connection:
                 self._database.create_tables(connection)
                 if not any(connection.execute(sa.select(one).limit(1)).first() for one in (LEDGER, RESERVATIONS)):
                     name = dataset_id or (None if self._database.in_memory else uuid.uuid4().hex)
                     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
                     connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
-                elif connection.execute(_FORMAT).scalar_one_or_none() == 2:  # Format 3 has one column more.
-                    connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
-                    connection.execute(sa.update(LEDGER).values(format=3))
         state = self._state()
         if dataset_id is not None and dataset_id != state.dataset_id:
             raise LedgerError(
@@ -103,12 +98,11 @@ class LedgerStore:
                 "Each data set keeps its own ledger; pass another path."
             )
 
-    def _format(self) -> int | None:
-        """Returns the format of a file that has its first row."""
+    def _begun(self) -> bool:
         if self._database.path is None:
-            return None
+            return False
         with self._database.read() as connection:
-            return connection.execute(_FORMAT).scalar()
+            return connection.execute(_LEDGER).first() is not None
 
     @property
     def path(self) -> str | None:
@@ -169,8 +163,11 @@ class LedgerStore:
     # ------------------------------------------------------------------ changes
 
     def _check_writable(self) -> None:
-        if self._refusal is not None:
-            raise LedgerError(self._refusal)
+        if self._stands_for is not None:
+            raise LedgerError(
+                f"this model's ledger is not at {self._stands_for['path'] or self._stands_for['url']!r}, where it was when the "
+                "model was saved: say\ncompile(..., ledger=dpvi.PrivacyLedger(its_new_place)). Nothing was charged."
+            )
         self._database.check_writable()
 
     @contextlib.contextmanager
@@ -206,20 +203,15 @@ class LedgerStore:
         return reservation
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
-        """Closes a reservation.
+        """Closes a reservation; raises `LedgerError` if it is unknown, was confirmed before, or is another process's.
 
         Args:
           reservation: the id from `reserve`.
           steps_run: how many of its steps drew noise; None means all. Passing fewer is the caller's statement that the
             others never drew noise nor touched the data: they are given back.
-
-        Raises:
-          LedgerError: if the reservation is unknown, was confirmed before, or belongs to another process.
-          ValueError: if `steps_run` exceeds what was reserved.
         """
         with self._change() as connection:
-            number = reservation if isinstance(reservation, int) else -1
-            row = connection.execute(_OPEN, {"reservation": number, "process": _process()}).mappings().first()
+            row = connection.execute(_OPEN, {"reservation": reservation, "process": _process()}).mappings().first()
             if row is None:
                 raise LedgerError(
                     f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process (then it "
@@ -228,7 +220,7 @@ class LedgerStore:
             run = row["steps"] if steps_run is None else check.count("steps_run", steps_run)
             if run > row["steps"]:
                 raise ValueError(f"steps_run={run} exceeds the {row['steps']} steps reserved: reserve before running.")
-            connection.execute(_CONFIRM, {"reservation": number, "run": run})
+            connection.execute(_CONFIRM, {"reservation": reservation, "run": run})
             if run < row["steps"]:
                 connection.execute(_ADD, {"charge": row["charge"], "more": run - row["steps"]})
             before, made = self._known, self._making
@@ -261,17 +253,11 @@ class LedgerStore:
         """Returns the ledger of a saved model, with everything that was spent when it was saved, and since as far as known.
 
         A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
-        what both spent is counted. A file is opened where it was. If it is not there, or on a server, the ledger can be read
-        but refuses to reserve: `compile(ledger=)` takes its new place.
-
-        Args:
-          config: from `to_config`.
-
-        Raises:
-          LedgerError: the file is another ledger, or an older copy than the one that the model was saved with.
+        what both spent is counted. A file is opened where it was, and refused if it is an older copy. If it is not there, or
+        on a server, the ledger can be read but refuses to reserve: `compile(ledger=)` takes its new place.
         """
-        path, where = config["path"], config["path"] or config["url"]
-        if where is None:
+        path = config["path"]
+        if path is None and config["url"] is None:
             live = _IN_MEMORY.get(config["ledger_id"])
             ledger = live if isinstance(live, cls) else cls()
             ledger._merge(config)
@@ -283,10 +269,6 @@ class LedgerStore:
         ledger = cls()
         ledger._merge(config, stands_in=True)
         ledger._stands_for = config
-        ledger._refusal = (
-            f"this model's ledger is not at {where!r}, where it was when the model was saved: say\n"
-            "compile(..., ledger=dpvi.PrivacyLedger(its_new_place)). Nothing was charged."
-        )
         return ledger
 
     def _merge(self, config: Json, *, stands_in: bool = False) -> None:

@@ -22,16 +22,14 @@ _SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
 class PrivacyPlan:
     """Sampler x mechanism x number of releases x adjacency.
 
-    Formal guarantee: if `num_releases` sums are released, each of per-record contributions clipped
-    so that `sensitivity` holds, drawn by `sampling`, plus Gaussian noise of standard deviation
-    `noise_multiplier * l2_norm_clip` on every coordinate, fresh in every release, then the whole
-    sequence of releases and everything computed from it is (`epsilon(delta)`, delta)-differentially
-    private under `neighboring_relation`. Releases may depend on earlier ones.
+    Formal guarantee: if `num_releases` sums are released, each of per-record contributions clipped so that `sensitivity`
+    holds, drawn by `sampling`, plus Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip` on every
+    coordinate, fresh in every release, then all releases and everything computed from them are
+    (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
     Attributes:
       sampling: how the records of a release are drawn.
-      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every adjacency;
-        0 means no noise and no privacy.
+      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every adjacency; 0 is no privacy.
       num_releases: number of noisy sums released.
       neighboring_relation: what "one record" means: add-or-remove-one or replace-one.
       sensitivity: how far one record moves the sum, in units of `l2_norm_clip` (contract C3).
@@ -62,10 +60,7 @@ class PrivacyPlan:
                 "PoissonSampling(probability=batch_size / num_records) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
-            raise TypeError(
-                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass "
-                "Sensitivity(add_or_remove=..., replace=...)."
-            )
+            raise TypeError(f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D).")
         put = object.__setattr__
         put(self, "noise_multiplier", check.non_negative("noise_multiplier", self.noise_multiplier))
         put(self, "num_releases", check.count("num_releases", self.num_releases))
@@ -131,7 +126,7 @@ class PrivacyPlan:
         num_records: int | None = None,
         prior_events: Sequence[DpEvent] = (),
     ) -> "PrivacyPlan":
-        """Returns the plan with the smallest noise multiplier that keeps within a budget.
+        """Returns the plan with these attributes and the smallest noise multiplier that keeps within a budget.
 
         The total of `prior_events` and this plan is at most `epsilon` at `delta`, as `epsilon()`
         itself reports it, and uses at least 99.8 % of what the prior events leave.
@@ -152,33 +147,33 @@ class PrivacyPlan:
           BudgetExhaustedError: if the prior events already use the budget up.
           UnsupportedPairError: if sampling and adjacency have no price.
         """
-        target, delta = check.epsilon(epsilon), check.delta(delta)
         releases = check.count("num_releases", num_releases, 1)
         plan = cls(sampling, 1.0, releases, neighboring_relation, sensitivity, accountant, l2_norm_clip, num_records)
-        return plan.calibrated(target, delta, prior_events)
+        return plan.calibrated(check.epsilon(epsilon), check.delta(delta), prior_events)
 
     def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
         """Returns this plan with the smallest noise multiplier that keeps within a budget; see `calibrate`."""
-        return self.replace(noise_multiplier=_calibrated_noise(self, epsilon, delta, prior_events))
+        spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
+        if spent >= epsilon:
+            raise BudgetExhaustedError(
+                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+                "before. Nothing was spent by this call; allow a larger epsilon or stop here."
+            )
+        q = getattr(self.sampling, "probability", 1.0)
+        replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
 
-    def with_most_releases(
-        self, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), limit: int = 10_000_000
-    ) -> "PrivacyPlan":
-        """Returns this plan with the largest number of releases, up to `limit`, that keeps within a budget; it may be 0.
+        def guess(left: float) -> float:
+            return unit * calibration.guess_noise_multiplier(left, delta, q, self.num_releases, replace)
 
-        Args:
-          epsilon: total budget, prior events included.
-          delta: probability at which epsilon may fail.
-          prior_events: what was released before on the same data under the same adjacency.
-          limit: the largest number considered.
-        """
-        target, delta = check.epsilon(epsilon), check.delta(delta)
-        limit = check.count("limit", limit)
+        def epsilon_of(z: float) -> float:
+            return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
 
-        def total(n: int) -> float:
-            return self.replace(num_releases=n).epsilon(delta, prior_events)
-
-        return self.replace(num_releases=calibration.largest_count(total, target, limit))
+        left = epsilon - spent
+        ratio = guess(1.1 * left) / guess(left)  # 1 where the target is out of reach.
+        slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
+        noise = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess(left), slope)
+        return self.replace(noise_multiplier=noise)
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
@@ -201,11 +196,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_json(cls, data: Json) -> "PrivacyPlan":
-        """Rebuilds a plan from `to_json`.
-
-        Raises:
-          ValueError: for a schema version that this code does not know.
-        """
+        """Rebuilds a plan from `to_json`; raises `ValueError` for a schema version that this code does not know."""
         fields = dict(data)
         version = fields.pop("schema_version", None)
         if version != PLAN_SCHEMA_VERSION:
@@ -217,39 +208,6 @@ class PrivacyPlan:
         for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
             fields[name] = Sensitivity.from_json(fields[name])
         return cls(**fields)
-
-
-def _calibrated_noise(plan: PrivacyPlan, target: float, delta: float, prior_events: Sequence[DpEvent]) -> float:
-    """Returns the smallest noise multiplier with which a plan keeps the target; see `PrivacyPlan.calibrate`."""
-    spent = plan.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
-    if spent >= target:
-        raise BudgetExhaustedError(
-            f"epsilon={target:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-            "before. Nothing was spent by this call; allow a larger epsilon or stop here."
-        )
-    price, relation = accountants.get_accountant(plan.accountant), plan.neighboring_relation
-
-    def event_of(z: float) -> DpEvent:
-        return compose(prior_events, plan.replace(noise_multiplier=z).dp_event)
-
-    q = getattr(plan.sampling, "probability", 1.0)
-    replace = relation is NeighboringRelation.REPLACE_ONE
-
-    def guess(share: float) -> float:
-        left = share * (target - spent)
-        return unit * calibration.guess_noise_multiplier(left, delta, q, plan.num_releases, replace)
-
-    unit = plan.sampling.unit_sensitivity(plan.sensitivity, relation)
-    ratio = guess(1.1) / guess(1.0)  # 1 where the target is out of reach.
-    slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
-    return calibration.smallest_noise_multiplier(
-        lambda z: price.epsilon(event_of(z), delta, relation),
-        lambda z: price.grid_spacing(event_of(z), relation),
-        target,
-        spent,
-        guess(1.0),
-        slope,
-    )
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:

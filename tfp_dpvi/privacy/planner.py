@@ -13,7 +13,7 @@ from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import finite
-from tfp_dpvi.privacy.report_text import round_up
+from tfp_dpvi.privacy.report_text import shown, size_warnings
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
@@ -25,8 +25,7 @@ from tfp_dpvi.privacy.sensitivity import Json
 
 OUTLOOK_SCHEMA_VERSION = 1
 SAMPLINGS = ("poisson", "fixed_size", "full_batch", "each_record_once_per_epoch")
-#: Beyond this epsilon a guarantee says little about an individual.
-LARGE_EPSILON = 10.0
+_ADD, _REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +50,7 @@ class PrivacyOutlook:
       batch_size: the (expected) batch size.
       epochs: passes over the records, of ceil(N / batch_size) steps each, as `fit` counts them.
       side_by_side: the same noise by every accountant under every adjacency.
-      changes: what other choices would cost: noise needed for the same epsilon if one was asked for,
-        otherwise epsilon at the same noise.
+      changes: other choices, at the same epsilon if one was asked for, else at the same noise.
       target_epsilon: the epsilon asked for, None if noise was given.
       warnings: sentences that a reader must not miss.
     """
@@ -105,7 +103,7 @@ class PrivacyOutlook:
             plan.sampling.describe(),
             "",
             f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over l2_norm_clip)",
-            f"epsilon {_text(self.epsilon)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
+            f"epsilon {shown(self.epsilon, 4)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
             f"{plan.neighboring_relation.name.lower()}",
             "",
             "With this noise, by accountant and adjacency:",
@@ -166,11 +164,24 @@ def plan_privacy(
         sampling=check.one_of("sampling", sampling, SAMPLINGS),
         delta=check.delta(delta),
         epsilon=None if epsilon is None else check.epsilon(epsilon),
-        noise=None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier),
+        noise=1.0 if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier),
         relation=check.relation(neighboring_relation),
         accountant=accountant or ("rdp" if sampling == "fixed_size" else "pld"),
     )
-    return question.outlook(per_epoch)
+    plan = question.plan()
+    found = plan.epsilon(delta)
+    return PrivacyOutlook(
+        plan=plan,
+        epsilon=found,
+        delta=question.delta,
+        num_records=records,
+        batch_size=batch,
+        epochs=question.total / per_epoch,
+        side_by_side=tuple(_side_by_side(plan, question.delta)),
+        changes=tuple(_changes(question)),
+        target_epsilon=question.epsilon,
+        warnings=tuple(size_warnings(found, question.delta, records)),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,25 +192,9 @@ class _Question:
     sampling: str
     delta: float
     epsilon: float | None
-    noise: float | None
+    noise: float
     relation: NeighboringRelation
     accountant: str
-
-    def outlook(self, steps_per_epoch: int) -> PrivacyOutlook:
-        plan = self.plan()
-        found = plan.epsilon(self.delta)
-        return PrivacyOutlook(
-            plan=plan,
-            epsilon=found,
-            delta=self.delta,
-            num_records=self.records,
-            batch_size=self.batch,
-            epochs=self.total / steps_per_epoch,
-            side_by_side=tuple(_side_by_side(plan, self.delta)),
-            changes=tuple(_changes(self)),
-            target_epsilon=self.epsilon,
-            warnings=tuple(_warnings(found, self.delta, self.records)),
-        )
 
     def scheme(self) -> SamplingScheme:
         if self.sampling == "full_batch" or (self.sampling == "poisson" and self.batch == self.records):
@@ -212,21 +207,13 @@ class _Question:
 
     def plan(self) -> PrivacyPlan:
         draft = PrivacyPlan(
-            self.scheme(),
-            1.0 if self.noise is None else self.noise,
-            self.total,
-            self.relation,
-            accountant=self.accountant,
-            num_records=self.records,
+            self.scheme(), self.noise, self.total, self.relation, accountant=self.accountant, num_records=self.records
         )
-        if self.epsilon is None:
-            return draft
-        return draft.calibrated(self.epsilon, self.delta)
+        return draft if self.epsilon is None else draft.calibrated(self.epsilon, self.delta)
 
     def price(self, what: str, note: str = "", **changes: Any) -> Price:
-        other = dataclasses.replace(self, **changes)
         try:
-            plan = other.plan()
+            plan = dataclasses.replace(self, **changes).plan()
             return Price(what, plan.noise_multiplier, plan.epsilon(self.delta), note)
         except (ValueError, BudgetExhaustedError):  # Among them UnsupportedPairError, and a delta too small for PLD.
             return Price(what, None, None, "has no price")
@@ -234,7 +221,7 @@ class _Question:
 
 def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     prices = []
-    for relation in (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE):
+    for relation in (_ADD, _REPLACE):
         for name in accountants.ACCOUNTANTS:
             found, note = None, "has no price"
             with contextlib.suppress(ValueError):  # UnsupportedPairError, or a delta too small for PLD.
@@ -253,34 +240,12 @@ def _changes(question: _Question) -> list[Price]:
             prices.append(question.price(f"{doubled} epochs", batch=2 * batch, total=half))
     if question.total >= 2:
         prices.append(question.price("half the steps", total=half))
-    add, replace = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
     if question.sampling in ("poisson", "fixed_size"):
         note = "batches of your own, each record at most once per epoch"
-        own = {"sampling": "each_record_once_per_epoch", "relation": replace}
+        own = {"sampling": "each_record_once_per_epoch", "relation": _REPLACE}
         prices.append(question.price("no amplification (replace_one, own batches)", note, **own))
-    other = add if question.relation is replace else replace
+    other = _ADD if question.relation is _REPLACE else _REPLACE
     return [*prices, question.price(f"adjacency {other.name.lower()}", relation=other)]
-
-
-def _warnings(epsilon: float, delta: float, records: int) -> list[str]:
-    warnings = []
-    if math.isinf(epsilon):
-        warnings.append("NOT PRIVATE: without noise (or where the accountant's bound fails) there is no guarantee.")
-    elif epsilon > LARGE_EPSILON:
-        warnings.append(
-            f"epsilon {_text(epsilon)} is too large to mean much for an individual; aim below {LARGE_EPSILON:g}, better "
-            "below 1."
-        )
-    if delta > 0.1 / records:
-        warnings.append(
-            f"delta {delta:g} is more than a tenth of one over the number of records ({0.1 / records:.1e}): a mechanism "
-            "that publishes a random record outright now and then would pass. Choose a smaller delta."
-        )
-    return warnings
-
-
-def _text(value: float) -> str:
-    return "infinite" if math.isinf(value) else f"{round_up(value, 4):.4g}"
 
 
 def _row(price: Price) -> str:
@@ -288,4 +253,4 @@ def _row(price: Price) -> str:
         return f"  {price.what:<48} {price.note}"
     noise = "" if price.noise_multiplier is None else f"noise multiplier {price.noise_multiplier:<9.5g}"
     note = f"  ({price.note})" if price.note else ""
-    return f"  {price.what:<48} {noise} epsilon {_text(price.epsilon)}{note}"
+    return f"  {price.what:<48} {noise} epsilon {shown(price.epsilon, 4)}{note}"

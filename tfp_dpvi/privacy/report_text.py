@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from tfp_dpvi.privacy.report import PrivacyReport
 
 _COVERED = (
-    "every intermediate state of the model, not only the last one: all parameters after every "
-    "step, every checkpoint, the optimizer's state, the posterior, predictions and samples from it",
+    "every intermediate state of the model, not only the last one: all parameters after every step, every checkpoint, the "
+    "optimizer's state, the posterior, predictions and samples from it",
     "everything that anybody computes from these later, without limit, as long as the records are not used again",
 )
 
 _NOT_COVERED = (
-    "statistics computed on the records outside this ledger, for example means and standard "
-    "deviations used to standardise the columns, or the choice of columns",
-    "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these "
-    "records: every trial spends budget, and trials not in this ledger are not counted",
+    "statistics computed on the records outside this ledger, for example means and standard deviations used to standardise "
+    "the columns, or the choice of columns",
+    "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these records: every trial "
+    "spends budget, and trials not in this ledger are not counted",
     "the choice of prior and model: they are taken as public",
     "the number of records, {num_records}: it is taken as public{declared}",
-    "the check of record values before training (missing or malformed values), which the holder of "
-    "the data runs and whose outcome should stay there",
+    "the check of record values before training (missing or malformed values), which the holder of the data runs and whose "
+    "outcome should stay there",
     "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
     "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
     "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
@@ -35,23 +35,15 @@ _NOT_COVERED = (
     "released: releases are added up as if all settings had been fixed beforehand. With one of five candidates chosen "
     "by the first release, delta was 2.04e-5 where 1e-5 was stated{adaptive}",
     "running time, memory and power: they can reveal how many records took part in a step",
-    "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point "
-    "is slightly irregular",
+    "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point is slightly irregular",
     "the pseudo-random generator: the proof assumes true randomness",
 )
 
 _FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
-_UNITS = {
-    "add_or_remove_one": (
-        "one record. The guarantee compares the result on the data with the result on the same "
-        "data with any one record added or removed"
-    ),
-    "replace_one": (
-        "one record. The guarantee compares the result on the data with the result on the same "
-        "data with any one record replaced by any other"
-    ),
-}
-
+_UNIT = (
+    "one record. The guarantee compares the result on the data with the result on the same data with any one record "
+)
+_UNITS = {"add_or_remove_one": _UNIT + "added or removed", "replace_one": _UNIT + "replaced by any other"}
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions{grid}, rounded upwards: what PLDAccountant of dp_accounting >= 0.5 says of the events below",
     "rdp": "Renyi differential privacy (the moments accountant): what RdpAccountant of dp_accounting says of the events below",
@@ -89,25 +81,28 @@ def event_text(event: DpEvent, halve: bool) -> str:
 
 def warnings(report: "PrivacyReport") -> list[str]:
     """Returns the sentences that a reader must not miss."""
+    seeded = (
+        "seeded: not private. The noise came from a fixed seed; whoever knows the seed can remove it. The figures say what an "
+        "unseeded run with these settings would cost."
+    )
+    found = size_warnings(report.epsilon, report.delta, report.num_records)
+    return [*([seeded] if report.seeded else []), *report.unsafe, *found]
+
+
+def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list[str]:
+    """Returns sentences on figures that promise little."""
     found = []
-    if math.isinf(report.epsilon):
-        found.append("NOT PRIVATE: sums were released without noise. No guarantee holds.")
-    if report.seeded:
+    if math.isinf(epsilon):
+        found.append("NOT PRIVATE: without noise (or where the accountant's bound fails) no guarantee holds.")
+    elif epsilon > 10.0:
         found.append(
-            "seeded: not private. The noise came from a fixed seed; whoever knows the seed can "
-            "remove it. The figures say what an unseeded run with these settings would cost."
+            f"epsilon {shown(epsilon)} is too large to mean much for an individual; read it as an absence of accidents, not "
+            "as protection. Aim below 10, better below 1."
         )
-    found += report.unsafe
-    if report.num_records is not None and report.delta > 0.1 / report.num_records:
+    if num_records is not None and delta > 0.1 / num_records:
         found.append(
-            f"delta {report.delta:g} is large for {report.num_records} records: it should stay "
-            f"below {0.1 / report.num_records:.1e}, a tenth of one over their number, since a "
-            "mechanism may publish a random record outright with probability delta times their "
-            "number."
-        )
-    if 10.0 < report.epsilon < math.inf:
-        found.append(
-            "epsilon above 10 promises an individual very little; read it as an absence of accidents, not as protection."
+            f"delta {delta:g} is large for {num_records} records: it should stay below {0.1 / num_records:.1e}, a tenth of one "
+            "over their number, since a mechanism may publish a random record outright with probability delta times their number."
         )
     return found
 
@@ -158,7 +153,7 @@ def _headline(report: "PrivacyReport") -> str:
         return "NOT PRIVATE. Sums of the records were released without noise."
     if report.num_releases == 0:
         return "Nothing has been released: these records have spent no privacy budget."
-    epsilon, delta = _shown(report.epsilon), f"{report.delta:g}"
+    epsilon, delta = shown(report.epsilon), f"{report.delta:g}"
     if report.unsafe:
         return (
             "NOT PRIVATE: exact values were shown beside the private results. Of those private results alone, epsilon "
@@ -174,7 +169,7 @@ def _headline(report: "PrivacyReport") -> str:
     factor = math.exp(report.epsilon) if report.epsilon < 700.0 else math.inf
     return (
         f"The results are ({epsilon}, {delta})-differentially private: whether any one record is {change} changes the "
-        f"probability of any outcome by a factor of at most {_shown(factor)}, up to {delta} in absolute terms."
+        f"probability of any outcome by a factor of at most {shown(factor)}, up to {delta} in absolute terms."
     )
 
 
@@ -183,7 +178,7 @@ def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
         ("Data set", report.dataset_id or "not named"),
         ("Unit of privacy", _UNITS[report.neighboring_relation]),
         ("Adjacency", report.neighboring_relation.replace("_", " ")),
-        ("Epsilon spent", f"{_shown(report.epsilon)} at delta {report.delta:g}"),
+        ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
     ]
     if report.budget_left is not None:
         facts.append(("Budget", f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left"))
@@ -233,7 +228,7 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
         names = dict.fromkeys(name for run in report.releases for name in run.get("metrics", ()))
         text = (
             f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would be "
-            f"{_shown(without)}, so that they cost {_shown(max(0.0, report.epsilon - without))}"
+            f"{shown(without)}, so that they cost {shown(max(0.0, report.epsilon - without))}"
         )
         facts.append(("Metrics", text))
     return facts
@@ -243,8 +238,9 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
 
 
-def _shown(value: float) -> str:
-    return "infinity" if math.isinf(value) else _up(value, 3)
+def shown(value: float, digits: int = 3) -> str:
+    """Returns an epsilon as text, rounded up."""
+    return "infinity" if math.isinf(value) else _up(value, digits)
 
 
 def _left(value: float) -> str:

@@ -43,11 +43,7 @@ class SamplingScheme(abc.ABC):
         return self.sentence.format(**dataclasses.asdict(self))
 
     def check_relation(self, relation: NeighboringRelation) -> None:
-        """Refuses an adjacency under which the scheme has no price.
-
-        Raises:
-          UnsupportedPairError: for an adjacency not in `relations`.
-        """
+        """Refuses an adjacency that is not among `relations` with an `UnsupportedPairError`."""
         if relation not in self.relations:
             raise UnsupportedPairError(
                 f"sampling={self.name!r} has no price under {relation.name.lower()}; use "
@@ -55,11 +51,9 @@ class SamplingScheme(abc.ABC):
             )
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
-        """Returns what the noise multiplier of the event is measured against.
+        """Returns what the noise multiplier of the event is measured against: without subsampling A, or half of D.
 
-        Events follow the convention of dp_accounting >= 0.5: under add-or-remove-one a Gaussian
-        event of multiplier m compares N(0, m^2) with N(1, m^2), under replace-one with N(2, m^2).
-        Without subsampling the geometry is therefore A, or half of D.
+        Under replace-one an event of multiplier m compares N(0, m^2) with N(2, m^2); see `accountants`.
         """
         return sensitivity.replace / 2.0 if relation is _REPLACE else sensitivity.add_or_remove
 
@@ -69,11 +63,7 @@ class SamplingScheme(abc.ABC):
 
 
 def scheme_from_json(data: Json) -> SamplingScheme:
-    """Rebuilds a scheme from `to_json`.
-
-    Raises:
-      ValueError: for a name that this version does not know.
-    """
+    """Rebuilds a scheme from `to_json`; raises `ValueError` for a name that this version does not know."""
     fields = dict(data)
     name = fields.pop("name", None)
     if name not in _REGISTRY:
@@ -87,11 +77,7 @@ def _repeated(event: DpEvent, count: int) -> DpEvent:
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(SamplingScheme):
-    """Each record enters each batch independently with the same probability.
-
-    Attributes:
-      probability: the inclusion probability q, expected batch size over `num_records`, in (0, 1].
-    """
+    """Each record enters each batch independently with probability q, expected batch size over `num_records`, in (0, 1]."""
 
     probability: float
     name: ClassVar[str] = "poisson"
@@ -107,11 +93,7 @@ class PoissonSampling(SamplingScheme):
         return _repeated(dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases)
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
-        """Returns A under both adjacencies.
-
-        Under replace-one the dominating pair is (1-q) N(0) + q N(A) against (1-q) N(0) + q N(-A):
-        the record and its replacement both matter against absence. D/2 would be wrong where D < 2A.
-        """
+        """Returns A under both adjacencies: a record and its replacement both matter against absence, whatever D is."""
         del relation
         return sensitivity.add_or_remove
 
@@ -130,12 +112,7 @@ class FullBatch(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(SamplingScheme):
-    """Each batch is a uniformly random subset of fixed size, drawn afresh for every release.
-
-    Attributes:
-      num_records: the number of records N, public.
-      batch_size: the number of records in a batch, at most N.
-    """
+    """Each batch is a uniformly random subset of fixed size of `num_records`, drawn afresh for every release."""
 
     num_records: int
     batch_size: int
@@ -163,15 +140,12 @@ class FixedSizeSampling(SamplingScheme):
 class EachRecordOncePerEpoch(SamplingScheme):
     """A user's own batches in which each record occurs at most once per epoch: no amplification.
 
-    Declaring it states that the batches of an epoch are disjoint, and that the batch which a record
-    falls into does not depend on the records' values. It is priced under replace-one only: where one record more or
-    less moves others to other batches, as in `dataset.batch(B)`, adding or removing one changes many releases.
+    Declaring it states that the batches of an epoch are disjoint, and that the batch which a record falls into does not
+    depend on the records' values. It is priced under replace-one only: where one record more or less moves others to other
+    batches, as in `dataset.batch(B)`, adding or removing one changes many releases.
 
-    Formal guarantee: within an epoch a record touches one release only, so an epoch costs as much as
-    one release on all records (parallel composition), however the batches were shuffled.
-
-    Attributes:
-      steps_per_epoch: the number of releases in one epoch. A begun epoch is charged as a whole.
+    Formal guarantee: within an epoch of `steps_per_epoch` releases a record touches one only, so a begun epoch costs as much
+    as one release on all records (parallel composition), however the batches were shuffled.
     """
 
     steps_per_epoch: int
@@ -184,8 +158,7 @@ class EachRecordOncePerEpoch(SamplingScheme):
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
-        steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)
-        object.__setattr__(self, "steps_per_epoch", steps)
+        object.__setattr__(self, "steps_per_epoch", check.count("steps_per_epoch", self.steps_per_epoch, 1))
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns one mechanism per epoch begun: any record may be in one of its releases."""

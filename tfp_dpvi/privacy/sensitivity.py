@@ -15,15 +15,9 @@ Json: TypeAlias = dict[str, Any]
 class Sensitivity:
     """L2 sensitivity of a released sum, in units of `l2_norm_clip`.
 
-    Whoever clips states it, and a replay test holds them to it. A plain per-record clip has the
-    default: a record's presence moves the sum by at most one clip, its replacement by two.
-
     Attributes:
       add_or_remove: A, the most that a record's presence can move the sum against its absence.
       replace: D, the most that replacing one record by another can move the sum; never above 2 A.
-
-    Raises:
-      TypeError, ValueError: where a value is not a positive number, or D exceeds 2 A.
     """
 
     add_or_remove: float = 1.0
@@ -55,14 +49,10 @@ PER_RECORD_CLIP = Sensitivity()
 
 
 def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """Returns the multiplier of the one Gaussian release that equals several on one sample.
+    """Returns the multiplier of the one Gaussian release that equals several on one sample, z = (sum z_i^-2)^-1/2.
 
-    Formal guarantee: releasing sums f_i + N(0, (z_i A_i)^2 I) of sensitivities A_i on the same sample
-    is a linear image of releasing (f_i / (z_i A_i))_i + N(0, I), whose sensitivity is at most
-    (sum z_i^-2)^1/2. It therefore costs what one release with z = (sum z_i^-2)^-1/2 costs.
-
-    Args:
-      noise_multipliers: z_i, each part's standard deviation over its own sensitivity.
+    Formal guarantee: releasing sums f_i + N(0, (z_i A_i)^2 I) of sensitivities A_i on the same sample is a linear image of
+    releasing (f_i / (z_i A_i))_i + N(0, I), whose sensitivity is at most (sum z_i^-2)^1/2.
     """
     values = [check.non_negative("noise_multipliers", z) for z in noise_multipliers]
     if not values:
@@ -72,13 +62,7 @@ def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class GaussianPart:
-    """One of several sums released on the same sample: a vector, a matrix or a scalar.
-
-    Attributes:
-      name: what it is, for reports.
-      standard_deviation: of the noise on every coordinate, in the sum's own units.
-      sensitivity: A and D of the sum in the same units (not over a clip).
-    """
+    """One of several sums released on the same sample; noise and sensitivity in the sum's own units, not over a clip."""
 
     name: str
     standard_deviation: float
@@ -99,8 +83,6 @@ class JointGaussian:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple(self.parts))
-        if not self.parts:
-            raise ValueError("parts is empty; pass at least one GaussianPart.")
 
     @property
     def noise_multiplier(self) -> float:

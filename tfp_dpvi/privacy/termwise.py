@@ -48,10 +48,7 @@ _SPLITS = ("optimal", "paper")
 def block_sensitivity(
     batch_shift: float, encoder_scale: float, rest_scale: float = 1.0, *, radius: float = 1.0
 ) -> float:
-    """Returns the most that one record moves the whitened sum: exact, in closed form.
-
-    max over |u_e|^2 + |u_d|^2 <= radius^2 of
-    sqrt((|u_e| + batch_shift)^2 / encoder_scale^2 + |u_d|^2 / rest_scale^2).
+    """Returns the most that one record moves the whitened sum: A of the module docstring, for the ball of `radius`.
 
     Args:
       batch_shift: h, the most that the batch-wise term moves, in units of `l2_norm_clip`; at least 0.
@@ -64,9 +61,7 @@ def block_sensitivity(
     r = check.positive("radius", radius)
     # Both terms grow, so the maximum lies on the sphere: with t = |u_e|, s = (e / d)^2 - 1 and all times d^2 it is
     #     F(t) = (t + h)^2 / (1 + s) + r^2 - t^2  on [0, r],   F'(t) / 2 = (h - s t) / (1 + s).
-    # F' > 0 up to t = h / s, if s > 0, and everywhere otherwise. So either h / s >= r and the maximum is the end
-    # point t = r, the record's whole gradient on the encoder, F = (r + h)^2 / (1 + s); or it is the interior
-    # t = h / s, where F = h^2 (1 + s) / s^2 + r^2 - h^2 / s^2 = r^2 + h^2 / s.
+    # Either s r <= h, F grows up to t = r and is (r + h)^2 / (1 + s) there; or it is largest at t = h / s: r^2 + h^2 / s.
     s = ((e - d) / d) * ((e + d) / d)
     if s * r <= h:
         return (r + h) / e
@@ -140,11 +135,8 @@ def termwise_noise(
       num_rest: n_d, the number of all others.
       split: which two draws, for `scheme="split"` only.
       sampling: how the plan's records are drawn; None for Poisson. With the adjacency it says whether A or D / 2 is
-        priced (`SamplingScheme.unit_sensitivity`), which moves the optimum. The guarantee does not depend on it.
+        priced, which moves the optimum. The guarantee does not depend on it.
       neighboring_relation: the plan's adjacency, for the same purpose.
-
-    Raises:
-      TypeError, ValueError: naming the argument, its value and the fix.
     """
     check.one_of("scheme", scheme, _SCHEMES)
     check.one_of("split", split, _SPLITS)
@@ -192,8 +184,6 @@ def priced_sensitivity(
 ) -> float:
     """Returns A or D / 2, whichever a plan prices, to which z is proportional at equal epsilon; None is Poisson."""
     relation = check.relation(neighboring_relation)
-    if sampling is None:
-        return sensitivity.add_or_remove  # As PoissonSampling under both adjacencies; its rate does not matter.
-    if not isinstance(sampling, SamplingScheme):
+    if not isinstance(sampling, SamplingScheme | None):
         raise TypeError(f"sampling={sampling!r} is not a sampling scheme; pass the plan's, or None for Poisson.")
-    return sampling.unit_sensitivity(sensitivity, relation)
+    return sensitivity.add_or_remove if sampling is None else sampling.unit_sensitivity(sensitivity, relation)
