@@ -10,8 +10,8 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Optimizer, clear_losses, refuse_keras_3, tf
-from tfp_dpvi.data import Records
+from tfp_dpvi._tf import Optimizer, Structure, clear_losses, refuse_keras_3, tf
+from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, exporting
@@ -352,3 +352,26 @@ class DPModel(FittedModel):
             seeded=state.seed is not None,
             caveats=self.caveats,
         )
+
+
+class DistributionModel(DPModel):
+    """What `DPVI` and `DPVAE` share: they predict from records as `fit` takes them."""
+
+    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
+        """Returns what a call returns, for all records: array of shape [n, ...].
+
+        Of a `DPVI` the posterior predictive mean (class probabilities of a categorical likelihood), a function of the
+        released posterior and `x` at no cost; of a `DPVAE` reconstructions.
+
+        Args:
+          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
+          batch_size: records at a time, default 1024.
+          verbose: as in Keras.
+          **kwargs: as in Keras.
+        """
+        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
+
+    def _inputs(self, x: Structure) -> Structure:
+        """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
+        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
+        return tf.nest.map_structure(tf.convert_to_tensor, checked)

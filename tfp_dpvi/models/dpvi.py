@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
-from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
 from tfp_dpvi.models import arguments, base, exporting
@@ -26,7 +26,7 @@ _SAVED = "posterior_"
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
-class DPVI(base.DPModel):
+class DPVI(base.DistributionModel):
     """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
 
     Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The records'
@@ -190,11 +190,6 @@ class DPVI(base.DPModel):
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """Returns the likelihood of records `x`, or of one whole record for generative models."""
         return self._model.at(params, None if self._model.generative else x)
-
-    @property
-    def record_dtype(self) -> np.dtype:
-        """See `DPModel`."""
-        return self._model.dtype.as_numpy_dtype
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
@@ -379,44 +374,11 @@ class DPVI(base.DPModel):
         means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
-    def predict_step(self, data: Structure) -> tf.Tensor:
-        """One batch of `predict`."""
-        x = data[0] if isinstance(data, tuple) and len(data) == 1 else data
-        return self(x, training=False)
-
-    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
-        """Posterior predictive mean for new records: array of shape [n, ...].
-
-        Class probabilities for categorical likelihoods. Costs no privacy: a function of the released posterior and `x`.
-
-        Args:
-          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
-          batch_size: records at a time, default 1024.
-          verbose: as in Keras.
-          **kwargs: as in Keras.
-        """
-        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
-
-    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
-        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+    def _test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
-        density = tf.reduce_logsumexp(logs, axis=0) - tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype))
-        self._dp.loss_metric.update_state(-density, sample_weight=weight)
-        if y is not None and self._dp.validation_metrics:
-            prediction = self(x)
-            for metric in self._dp.validation_metrics:
-                metric.update_state(y, prediction, sample_weight=weight)
-        results = {self._loss_name: self._dp.loss_metric.result()}
-        for metric in self._dp.validation_metrics:
-            results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
-        return results
-
-    def _inputs(self, x: Structure) -> Structure:
-        """New records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
-        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)
+        return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(logs, axis=0)
 
 
 class ModelParts:

@@ -46,7 +46,7 @@ class FittedModel(saving.SavedModel):
     @property
     def record_dtype(self) -> np.dtype:
         """The float type that records are cast to."""
-        return np.dtype(keras.backend.floatx())
+        return np.dtype(self.dtype)
 
     def after_fit(self) -> None:
         """Runs when a fit has ended; for subclasses."""
@@ -404,15 +404,28 @@ class FittedModel(saving.SavedModel):
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """Evaluates one batch: the mean of `record_loss` over the given records."""
+        """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
-        if y is None:
-            losses = tf.vectorized_map(self.record_loss, x)
-        else:
-            losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
+        state = self._dp
+        state.loss_metric.update_state(self._test_losses(x, y), sample_weight=weight)
+        results = {self._loss_name: state.loss_metric.result()}
+        compared = self._compared(x, y) if state.validation_metrics else None
+        for metric in state.validation_metrics:
+            if compared is not None:
+                metric.update_state(*compared, sample_weight=weight)
+            results[f"unsafe_{metric.name}" if state.unsafe_validation else metric.name] = metric.result()
+        return results
+
+    def _test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns the losses of a batch of records, shape [n]."""
+        records = (x,) if y is None else (x, y)
+        losses = tf.vectorized_map(lambda record: self.record_loss(*record), records)
         clear_losses(self)
-        self._dp.loss_metric.update_state(losses, sample_weight=weight)
-        return {self._loss_name: self._dp.loss_metric.result()}
+        return losses
+
+    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor] | None:
+        """Returns what validation metrics compare: the truth and the prediction."""
+        return None if y is None else (y, self(x))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
