@@ -234,7 +234,7 @@ class DPModel(FittedModel):
         target = PrivacyTarget(
             epsilon=epsilon,
             delta=delta,
-            noise_multiplier=optimizer.noise_multiplier,
+            noise=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
             neighboring_relation=neighboring_relation,

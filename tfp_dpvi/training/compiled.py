@@ -127,13 +127,9 @@ def make_step(
 
     That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
     """
-    if mechanism.noise_multiplier is None:
-        raise ValueError(
-            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
-        )
     compiled = CompiledSteps(optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False)
     compiled.begin(variables, planned_steps=0, gains_from_xla=False)
-    noise, one = tf.constant(mechanism.noise_multiplier, tf.float64), tf.constant(1, tf.int64)
+    noise, one = mechanism.noise, tf.constant(1, tf.int64)
 
     def step(state: StepState, records: dict[str, tf.Tensor], key: tf.Tensor) -> StepState:
         return compiled.steps_for(mechanism, records)(state, one, records, tf.constant(key), noise)

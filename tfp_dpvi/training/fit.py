@@ -157,7 +157,6 @@ class PrivateFit:
         self._workers = Workers(model.distribute_strategy)
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(seed))
-        self._noise = tf.constant(mechanism.noise_multiplier, tf.float64)
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(
             ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
@@ -217,7 +216,7 @@ class PrivateFit:
         for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
             mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
             run = self._compiled.steps_for(mechanism, tensors)
-            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, self._noise)
+            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise)
         if self._done == self._allowed < self._planned:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned
