@@ -103,24 +103,8 @@ def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -
     if total < _MANY or tf.as_dtype(dtype) != tf.float32:
         pieces = tf.split(normal(key, [total], dtype), sizes)
         return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    # Cut the two halves where the parts end: to join them first would copy all.
-    first, second = _many_normals(key, total)
-    half = first.shape[0]
-    cuts: list[list[int]] = [[], []]
-    at = 0
-    for size in sizes:
-        before = min(max(half - at, 0), size)
-        cuts[0].append(before)
-        cuts[1].append(size - before)
-        at += size
-    cuts[1].append(2 * half - total)
-    halves = [tf.split(first, cuts[0]), tf.split(second, cuts[1])]
-    made = []
-    for number, shape in enumerate(shapes):
-        pieces = [part[number] for part, sized in zip(halves, cuts, strict=True) if sized[number]]
-        whole = pieces[0] if len(pieces) == 1 else tf.concat(pieces, axis=0) if pieces else tf.zeros([0], dtype)
-        made.append(tf.reshape(whole, shape))
-    return made
+    pieces = tf.split(tf.concat(_many_normals(key, total), axis=0)[:total], sizes)
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
