@@ -14,19 +14,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import JointRelease, PerExample, Released
 from tfp_dpvi.privacy import Sensitivity
 
 _RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "curvature_signal")
-
-
-class _Epoch:
-    """What a metric was given in this epoch. No list of the metric's own, which Keras would wrap at every assignment."""
-
-    def __init__(self) -> None:
-        self.sums: list[float] = []
-        self.steps = 0
 
 
 class PrivateMetric(Metric, JointRelease):
@@ -56,8 +49,7 @@ class PrivateMetric(Metric, JointRelease):
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
         for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{argument} must be a finite number, got {value!r}.")
+            check.real(argument, value, "pass a finite number")
         if not 1e-12 <= high - low <= 1e30:
             raise ValueError(
                 f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to this range."
@@ -70,11 +62,11 @@ class PrivateMetric(Metric, JointRelease):
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
         self._declared = (float(low), float(high), float(noise_ratio))
-        self._epoch = _Epoch()
+        self._sum, self._steps = 0.0, 0  # Of this epoch.
 
     @property
     def low(self) -> float:
-        """Lower end of the range. What a fit is priced for is fixed when the metric is made."""
+        """Lower end of the range; read-only, as a fit is priced for it."""
         return self._declared[0]
 
     @property
@@ -147,17 +139,15 @@ class PrivateMetric(Metric, JointRelease):
 
     def add(self, value: float, steps: int) -> None:
         """Takes a released mean over some steps into the epoch's."""
-        self._epoch.sums.append(float(value) * steps)
-        self._epoch.steps += steps
+        self._sum += float(value) * steps
+        self._steps += steps
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: `add` is called by the training loop."""
 
     def current(self) -> float:
         """The epoch's mean so far, a number known on the host; NaN before the first step."""
-        epoch = self._epoch
-        epoch.sums = [math.fsum(epoch.sums)]
-        return epoch.sums[0] / epoch.steps if epoch.steps else math.nan
+        return self._sum / self._steps if self._steps else math.nan
 
     @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
     def result(self) -> tf.Tensor:
@@ -166,7 +156,7 @@ class PrivateMetric(Metric, JointRelease):
 
     def reset_state(self) -> None:
         """Forgets the epoch."""
-        self._epoch = _Epoch()
+        self._sum, self._steps = 0.0, 0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization, surrogates
 from tfp_dpvi._tf import (
     Optimizer,
@@ -30,6 +31,7 @@ from tfp_dpvi.gradients import (
     layers_of,
     refuse_mixing,
 )
+from tfp_dpvi.models import arguments
 from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -117,16 +119,11 @@ class DPVAE(Autoencoder):
             refuse_keras_3(argument, value)
             if not callable(value) and not (value is None and argument == "batch_regularizer"):
                 raise TypeError(f"{argument} must be a Keras model or another callable, got {value!r}.")
-        for argument, count in (("num_draws", num_draws), ("num_prior_samples", num_prior_samples)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ValueError(f"{argument} must be an integer >= 1, got {count!r}.")
-        for argument, weight in (("beta", beta), ("regularizer_weight", regularizer_weight)):
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ValueError(f"{argument} must be a finite number >= 0, got {weight!r}.")
-        if gradients not in ("auto", "ghost", "vectorized"):
-            raise ValueError(f'gradients must be "auto", "ghost" or "vectorized", got {gradients!r}.')
-        if kl not in ("auto", "analytic", "monte_carlo"):
-            raise ValueError(f'kl must be "auto", "analytic" or "monte_carlo", got {kl!r}.')
+        arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
+        beta = check.non_negative("beta", beta)
+        regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
+        check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
+        check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name, dtype=dtype.name)
         parts = Parts(encoder, decoder, prior, batch_regularizer, dtype, [*layers_of(encoder), *layers_of(decoder)])
@@ -135,9 +132,8 @@ class DPVAE(Autoencoder):
         self._parts_of_model = parts
         # Tracked by Keras, so that weights are saved, whatever the two callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
-        self.beta, self.num_draws, self.kl, self.gradients = float(beta), num_draws, kl, gradients
-        self.regularizer_weight, self.num_prior_samples = float(regularizer_weight), num_prior_samples
-        self._parts_of_model.tried = []
+        self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
+        self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
     def get_config(self) -> dict[str, Any]:
         """See `DPModel.get_config`.
@@ -176,9 +172,8 @@ class DPVAE(Autoencoder):
             penalties = [penalty for layer in self._parts_of_model.layers for penalty in loss_functions(layer)]
             if not penalties:
                 return StepGradient(clipped_sum, variables)
-            with tf.GradientTape(
-                watch_accessed_variables=False
-            ) as tape:  # Weight regularizers touch no record (contract C2).
+            # Weight regularizers touch no record (contract C2).
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 total = tf.add_n([penalty() for penalty in penalties])
             exact = tape.gradient(total, variables, unconnected_gradients="zero")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
@@ -94,10 +95,8 @@ class DPVI(base.DistributionModel):
         if not callable(likelihood):
             raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
         arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
-        if gradients not in ("aligned", "vectorized"):
-            raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
-        if clipping not in ("flat", "paired"):
-            raise ValueError(f'clipping must be "flat" or "paired", got {clipping!r}.')
+        check.one_of("gradients", gradients, ("aligned", "vectorized"))
+        check.one_of("clipping", clipping, ("flat", "paired"))
         dtype = surrogates.float_dtype(prior)
         super().__init__(seed=seed, name=name, dtype=dtype.name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
