@@ -4,9 +4,8 @@
 model.compile(optimizer, epsilon=1.0, delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(low=-5.0, high=0.0)])
 ```
 
-In every step each sampled record adds a value clipped to a declared range, centred in it; Gaussian noise is added to the
-sum, from the same draw as the gradient's, and the two releases are priced as one. To add a metric, subclass
-`PrivateMetric` and override `record_values`.
+In every step each sampled record adds a value clipped to a declared range; the sum is released with the gradient, and the
+two are priced as one. To add a metric, subclass `PrivateMetric` and override `record_values`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "
 class PrivateMetric(Metric, JointRelease):
     """Base of the privatised training metrics. Override `record_values`.
 
-    What is shown is the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i
-    being a sampled record's value: unbiased for the records' mean of clipped values. Its standard error from noise is
-    about `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an epoch))`.
+    Shows the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i being a
+    sampled record's value: unbiased for the mean of clipped values, with a standard error from noise of about
+    `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an epoch))`.
 
     Args:
       low: lower end of the range that values are clipped to. Choose it without looking at the records.

@@ -41,23 +41,20 @@ class DPVI(base.DistributionModel):
     ```
 
     Args:
-      prior: TFP distribution over the parameters, or a function without arguments that makes it (needed to save the model,
-        see `dpvi.register`); joint or single, with constrained and unconstrained parts of one
-        float dtype, which runs through the model. It must be public, hyperparameters included.
+      prior: TFP distribution over the parameters, joint or single, or a function without arguments that makes it (needed to
+        save the model, see `dpvi.register`). Its one float dtype runs through the model. It must be public.
       likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
         whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
         distribution's `log_prob` of a batch of n records has shape [n].
       surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the parameters, or a function
         from the prior to one.
-      gradients: "aligned" (default) clips and releases the records' gradients by the parameters and pulls the noisy sum
-        back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
-        al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
-        paper. The same guarantee at the same clip and noise multiplier.
+      gradients: "aligned" (default) releases the records' clipped gradients by the parameters and pulls the noisy sum back to
+        the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961); "vectorized" releases those by the variables, as in
+        the 2017 paper. The same guarantee at the same clip and noise multiplier.
       clipping: what of a record is clipped. "paired" (default): the difference of its gradient and that of a record that the
         likelihood simulates, which has mean zero at the truth for every clip. With it comes a calibrated `posterior`. Where it
         does not apply, `fit` says so and uses "flat": the record's own gradient, which biases the posterior.
-      num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
-        is averaged over them before the clip.
+      num_draws: Monte Carlo draws of the parameters in each step, shared by its records and averaged before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
       seed: see `DPModel`.
       name: name of the model.
@@ -236,8 +233,7 @@ class DPVI(base.DistributionModel):
     def posterior(self) -> tfd.Distribution:
         """The posterior over the prior's structure: the calibrated one after a fit with the paired clip, else the surrogate.
 
-        The calibrated posterior knows the noise that was added, and its mean is not biased by the clip. It is made from
-        released values alone, at no cost.
+        The calibrated one knows the noise that was added, and its mean is not biased by the clip. It costs no privacy.
         """
         calibrated = self._calibrated()
         return self.surrogate_posterior if calibrated is None else calibrated.distribution
@@ -332,8 +328,7 @@ class DPVI(base.DistributionModel):
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
 
-        Each record comes from its own pick among `num_predictive_draws` draws of the posterior. (Sets for multiple
-        imputation need one draw for all records of a set: see `Synthesizer.sample_many`.)
+        Each record comes from its own pick among `num_predictive_draws` draws of the posterior.
 
         Args:
           num: how many.

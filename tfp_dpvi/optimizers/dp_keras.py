@@ -23,17 +23,6 @@ class _Minted:
     tensors: Sequence[Any] | None = None
 
 
-def check_noise_multiplier(noise_multiplier: float | None) -> float | None:
-    """Returns the noise multiplier as a float or None; raises `ValueError` unless it is finite and at least 0."""
-    try:
-        return None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}. It is the noise's standard "
-            "deviation over l2_norm_clip; leave it None to have compile(epsilon=, delta=) calibrate it."
-        ) from None
-
-
 class DPOptimizer:
     """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
 
@@ -50,7 +39,10 @@ class DPOptimizer:
     def _set_privacy(self, l2_norm_clip: float, noise_multiplier: float | None, clipping: str = "flat") -> None:
         self.l2_norm_clip, self.clipping = l2_norm_clip, clipping
         self.l2_norm_clip = self.clip.bound
-        self.noise_multiplier = check_noise_multiplier(noise_multiplier)
+        self.noise_multiplier = None
+        if noise_multiplier is not None:
+            fix = "pass the noise's standard deviation over l2_norm_clip, or None to have it calibrated"
+            self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
                 f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}): without a clip no "
@@ -129,7 +121,7 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
         privacy.
 
     Raises:
-      ValueError: a clip that is not positive, or a negative or infinite noise multiplier.
+      ValueError, TypeError: a clip that is not positive, or a noise multiplier that is not finite and at least 0.
 
     #### Formal guarantee
 

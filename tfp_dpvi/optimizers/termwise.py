@@ -8,12 +8,10 @@ of norm at most C2 into another, which is a move of up to 2 C2.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import keras, register_keras_serializable
-from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
 from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
 
@@ -36,16 +34,9 @@ class TermwiseOptimizer(DPOptimizer):
     split: str
 
     def _set_terms(self, batch_l2_norm_clip: float, num_partitions: int, noise: str, split: str) -> None:
-        try:
-            self.batch_l2_norm_clip = Clip(batch_l2_norm_clip).bound
-        except ValueError as error:
-            raise ValueError(str(error).replace("l2_norm_clip", "batch_l2_norm_clip", 1)) from None
-        for name, value in (("l2_norm_clip", self.l2_norm_clip), ("batch_l2_norm_clip", self.batch_l2_norm_clip)):
-            if math.isinf(value):
-                raise ValueError(
-                    f"{name}={value} must be finite: the two clips weigh the terms' noise against each other. For runs that "
-                    "are not private give large clips and noise_multiplier=0."
-                )
+        fix = "the two clips weigh the terms' noise against each other; for runs that are not private give large ones"
+        check.positive("l2_norm_clip", self.l2_norm_clip, fix)
+        self.batch_l2_norm_clip = check.positive("batch_l2_norm_clip", batch_l2_norm_clip, fix)
         self.num_partitions = check.count("num_partitions", num_partitions, 1)
         self.noise = check.one_of("noise", noise, NOISE_SCHEMES)
         self.split = check.one_of("split", split, ("optimal", "paper"))

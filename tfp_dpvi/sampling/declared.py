@@ -54,8 +54,3 @@ class DeclaredBatchSampler(Sampler):
         begin = (tf.constant(0, tf.int64), initial)
         last_carry: Carry = tf.while_loop(lambda start, _: start < last, one, begin, parallel_iterations=1)[1]
         return last_carry
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """See `Sampler`."""
-        return ("declared", self._scheme, self.num_available, self.physical_batch_size)

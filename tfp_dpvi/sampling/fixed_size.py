@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
@@ -80,11 +79,6 @@ class FixedSizeSampler(Sampler):
     def scheme(self) -> FixedSizeSampling:
         """The scheme to account for."""
         return FixedSizeSampling(self.num_available, self.batch_size)
-
-    @property
-    def identity(self) -> Hashable:
-        """See `Sampler`."""
-        return ("fixed_size", self.num_available, self.batch_size, self.physical_batch_size)
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FullBatch
@@ -29,11 +27,6 @@ class FullBatchSampler(Sampler):
     def scheme(self) -> FullBatch:
         """The scheme to account for."""
         return FullBatch()
-
-    @property
-    def identity(self) -> Hashable:
-        """See `Sampler`."""
-        return ("full_batch", self.num_available, self.physical_batch_size)
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""

@@ -105,6 +105,9 @@ class Numeric(Column):
         edges = self.edges
         return (edges[1:] + edges[:-1] - edges[0] - edges[-1]) / (edges[-1] - edges[0])
 
+    def _bins_of(self, numbers: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
         try:
             numbers = values.astype(np.float64)
@@ -151,8 +154,7 @@ class Continuous(Numeric):
         return np.array([self.lower, *self.bins, self.upper], np.float64)
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        numbers = self._numbers(name, values)
-        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+        return self._bins_of(self._numbers(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws within the bins, float64 [n]."""
@@ -163,18 +165,7 @@ class Continuous(Numeric):
 
 @dataclasses.dataclass(frozen=True)
 class Integer(Numeric):
-    """Whole numbers between public bounds, both included. As for `Continuous`, samples are uniform within a bin.
-
-    Attributes:
-      lower: the least value allowed.
-      upper: the largest value allowed.
-      bins: the number of bins of nearly equal width (at most one for each number), or their inner edges.
-      shape: "histogram" or "normal", see `Continuous`.
-      missing: whether values may be missing.
-
-    Raises:
-      ValueError, TypeError: an argument out of range.
-    """
+    """Whole numbers between public bounds, both included; else as `Continuous`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,7 +189,7 @@ class Integer(Numeric):
             raise ValueError(
                 f"column {name!r} holds {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
             )
-        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+        return self._bins_of(numbers)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws from the whole numbers in the bins, int64 [n]."""
@@ -261,11 +252,7 @@ class Categorical(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Binary(Column):
-    """False or true, or 0 or 1.
-
-    Attributes:
-      missing: whether values may be missing.
-    """
+    """False or true, or 0 or 1."""
 
     kinds: ClassVar[str] = "biuf"
 
