@@ -91,13 +91,7 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
 
 
 def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
-    """Standard normals in several shapes, from one draw: `normal` in fewer and larger operations.
-
-    Args:
-      key: int64 tensor of shape [2], used once.
-      shapes: static shapes.
-      dtype: float type.
-    """
+    """Standard normals in several static shapes, from one draw: `normal` in fewer and larger operations."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     total = sum(sizes)
     if total < _MANY or tf.as_dtype(dtype) != tf.float32:

@@ -84,12 +84,7 @@ _Found = TypeVar("_Found")
 
 
 def refuse_keras_3(name: str, value: object) -> None:
-    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3.
-
-    Args:
-      name: the argument, for the message.
-      value: anything.
-    """
+    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3."""
     if not Layer.__module__.startswith("tf_keras."):
         return  # Keras 2 is the package `keras` here.
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]

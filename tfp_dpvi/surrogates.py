@@ -239,12 +239,6 @@ def build(
 ) -> tfd.Distribution:
     """Returns a surrogate posterior from a name or a distribution.
 
-    Args:
-      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution, or a function of the prior that
-        returns one.
-      prior: the TFP prior that it must match.
-      seed: of random starts.
-
     Returns:
       A trainable, fully reparameterised TFP distribution.
 

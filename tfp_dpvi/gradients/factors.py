@@ -246,13 +246,7 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
 
 
 def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite.
-
-    Args:
-      parts: one contribution each.
-      weights: for each a float tensor of shape [n], 0 for what is not finite.
-      finite: bool tensor of shape [n]. A finite norm says that all factors are.
-    """
+    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite."""
 
     def sums(finite: bool) -> list[tf.Tensor]:
         return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]

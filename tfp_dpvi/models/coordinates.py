@@ -15,17 +15,7 @@ tfb: Any = tfp.bijectors
 
 
 class Coordinates:
-    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`.
-
-    Args:
-      prior: TFP distribution, joint or single.
-
-    Attributes:
-      sizes: how many coordinates each part has.
-      num: how many there are.
-      dtype: of the prior.
-      bijector: from the vector to the prior's structure.
-    """
+    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`."""
 
     def __init__(self, prior: tfd.Distribution) -> None:
         self._prior = prior

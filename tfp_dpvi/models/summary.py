@@ -48,13 +48,7 @@ class PosteriorSummary:
 
 
 def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None) -> PosteriorSummary:
-    """Returns the table of posterior draws.
-
-    Args:
-      draws: structure of tensors with the draws in the first dimension.
-      coordinates: of the prior.
-      calibrated: what the draws are from, or None for the surrogate.
-    """
+    """Returns the table of posterior draws."""
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
     values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)

@@ -26,24 +26,13 @@ _NEARLY = 0.99  # A calibrated plan spends at least this share of its target.
 class PrivacyTarget:
     """What `compile` fixes.
 
-    Attributes:
-      epsilon: lifetime total for these data, or None with a noise multiplier.
-      delta: of every epsilon shown, or None if none was given (then none is shown while training).
-      noise: its standard deviation over the clip (the optimizer's `noise_multiplier`), or None with an epsilon.
-      planned_epochs: epochs that the budget is to last for, or None for those of the next fit.
-      accountant: by name.
-      neighboring_relation: what neighbouring data sets are.
-      physical_batch_size: records held in memory at a time, or None for the sampler's choice.
-      jit_compile: compile the step with XLA; None to try it and go without where an operation has no XLA form.
-      unsafe_training_metrics: show exact training losses.
-
     Raises:
       ValueError, TypeError: both or neither of epsilon and noise, an epsilon without a delta, or a value out of range.
     """
 
-    epsilon: float | None = None
-    delta: float | None = None
-    noise: float | None = None
+    epsilon: float | None = None  # Lifetime total for these data, or None with a noise multiplier.
+    delta: float | None = None  # Of every epsilon shown; without one none is shown while training.
+    noise: float | None = None  # The optimizer's `noise_multiplier`, or None with an epsilon.
     planned_epochs: int | None = None
     accountant: str = "pld"
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -97,14 +86,6 @@ def calibrate(
     epochs_run: float,
 ) -> Mechanism:
     """Returns the mechanism with the noise of this fit: the target's, or the least that keeps the lifetime budget.
-
-    Args:
-      mechanism: with the noise of `compile`, if it was given one.
-      ledger: what is spent already.
-      target: of `compile`.
-      steps: how many this fit is to run.
-      steps_per_epoch: steps in an epoch.
-      epochs_run: epochs of earlier fits, which count towards `planned_epochs`.
 
     Raises:
       BudgetExhaustedError: nothing is left.

@@ -40,14 +40,6 @@ def put_last(
 class Checkpoint:
     """What a backup holds of one fit, and what it must agree with.
 
-    Args:
-      optimizer: of the model.
-      variables: everything that a step reads and writes.
-      ledger: which must be on disk.
-      target: of `compile`.
-      progress: of the model.
-      seeded: whether the model has a seed.
-
     Raises:
       ValueError: the ledger is in memory.
     """
@@ -106,10 +98,6 @@ class Checkpoint:
 
     def restore(self, backup: Backup, draft: Mechanism) -> Mechanism:
         """Puts back the variables and the progress; returns the mechanism with the noise of the interrupted fit.
-
-        Args:
-          backup: what was read.
-          draft: the mechanism of this `fit`, but for its noise.
 
         Raises:
           ValueError: this is not the fit that was interrupted, or not the ledger that it was charged to.

@@ -15,14 +15,7 @@ _STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms
 
 
 class CompiledSteps:
-    """Compiles the steps of one compiled model, and keeps what it compiled.
-
-    Args:
-      optimizer: updates the variables.
-      strategy: the model's strategy.
-      jit_compile: as in `compile`: None for XLA where it is worth its time and possible.
-      run_eagerly: as in `compile`.
-    """
+    """Compiles the steps of one compiled model, and keeps what it compiled."""
 
     def __init__(
         self, optimizer: Optimizer, strategy: tf.distribute.Strategy, jit_compile: bool | None, run_eagerly: bool
