@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Autoencoder(base.DistributionModel):
 
     def decode(self, z: tf.Tensor) -> tfd.Distribution:
         """The records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
-        return self._distribution("decoder", self.decoder(tf.convert_to_tensor(z, self._parts_of_model.dtype)))
+        return self._distribution("decoder", self.decoder(tf.convert_to_tensor(z, self.dtype)))
 
     def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
         if not isinstance(value, tfd.Distribution):
@@ -118,7 +119,7 @@ class Autoencoder(base.DistributionModel):
                 f"encoder returned {posterior.name!r}, which is not reparameterised: gradients do not pass through its draws. "
                 "Use a normal, a logistic or another continuous distribution."
             )
-        z = tf.zeros([TRIED, *prior.event_shape], self._parts_of_model.dtype)
+        z = tf.zeros([TRIED, *prior.event_shape], self.dtype)
         conditional = self._tried("decoder", lambda: self.decode(z), z)
         log_prob = self._tried("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z)
         if log_prob.shape.as_list() != [TRIED]:
@@ -206,23 +207,17 @@ class Autoencoder(base.DistributionModel):
         return tf.nest.map_structure(tf.convert_to_tensor, x)
 
 
+@dataclasses.dataclass(eq=False)
 class Parts:
     """Encoder, decoder and prior, out of sight of Keras, which tracks the layers alone."""
 
-    def __init__(
-        self,
-        encoder: Callable[..., tfd.Distribution],
-        decoder: Callable[..., tfd.Distribution],
-        prior: tfd.Distribution,
-        regularizer: Callable[[Codes], tf.Tensor] | None,
-        dtype: tf.DType,
-        layers: Sequence[Layer],
-    ) -> None:
-        self.encoder, self.decoder, self.prior, self.regularizer = encoder, decoder, prior, regularizer
-        self.dtype = dtype
-        self.given: dict[str, Any] = {}
-        self.tried: list[tuple[tf.Tensor, LayerGradients]] = []
-        self.layers = list({id(layer): layer for layer in layers}.values())
+    encoder: Callable[..., tfd.Distribution]
+    decoder: Callable[..., tfd.Distribution]
+    prior: tfd.Distribution
+    regularizer: Callable[[Codes], tf.Tensor] | None
+    given: dict[str, Any]  # As the constructor was.
+    layers: Sequence[Layer]
+    tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
 
 
 def _called(part: Callable[..., Any], inputs: Structure, training: bool) -> tf.Tensor:

@@ -124,12 +124,10 @@ class DPVAE(Autoencoder):
         regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
-        dtype = surrogates.float_dtype(prior)
-        super().__init__(seed=seed, name=name, dtype=dtype.name)
-        parts = Parts(encoder, decoder, prior, batch_regularizer, dtype, [*layers_of(encoder), *layers_of(decoder)])
-        parts.given = given
-        refuse_mixing(parts.layers)
-        self._parts_of_model = parts
+        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
+        layers = list({id(layer): layer for layer in [*layers_of(encoder), *layers_of(decoder)]}.values())
+        refuse_mixing(layers)
+        self._parts_of_model = Parts(encoder, decoder, prior, batch_regularizer, given, layers)
         # Tracked by Keras, so that weights are saved, whatever the two callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
         self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
@@ -293,23 +291,21 @@ class DPVAE(Autoencoder):
             return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
 
         x = tf.nest.map_structure(synthetic, records.x)
-        shapes = [(tuple(part.shape), part.dtype) for part in tf.nest.flatten(x)]
+        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(x))
         identity = (shapes, self.gradients, self.num_draws, self.beta, self.kl)
-        known = [found for found in self._parts_of_model.tried if found[0] == identity]
-        if known:
-            self._parts_of_model.tried = [found for found in self._parts_of_model.tried if found[0] != identity] + known
+        parts = self._parts_of_model
+        parts.tried.sort(key=lambda found: found[0] == identity)  # The one that serves comes last.
+        if parts.tried and parts.tried[-1][0] == identity:
             return
         key = tf.constant([1, 2], tf.int64)
-        layers = LayerGradients(
-            self._parts_of_model.layers, self.trainable_variables, mapped=self.gradients == "vectorized"
-        )
+        layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
         try:
             checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         for note in checked.notes:
             LOG.info("%s", note)
-        self._parts_of_model.tried.append((identity, checked))
+        parts.tried.append((identity, checked))
 
     def _check_reach(self) -> None:
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -94,11 +95,9 @@ class DPVI(base.DistributionModel):
         arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
         check.one_of("gradients", gradients, ("aligned", "vectorized"))
         check.one_of("clipping", clipping, ("flat", "paired"))
-        dtype = surrogates.float_dtype(prior)
-        super().__init__(seed=seed, name=name, dtype=dtype.name)
+        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
-        self._model = ModelParts(prior, likelihood, surrogate, dtype, Calibration(self))
-        self._model.given = given
+        self._model = ModelParts(prior, likelihood, surrogate, Calibration(self), given)
         # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
@@ -375,24 +374,18 @@ class DPVI(base.DistributionModel):
         return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(logs, axis=0)
 
 
+@dataclasses.dataclass(eq=False)
 class ModelParts:
     """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
 
-    def __init__(
-        self,
-        prior: tfd.Distribution,
-        likelihood: Callable[..., tfd.Distribution],
-        surrogate: tfd.Distribution,
-        dtype: tf.DType,
-        calibration: Calibration,
-    ) -> None:
-        self.prior = prior
-        self.calibration = calibration
-        self.likelihood = likelihood
-        self.surrogate = surrogate
-        self.dtype = dtype
-        self.given: dict[str, Any] = {}
-        self.generative = arguments.takes_params_alone(likelihood)
+    prior: tfd.Distribution
+    likelihood: Callable[..., tfd.Distribution]
+    surrogate: tfd.Distribution
+    calibration: Calibration
+    given: dict[str, Any]  # As the constructor was.
+
+    def __post_init__(self) -> None:
+        self.generative = arguments.takes_params_alone(self.likelihood)
 
     def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """The likelihood's distribution, checked to be one."""

@@ -12,6 +12,8 @@ from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 
+_Base: Any = object  # Behind the mixin comes a Keras class, see `make_dp_optimizer_class`.
+
 
 class UnprivatizedGradientError(RuntimeError):
     """A gradient reached the optimizer without clip and noise, or a second time."""
@@ -23,7 +25,7 @@ class _Minted:
     tensors: Sequence[Any] | None = None
 
 
-class DPOptimizer:
+class DPOptimizer(_Base):
     """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
 
     Attributes:
@@ -36,7 +38,15 @@ class DPOptimizer:
     noise_multiplier: float | None
     clipping: str
 
-    def _set_privacy(self, l2_norm_clip: float, noise_multiplier: float | None, clipping: str = "flat") -> None:
+    def __init__(
+        self,
+        *args: Any,
+        l2_norm_clip: float,
+        noise_multiplier: float | None = None,
+        clipping: str = "flat",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
         self.l2_norm_clip, self.clipping = l2_norm_clip, clipping
         self.l2_norm_clip = self.clip.bound
         self.noise_multiplier = None
@@ -108,6 +118,32 @@ class DPOptimizer:
                 "unchanged, all of them and in their order; transformations belong before the clip or in the optimizer."
             )
 
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
+    ) -> tf.Variable:
+        """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
+
+        Raises:
+          UnprivatizedGradientError: the gradients were not privatised in this step.
+        """
+        pairs = list(grads_and_vars)
+        self._check_minted([gradient for gradient, _ in pairs])
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+    def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
+        raise UnprivatizedGradientError(
+            f"{type(self).__name__}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
+            "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
+        )
+
+    compute_gradients = minimize
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        privacy = {name: getattr(self, name) for name in ("l2_norm_clip", "noise_multiplier", "clipping")}
+        return {**super().get_config(), **privacy}
+
 
 _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
 
@@ -151,54 +187,9 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
         )
     if issubclass(keras_optimizer_class, DPOptimizer):
         return keras_optimizer_class
-    base: Any = keras_optimizer_class
     name = f"DPKeras{keras_optimizer_class.__name__}Optimizer"
-
-    class _DPKerasOptimizer(DPOptimizer, base):
-        def __init__(
-            self,
-            *args: Any,
-            l2_norm_clip: float,
-            noise_multiplier: float | None = None,
-            clipping: str = "flat",
-            **kwargs: Any,
-        ) -> None:
-            super().__init__(*args, **kwargs)
-            self._set_privacy(l2_norm_clip, noise_multiplier, clipping)
-
-        def apply_gradients(
-            self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
-        ) -> tf.Variable:
-            """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
-
-            Raises:
-              UnprivatizedGradientError: the gradients were not privatised in this step.
-            """
-            pairs = list(grads_and_vars)
-            self._check_minted([gradient for gradient, _ in pairs])
-            return super().apply_gradients(pairs, *args, **kwargs)
-
-        def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
-            raise UnprivatizedGradientError(
-                f"{name}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
-                "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
-            )
-
-        def compute_gradients(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Refused, as `minimize` is."""
-            self.minimize()
-
-        def get_config(self) -> dict[str, Any]:
-            config: dict[str, Any] = super().get_config()
-            config.update(
-                l2_norm_clip=self.l2_norm_clip, noise_multiplier=self.noise_multiplier, clipping=self.clipping
-            )
-            return config
-
-    _DPKerasOptimizer.__name__ = _DPKerasOptimizer.__qualname__ = name
-    _DPKerasOptimizer.__doc__ = _DOC.format(name=keras_optimizer_class.__name__)
-    return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)
+    body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}
+    return register_keras_serializable("tfp_dpvi", name)(type(name, (DPOptimizer, keras_optimizer_class), body))
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)
