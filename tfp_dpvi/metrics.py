@@ -45,6 +45,8 @@ class PrivateMetric(Metric, JointRelease):
     NaN or Inf adds zero.
     """
 
+    noise_ratio = 10.0
+
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
         for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
@@ -60,23 +62,8 @@ class PrivateMetric(Metric, JointRelease):
             )
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
-        self._declared = (float(low), float(high), float(noise_ratio))
+        self.low, self.high, self.noise_ratio = float(low), float(high), float(noise_ratio)
         self._sum, self._steps = 0.0, 0  # Of this epoch.
-
-    @property
-    def low(self) -> float:
-        """Lower end of the range; read-only, as a fit is priced for it."""
-        return self._declared[0]
-
-    @property
-    def high(self) -> float:
-        """Upper end of the range."""
-        return self._declared[1]
-
-    @property
-    def noise_ratio(self) -> float:
-        """The metric's noise multiplier over the gradient's."""
-        return self._declared[2]
 
     @property
     def sensitivity(self) -> Sensitivity:

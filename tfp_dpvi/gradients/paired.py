@@ -92,16 +92,11 @@ class Curvature(JointRelease):
     In Frobenius norm `|psi psi^T / 2| <= C^2 / 2`, and two of them differ by at most `C^2 / sqrt(2)`, or `C^2 / 2` for d = 1.
     """
 
-    name, noise_ratio = "curvature", 1.0
+    name, noise_ratio, sensitivity = "curvature", 1.0, Sensitivity()
 
     def __init__(self, size: int, bound: float, noise_ratio: float) -> None:
         self.shape, self.noise_ratio, self._size = (size, size), noise_ratio, size
-        self._sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """See `JointRelease`."""
-        return self._sensitivity
+        self.sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
@@ -141,17 +136,12 @@ class ClippedAway(JointRelease):
     A record's part lies between 0 and 1.5 C^2, which bounds presence and replacement.
     """
 
-    name, shape, noise_ratio = "clipped_away", (), 1.0
+    name, shape, noise_ratio, sensitivity = "clipped_away", (), 1.0, Sensitivity()
 
     def __init__(self, bound: float, noise_ratio: float) -> None:
         self._bound, self.noise_ratio = bound, noise_ratio
         most = _CAP / 2.0 * (bound if math.isfinite(bound) else 1.0) ** 2
-        self._sensitivity = Sensitivity(most, most)
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """See `JointRelease`."""
-        return self._sensitivity
+        self.sensitivity = Sensitivity(most, most)
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""

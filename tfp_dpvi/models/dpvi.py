@@ -13,7 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.calibrated import Calibrated
 from tfp_dpvi.models.calibration import Calibration
@@ -160,15 +160,9 @@ class DPVI(base.DistributionModel):
                 loss = tf.add_n([-self._record_log_prob(params, record) for params in draws]) / num_draws
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
-            through = through_draws(record_loss, tf.nest.flatten(draws), outer, variables, aligned=aligned)
-            return mapped(
-                through.record_gradient,
-                through.released,
-                clip,
-                data_independent=exact,
-                data_independent_loss=divergence,
-                pull_back=through.pull_back,
-            )
+            parts = tf.nest.flatten(draws)
+            terms = {"data_independent": exact, "data_independent_loss": divergence}
+            return through_draws(record_loss, parts, outer, variables, clip, aligned=aligned, **terms)
 
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
