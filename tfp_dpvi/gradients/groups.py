@@ -95,7 +95,7 @@ def clipped_group_sum(
       mask: bool tensor of shape [n]; False marks padding.
       num_groups: b.
       clip: the bound C2.
-      expected_batch_size: about how many records there are, to choose the cheaper form by.
+      expected_batch_size: to choose the cheaper form by.
       static: keep shapes fixed, as XLA needs it, at b times the work.
 
     #### Formal guarantee

@@ -59,8 +59,8 @@ class DPVAE(Autoencoder):
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
-        shape, reparameterised. To save the model, a registered function without arguments that builds it; see
-        `dpvi.register`. The same holds for `decoder` and `prior`.
+        shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
+        the model, see `dpvi.register`).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
       prior: TFP distribution of one record's latent variable, without trainable variables.
       beta: weight of the KL term (Higgins et al. 2017).
@@ -134,12 +134,7 @@ class DPVAE(Autoencoder):
         self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`.
-
-        Raises:
-          ValueError: a part is neither a registered function nor a Keras model without Lambda layers (as TFP's distribution
-            layers are); see `dpvi.register`.
-        """
+        """See `DPModel.get_config`; parts must be registered functions, or Keras models without Lambda layers."""
         parts = {name: serialization.encode(part, name) for name, part in self._parts_of_model.given.items()}
         names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
@@ -147,11 +142,7 @@ class DPVAE(Autoencoder):
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`.
-
-        Args:
-          spec: the public numbers of a step; the noise of both terms follows from them.
-        """
+        """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`."""
         variables, clip, layers = self.trainable_variables, self.clip, self._layer_gradients
         settings = (self.gradients, self.num_draws, self.beta, self.kl)
         regularizer = self.batch_regularizer

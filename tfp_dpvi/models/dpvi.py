@@ -122,11 +122,7 @@ class DPVI(base.DistributionModel):
         return self._model.surrogate
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`.
-
-        Raises:
-          ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
-        """
+        """See `DPModel.get_config`; prior, likelihood and surrogate must be registered functions (`dpvi.register`)."""
         parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         settings = {
             name: getattr(self, name) for name in ("gradients", "clipping", "num_draws", "num_predictive_draws")
@@ -136,11 +132,7 @@ class DPVI(base.DistributionModel):
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one.
-
-        Args:
-          spec: the public numbers of a step; N divides the KL term.
-        """
+        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one."""
         if pairing := self.calibration.pairing_for(self.clip):
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws

@@ -126,18 +126,16 @@ class Numeric(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Continuous(Numeric):
-    """Real numbers between public bounds.
+    """Real numbers between public bounds. Only a number's bin is learned, and samples are uniform within it.
 
-    Only a number's bin is learned, and samples are uniform within it. Where values are known to heap (zeros, round
-    numbers), give them narrow bins: elsewhere means of samples are off, whatever the budget.
+    Where values are known to heap (zeros, round numbers), give them narrow bins: else means of samples are off.
 
     Attributes:
       lower: the least value allowed.
       upper: the largest value allowed.
       bins: the number of bins of equal width, or their inner edges, where a narrow one (as around zero) matters.
-      shape: how a component of the mixture spreads over the bins: "histogram", any way it likes, or "normal", a
-        discretised normal of two parameters. A narrow normal's gradients are long: records that have the value are
-        clipped more than those that miss it, and missing values come out too frequent.
+      shape: how a component of the mixture spreads over the bins: "histogram", or "normal", a discretised normal. Records in
+        a narrow normal are clipped more than those that miss the value: missing values come out too frequent.
       missing: whether values may be missing.
 
     Raises:
