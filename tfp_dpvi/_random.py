@@ -158,5 +158,7 @@ def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[t
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """The int32 pair that TFP's stateless samplers take."""
+    """The int32 pair that TFP's stateless samplers take; of a NumPy key an array, so that no graph holds the key itself."""
+    if isinstance(key, np.ndarray):
+        return (key & _MASK).astype(np.int32)
     return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)

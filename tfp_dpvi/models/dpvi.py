@@ -353,7 +353,7 @@ class DPVI(base.DistributionModel):
         means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
-    def _test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self._log_prob(params, x, y), draws)

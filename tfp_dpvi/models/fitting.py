@@ -398,7 +398,7 @@ class FittedModel(saving.SavedModel):
         """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
         state = self._dp
-        state.loss_metric.update_state(self._test_losses(x, y), sample_weight=weight)
+        state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
         results = {self._loss_name: state.loss_metric.result()}
         compared = self._compared(x, y) if state.validation_metrics else None
         for metric in state.validation_metrics:
@@ -407,7 +407,7 @@ class FittedModel(saving.SavedModel):
             results[f"unsafe_{metric.name}" if state.unsafe_validation else metric.name] = metric.result()
         return results
 
-    def _test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
         losses = tf.vectorized_map(lambda record: self.record_loss(*record), records)
