@@ -30,10 +30,9 @@ _BUCKETS = 30
 class PrivacyTensorBoard(Callback):
     """Writes the privacy spent, privatised metrics and the surrogate's variables to TensorBoard after every epoch.
 
-    Scalars, under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
-    releases, and whatever else `fit` logs, such as `dpvi.metrics.PrivateELBO`; losses of public validation data under their
-    own names. Histograms: the model's trainable variables. All of these are public or released by the private mechanism;
-    exact training losses, if somebody asked for them, are under "non_private/".
+    Scalars under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
+    releases, and what else `fit` logs; losses of public validation data under their own names; exact training losses, if
+    somebody asked for them, under "non_private/". Histograms: the model's trainable variables.
 
     Args:
       log_dir: where to write event files.
@@ -146,9 +145,8 @@ class PrivateBackupAndRestore(Callback):
 
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
-    charged again, so that a fit with a target epsilon may end a few steps early. Wherever it stands among the callbacks,
-    it runs as the last of them, so that what they change at an epoch's end is kept.
-    Other callbacks start anew, as in Keras. The `History` is of the epochs since. When `fit` ends, the backup is deleted.
+    charged again, so that a fit with a target epsilon may end a few steps early. It runs as the last of the callbacks, so
+    that what they change at an epoch's end is kept; they start anew, as in Keras. When `fit` ends, the backup is deleted.
 
     Args:
       backup_dir: directory for the backup, of this fit alone.
@@ -156,9 +154,8 @@ class PrivateBackupAndRestore(Callback):
 
     #### Formal guarantee
 
-    The file holds released variables, the plan and the numbers of steps and epochs: post-processing and public values. No
-    key, no seed and no record is in it. A step is run only after the ledger has been charged for it, before and after an
-    interruption.
+    The file holds released variables, the plan and the numbers of steps and epochs: no key, no seed and no record. A step
+    runs only after the ledger has been charged for it, before and after an interruption.
     """
 
     def __init__(self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True) -> None:

@@ -64,9 +64,6 @@ class PrivateStandardize(ClipToBounds):
       min_scale: the smallest standard deviation to divide by, as a share of half the distance of the bounds.
       **kwargs: as for a Keras layer.
 
-    Raises:
-      ValueError, TypeError: an argument out of range; the message names it.
-
     #### Formal guarantee
 
     See `adapt`. Saved files hold the released statistics and the public arguments, neither record, key nor ledger.
@@ -228,9 +225,7 @@ def _plan(
 
 
 def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Returns the sums over records of (u, u^2 - 1): float64 [2 features], *not private*.
-
-    u is the record, of an array of shape [N, features], clipped to its bounds and mapped to [-1, 1].
+    """Returns the sums of (u, u^2 - 1), float64 [2 features], *not private*; u is a record clipped and mapped to [-1, 1].
 
     #### Formal guarantee
 

@@ -56,15 +56,10 @@ def register(name: str) -> Callable[[_Function], _Function]:
 
 
 def encode(value: Any, argument: str) -> Json:
-    """Returns a value as plain JSON; the inverse of `decode`.
+    """Returns a value as plain JSON, the inverse of `decode`; `ValueError` for what a file cannot hold.
 
-    Args:
-      value: numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of
-        this library, Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
-      argument: its name, for messages.
-
-    Raises:
-      ValueError: anything else.
+    Numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of this library,
+    Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
     """
     if isinstance(value, np.generic):
         value = value.item()

@@ -84,12 +84,7 @@ class JointRelease(abc.ABC):
 
 
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
-    """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
-
-    Args:
-      joint: what is released with the gradient.
-      gradient: the sensitivity of the gradient's sum.
-    """
+    """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip."""
     if not joint:
         return gradient
     parts = [GaussianPart("gradient", 1.0, gradient)]
@@ -101,14 +96,7 @@ def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> S
 def joint_release(
     joint: Sequence[JointRelease], clipped: ClippedSum, sums: Sequence[tf.Tensor], sensitivity: Sensitivity
 ) -> ClippedSum:
-    """Returns gradient and joint releases as one sum with noise scales.
-
-    Args:
-      joint: what is released with the gradient.
-      clipped: the gradient's clipped sum.
-      sums: the sum of each joint release over the whole batch.
-      sensitivity: from `joint_sensitivity`, when the plan was made.
-    """
+    """Returns gradient and joint releases as one sum with noise scales; `sensitivity` is that of `joint_sensitivity`."""
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))

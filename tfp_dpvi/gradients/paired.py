@@ -65,12 +65,7 @@ def paired(
 
 
 def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
-    """Returns what is released with the sum of a paired clip: its curvature as a matrix, and what the clip cut off.
-
-    Args:
-      size: d, the number of parameters.
-      clip: the clip.
-    """
+    """Returns what is released with the sum of a paired clip of d parameters: its curvature, and what the clip cut off."""
     bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale either.
     gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
     return (
@@ -162,8 +157,7 @@ def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
     """Returns the value in the row of the step's block, and zeros in the others."""
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
-    row *= tf.cast(
-        tf.reduce_all(tf.math.is_finite(released.public)), tf.float64
-    )  # A draw may lie at its support's end.
+    # A draw may lie at its support's end.
+    row *= tf.cast(tf.reduce_all(tf.math.is_finite(released.public)), tf.float64)
     value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
     return tf.reshape(row, [-1] + [1] * value.shape.rank) * tf.cast(value, tf.float64)

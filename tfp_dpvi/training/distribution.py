@@ -20,12 +20,7 @@ class Replicas:
     """The replicas of a strategy, or the one device without a strategy.
 
     Each replica takes its share of every physical batch. The shares' sums are added up, and all replicas add one and the
-    same noise, drawn from the step's key, and make the same update.
-
-    Args:
-      strategy: of `tf.distribute`, or None.
-      jit_compile: XLA compiles the step, or with a strategy the clipped sums in it.
-      static: batches keep a fixed shape.
+    same noise, drawn from the step's key, and make the same update. `static`: batches keep a fixed shape.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool) -> None:
