@@ -70,8 +70,11 @@ def _start(
     if not isinstance(initial_loc, str):
         return dtype, bijector, bijector.inverse(initial_loc)
     check.one_of("initial_loc", initial_loc, ("zeros", "prior"))
-    start = bijector.inverse(prior.sample(seed=_random.tfp_seed(_random.new_key(seed))))
-    return dtype, bijector, start if initial_loc == "prior" else tf.nest.map_structure(tf.zeros_like, start)
+    # Held until the end: TFP's caches of joint bijectors print errors where a draw goes before its image.
+    draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
+    if initial_loc == "prior":
+        return dtype, bijector, bijector.inverse(draw)
+    return dtype, bijector, tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
 
 
 def mean_field(
