@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import ClippedSum
-from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
+from tfp_dpvi.privacy import Sensitivity
 
 
 class Released(NamedTuple):
@@ -44,7 +45,7 @@ class JointRelease(abc.ABC):
     #### Formal guarantee
 
     The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient and joint releases are
-    one Gaussian mechanism, whose sensitivity `tfp_dpvi.privacy.JointGaussian` states.
+    one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
     """
 
     name: str
@@ -84,13 +85,16 @@ class JointRelease(abc.ABC):
 
 
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
-    """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip."""
-    if not joint:
-        return gradient
-    parts = [GaussianPart("gradient", 1.0, gradient)]
-    parts += [GaussianPart(one.name, one.noise_ratio * one.sensitivity.add_or_remove, one.sensitivity) for one in joint]
-    both = JointGaussian(tuple(parts))
-    return Sensitivity(1.0 / both.noise_multiplier, both.sensitivity.replace / both.noise_multiplier)
+    """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
+
+    #### Formal guarantee
+
+    Gaussian releases on one sample are one of all of them side by side, each divided by its noise: squares add up.
+    """
+    own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
+    presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]
+    replacement = [gradient.replace, *(stated.replace / noise for stated, noise in own)]
+    return Sensitivity(math.hypot(*presence), math.hypot(*replacement))
 
 
 def joint_release(
