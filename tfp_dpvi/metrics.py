@@ -231,8 +231,7 @@ def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
         if not isinstance(metric, JointRelease):
             raise ValueError(
                 f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
-                "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate(), or "
-                "privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
+                "validation_metrics=[...], or privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
             )
     names = [metric.name for metric in given]
     if len(set(names)) < len(names):

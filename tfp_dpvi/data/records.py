@@ -179,9 +179,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     if array.dtype.kind == "f":
         if validate and not np.isfinite(array).all():
             raise ValueError(
-                f"{name} holds NaN or infinite values. Remove or impute those records, or code missing values as a mask; "
-                "with fit(validate=False) they contribute nothing. (This check looks at the data and is outside the "
-                "privacy guarantee.)"
+                f"{name} holds NaN or infinite values: impute them or code them as a mask; with fit(validate=False) such records "
+                "contribute nothing. (This check looks at the data and is outside the guarantee.)"
             )
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)

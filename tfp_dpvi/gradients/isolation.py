@@ -49,9 +49,8 @@ def refuse_writes(graph: tf.Graph, num_known: int) -> None:
         writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
-                f"The loss of a record writes to a variable or elsewhere ({op.name}): what it leaves behind is neither clipped "
-                "nor noisy. Call batch normalisation with training=False or use layer or group normalisation, and keep "
-                "metrics, tables, summaries and printing out of the loss."
+                f"The loss of a record writes to a variable or elsewhere ({op.name}): that is neither clipped nor noisy. Call batch "
+                "normalisation with training=False, and keep metrics, tables, summaries and printing out of the loss."
             )
 
 

@@ -58,7 +58,7 @@ class Autoencoder(base.DistributionModel):
 
         What it says of a record is that record's own: encode only what you may show.
         """
-        return self._distribution("encoder", self.encoder(self._tensors(x)))
+        return self._distribution("encoder", self.encoder(tf.nest.map_structure(tf.convert_to_tensor, x)))
 
     def decode(self, z: tf.Tensor) -> tfd.Distribution:
         """The records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
@@ -202,9 +202,6 @@ class Autoencoder(base.DistributionModel):
         """Returns records and their reconstructions."""
         del y
         return x, self(x)
-
-    def _tensors(self, x: Structure) -> Structure:
-        return tf.nest.map_structure(tf.convert_to_tensor, x)
 
 
 @dataclasses.dataclass(eq=False)

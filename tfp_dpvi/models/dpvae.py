@@ -181,7 +181,8 @@ class DPVAE(Autoencoder):
     def _groups(self, spec: StepSpec, regularizer: Callable[[Codes], tf.Tensor]) -> GroupTerms:
         """Returns the batch-wise term of a step, with the noise that both terms need."""
         optimizer = self.optimizer
-        reached = self._reaches()
+        of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
+        reached = tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
         sizes = [int(np.prod(variable.shape)) for variable in self.trainable_variables]
         noise = optimizer.noise_for(
             expected_batch_size=spec.expected_batch_size,
@@ -205,11 +206,6 @@ class DPVAE(Autoencoder):
             noise=noise,
             static=self._static,
         )
-
-    def _reaches(self) -> tuple[bool, ...]:
-        """Which variables the batch-wise term depends on: the encoder's."""
-        of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
-        return tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
 
     @property
     def _static(self) -> bool:
@@ -236,10 +232,8 @@ class DPVAE(Autoencoder):
             )
         if self.batch_regularizer is not None and not termwise:
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} clips by record, and this model has a batch_regularizer: one record "
-                "moves the regularizer's gradient by every other record of its batch, so the sum's sensitivity would grow "
-                "with the batch size B, O(B) in place of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer("
-                "l2_norm_clip=, batch_l2_norm_clip=, num_partitions=), which clips the term by groups."
+                f"optimizer={type(optimizer).__name__} clips by record, and a batch_regularizer's sensitivity would grow with the "
+                "batch size B, O(B) in place of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer, which clips it by groups."
             )
 
     # ------------------------------------------------------------------ checks

@@ -204,10 +204,7 @@ def variables_of(model: Model) -> list[tf.Variable]:
 
 
 def _no_records(inputs: dict[str, tf.TensorSpec]) -> Records:
-    def zeros(spec: tf.TensorSpec) -> np.ndarray:
-        return np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
-
-    made = {name: tf.nest.map_structure(zeros, spec) for name, spec in inputs.items()}
+    made = tf.nest.map_structure(lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype), inputs)
     return Records(made["x"], made.get("y"), None, 1)
 
 

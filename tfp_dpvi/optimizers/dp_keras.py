@@ -109,8 +109,7 @@ class DPOptimizer(_Base):
         if minted is None:
             raise UnprivatizedGradientError(
                 "apply_gradients: these gradients were not privatised in this step. Take them from "
-                "optimizer.privatize(clipped_sum, ...), once for each step; minimize() and gradients from a tape are "
-                "not private."
+                "optimizer.privatize(clipped_sum, ...), once for each step; those of a tape are not private."
             )
         if len(minted) != len(gradients) or any(g is not m for g, m in zip(gradients, minted, strict=True)):
             raise UnprivatizedGradientError(

@@ -284,13 +284,9 @@ def is_missing(values: np.ndarray) -> np.ndarray:
         return np.isnan(values)
     if values.dtype != object:
         return np.zeros(len(values), bool)
-    return np.fromiter((_absent(value) for value in values), bool, len(values))
-
-
-def _absent(value: Hashable) -> bool:
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    kinds = ("NoneType", "NAType", "NaTType")
+    found = (type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values)
+    return np.fromiter(found, bool, len(values))
 
 
 def _distinct(name: str, values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
