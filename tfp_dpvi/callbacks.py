@@ -138,11 +138,6 @@ class Backup:
 class PrivateBackupAndRestore(Callback):
     """Lets a fit that was interrupted, at any moment and also by a kill, go on from its last epoch.
 
-    ```python
-    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=dpvi.PrivacyLedger("data.ledger"))
-    model.fit(x, y, epochs=100, callbacks=[dpvi.callbacks.PrivateBackupAndRestore("backup")])
-    ```
-
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
     charged again, so that a fit with a target epsilon may end a few steps early. It runs as the last of the callbacks, so

@@ -1,9 +1,5 @@
 """Training metrics that cost privacy, and little of it: sums of bounded values, released with the gradient (section 5.5).
 
-```python
-model.compile(optimizer, epsilon=1.0, delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(low=-5.0, high=0.0)])
-```
-
 In every step each sampled record adds a value clipped to a declared range; the sum is released with the gradient, and the
 two are priced as one. To add a metric, subclass `PrivateMetric` and override `record_values`.
 """

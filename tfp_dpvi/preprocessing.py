@@ -51,12 +51,7 @@ class ClipToBounds(Layer):
 class PrivateStandardize(ClipToBounds):
     """Clips to public bounds, then standardises with privately released means and standard deviations.
 
-    ```python
-    layer = dpvi.preprocessing.PrivateStandardize(lower=[17, 1], upper=[90, 99])
-    layer.adapt(x, epsilon=0.1, delta=1e-6)
-    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=layer.ledger)  # 1.0 in all, statistics included
-    model.fit(layer(x).numpy(), y)
-    ```
+    `docs/guides/analyst.md` shows it with a ledger.
 
     Args:
       lower: public lower bounds, a number for all features or one for each. They must not come from the records.

@@ -28,18 +28,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 def register(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that names a function, so that a model built with it can be saved and loaded.
 
-    ```python
-    @dpvi.register("my_prior")
-    def my_prior(scale=4.0):
-        return tfd.Sample(tfd.Normal(0.0, scale), 30)
-
-    @dpvi.register("my_likelihood")
-    def my_likelihood(params, x):
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
-
-    model = dpvi.DPVI(functools.partial(my_prior, scale=2.0), my_likelihood)
-    model.save("model.keras")
-    ```
+    `docs/guides/in_keras.md` shows it.
 
     The file holds names and arguments; a process that loads it must have registered the same names (usually by importing
     the same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` does as well.

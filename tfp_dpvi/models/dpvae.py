@@ -49,13 +49,7 @@ class DPVAE(Autoencoder):
     Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, as
     its latent variable is its own; draws and posteriors of records are never released, the two networks' weights are.
 
-    ```python
-    encoder = dpvi.keras.Sequential([..., dpvi.keras.layers.Dense(2 * d),
-        tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :d], tf.nn.softplus(t[..., d:])))])
-    decoder = dpvi.keras.Sequential([..., tfp.layers.IndependentBernoulli([28, 28])])
-    prior = tfd.MultivariateNormalDiag(tf.zeros(d), tf.ones(d))
-    model = dpvi.DPVAE(encoder, decoder, prior)
-    ```
+    `docs/guides/vae_researcher.md` shows one.
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event

@@ -34,13 +34,6 @@ class DPVI(base.DistributionModel):
     Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The records'
     terms are clipped one by one, summed and released with noise; the KL term touches no record and is added exactly.
 
-    ```python
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0., 4.), sample_shape=d)})
-    def likelihood(params, x):
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
-    model = dpvi.DPVI(prior, likelihood)
-    ```
-
     Args:
       prior: TFP distribution over the parameters, joint or single, or a function without arguments that makes it (needed to
         save the model, see `dpvi.register`). Its one float dtype runs through the model. It must be public.

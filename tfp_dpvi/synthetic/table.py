@@ -21,14 +21,6 @@ TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 class Table:
     """Names and public descriptions of columns, in order.
 
-    ```python
-    table = dpvi.synthetic.Table({
-        "age": dpvi.synthetic.Integer(17, 90),
-        "sex": dpvi.synthetic.Binary(),
-        "education": dpvi.synthetic.Categorical(["school", "college", "university"], missing=True),
-    })
-    ```
-
     Args:
       columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`, from a code book and not from the
         records.

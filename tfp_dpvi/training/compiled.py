@@ -97,15 +97,7 @@ def make_step(
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
     """Returns `step(state, records, key) -> state`, for a training loop of one's own.
 
-    ```python
-    data = model.make_data(x, y, batch_size=100)
-    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
-    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
-    state, key = training.initial_state(mechanism), training.new_key()
-    for _ in range(500):
-        with ledger.reserved(mechanism.plan(1)):
-            state = step(state, data.tensors, key)
-    ```
+    `docs/guides/custom_loop.md` shows one.
 
     Args:
       mechanism: with a noise multiplier.
