@@ -65,8 +65,8 @@ class FittedModel(saving.SavedModel):
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
             raise RuntimeError(
-                f"{call} was called while fit runs: its settings stay as they were priced. Call {call} after fit has returned; this "
-                "call spent nothing."
+                f"{call} was called while fit runs, by a callback or in another thread: its settings stay as they were priced. Call "
+                f"{call} after fit has returned; this call spent nothing."
             )
 
     def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
