@@ -146,7 +146,8 @@ def _layer(layer: Layer, argument: str) -> Json:
         if isinstance(inner, keras.layers.Lambda):
             raise ValueError(
                 f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading its byte "
-                f'code would run it.\nPass a function that builds the model, @dpvi.register("my_name") above it, as {argument}.'
+                "code would run it.\nPass a function without arguments that builds the model, "
+                f'@dpvi.register("my_name") above it, as {argument}.'
             )
     return keras.utils.serialize_keras_object(layer)
 
