@@ -205,7 +205,7 @@ def test_full_rank_takes_a_start_for_unconstrained_priors():
 
 @pytest.mark.parametrize("builder", [surrogates.mean_field, surrogates.full_rank])
 def test_an_unknown_word_for_the_start_is_refused(builder):
-    with pytest.raises(ValueError, match='initial_loc must be "zeros", "prior" or a structure'):
+    with pytest.raises(ValueError, match="initial_loc='ones' is unknown; pass one of 'zeros', 'prior'"):
         builder(single(np.float32), initial_loc="ones")
 
 
@@ -304,7 +304,7 @@ def test_a_joint_surrogate_with_other_names_is_refused():
 
 
 def test_an_unknown_name_is_refused_with_those_that_exist():
-    with pytest.raises(ValueError, match="'meanfield' is unknown: choose from 'mean_field', 'full_rank', 'asvi'"):
+    with pytest.raises(ValueError, match="'meanfield' is unknown; pass one of 'mean_field', 'full_rank', 'asvi'"):
         surrogates.build("meanfield", single(np.float32))
 
 

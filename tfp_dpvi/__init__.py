@@ -42,22 +42,6 @@ if "tensorflow" not in sys.modules:
     # Python exceptions are not affected. To see native messages again, set the variable to 0, 1 or 2.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_MODULES = (
-    "callbacks",
-    "data",
-    "divergences",
-    "export",
-    "gradients",
-    "metrics",
-    "models",
-    "optimizers",
-    "preprocessing",
-    "privacy",
-    "sampling",
-    "surrogates",
-    "synthetic",
-    "training",
-)
 _NAMES = {
     "DPModel": "models",
     "DPVAE": "models",
@@ -100,6 +84,7 @@ __all__ = [
     "synthetic",
     "training",
 ]
+_MODULES = {*__all__} - {*_NAMES, "__version__"}
 
 
 def __getattr__(name: str) -> Any:

@@ -91,36 +91,14 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
 
 
 def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
-    """Standard normals in several shapes, from one draw: `normal` in fewer and larger operations.
-
-    Args:
-      key: int64 tensor of shape [2], used once.
-      shapes: static shapes.
-      dtype: float type.
-    """
+    """Standard normals in several static shapes, from one draw: `normal` in fewer and larger operations."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     total = sum(sizes)
     if total < _MANY or tf.as_dtype(dtype) != tf.float32:
         pieces = tf.split(normal(key, [total], dtype), sizes)
         return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    # Cut the two halves where the parts end: to join them first would copy all.
-    first, second = _many_normals(key, total)
-    half = first.shape[0]
-    cuts: list[list[int]] = [[], []]
-    at = 0
-    for size in sizes:
-        before = min(max(half - at, 0), size)
-        cuts[0].append(before)
-        cuts[1].append(size - before)
-        at += size
-    cuts[1].append(2 * half - total)
-    halves = [tf.split(first, cuts[0]), tf.split(second, cuts[1])]
-    made = []
-    for number, shape in enumerate(shapes):
-        pieces = [part[number] for part, sized in zip(halves, cuts, strict=True) if sized[number]]
-        whole = pieces[0] if len(pieces) == 1 else tf.concat(pieces, axis=0) if pieces else tf.zeros([0], dtype)
-        made.append(tf.reshape(whole, shape))
-    return made
+    pieces = tf.split(tf.concat(_many_normals(key, total), axis=0)[:total], sizes)
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -180,5 +158,7 @@ def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[t
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """The int32 pair that TFP's stateless samplers take."""
+    """The int32 pair that TFP's stateless samplers take; of a NumPy key an array, so that no graph holds the key itself."""
+    if isinstance(key, np.ndarray):
+        return (key & _MASK).astype(np.int32)
     return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)

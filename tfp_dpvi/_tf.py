@@ -84,12 +84,7 @@ _Found = TypeVar("_Found")
 
 
 def refuse_keras_3(name: str, value: object) -> None:
-    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3.
-
-    Args:
-      name: the argument, for the message.
-      value: anything.
-    """
+    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3."""
     if not Layer.__module__.startswith("tf_keras."):
         return  # Keras 2 is the package `keras` here.
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
@@ -189,11 +184,7 @@ def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
     """Yields the operations added to a graph since it had `num_known`, then those of functions that they call, at any depth.
 
-    `Graph.as_graph_def` shows called functions too, but as copies of no use to `map_apart`.
-
-    Args:
-      graph: where Python traces. Eager mode has no such graph, and yields none.
-      num_known: how many operations it had before.
+    `Graph.as_graph_def` shows called functions too, but as copies of no use to `map_apart`. Eager mode yields none.
     """
     if not isinstance(graph, tf.Graph):
         return

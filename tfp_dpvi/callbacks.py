@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import json
 import os
@@ -21,6 +19,7 @@ from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Callback, Optimizer, learning_rate_variable, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
@@ -31,10 +30,9 @@ _BUCKETS = 30
 class PrivacyTensorBoard(Callback):
     """Writes the privacy spent, privatised metrics and the surrogate's variables to TensorBoard after every epoch.
 
-    Scalars, under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
-    releases, and whatever else `fit` logs, such as `dpvi.metrics.PrivateELBO`; losses of public validation data under their
-    own names. Histograms: the model's trainable variables. All of these are public or released by the private mechanism;
-    exact training losses, if somebody asked for them, are under "non_private/".
+    Scalars under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
+    releases, and what else `fit` logs; losses of public validation data under their own names; exact training losses, if
+    somebody asked for them, under "non_private/". Histograms: the model's trainable variables.
 
     Args:
       log_dir: where to write event files.
@@ -47,20 +45,15 @@ class PrivacyTensorBoard(Callback):
 
     def __init__(self, log_dir: str | os.PathLike[str], *, histogram_freq: int = 1) -> None:
         super().__init__()
-        if isinstance(histogram_freq, bool) or not isinstance(histogram_freq, int) or histogram_freq < 0:
-            raise ValueError(f"histogram_freq must be an integer >= 0, got {histogram_freq!r}.")
         self.log_dir = os.fspath(log_dir)
-        self.histogram_freq = histogram_freq
+        self.histogram_freq = check.count("histogram_freq", histogram_freq)
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
-        self._close()  # Left open where the last fit was interrupted.
+        self.on_train_end()  # Left open where the last fit was interrupted.
         try:
-            os.makedirs(self.log_dir, exist_ok=True)
             self._writer = EventFileWriter(self.log_dir)
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "tfp_dpvi_tensorboard")
-            self._written: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
         except (OSError, tf.errors.OpError) as error:
             raise ValueError(
                 f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
@@ -82,27 +75,17 @@ class PrivacyTensorBoard(Callback):
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             values = {name: variable.numpy() for name, variable in _named(model.trainable_variables)}
-        # Protocol buffers made and written by threads: TensorFlow's own summaries take longer than an epoch of a small model.
-        writer, when = self._writer, time.time()
-        self._written.append(self._thread.submit(lambda: writer.add_event(_event(when, epoch, scalars, values))))
-        while self._written and self._written[0].done():
-            self._written.popleft().result()  # Raises what went wrong.
+        # Written by a thread of the writer's: TensorFlow's own summaries take longer than an epoch of a small model.
+        self._writer.add_event(_event(epoch, scalars, values))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Closes the event file."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._writer is None:
-            return
-        writer, self._writer = self._writer, None
-        self._thread.shutdown(wait=True)
-        writer.close()
-        for one in self._written:
-            one.result()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
-def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Event:
+def _event(step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) -> Event:
     summary = Summary()
     for name, value in scalars.items():
         group = "non_private" if name.startswith(("unsafe_", "val_unsafe_")) else "privacy"
@@ -110,7 +93,7 @@ def _event(wall_time: float, step: int, scalars: dict[str, float], values: dict[
         summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
     for name, array in values.items():
         _add_histogram(summary, f"surrogate_posterior/{name}", array)
-    return Event(wall_time=wall_time, step=step, summary=summary)
+    return Event(wall_time=time.time(), step=step, summary=summary)
 
 
 def _add_histogram(summary: Summary, tag: str, values: np.ndarray) -> None:
@@ -155,16 +138,10 @@ class Backup:
 class PrivateBackupAndRestore(Callback):
     """Lets a fit that was interrupted, at any moment and also by a kill, go on from its last epoch.
 
-    ```python
-    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=dpvi.PrivacyLedger("data.ledger"))
-    model.fit(x, y, epochs=100, callbacks=[dpvi.callbacks.PrivateBackupAndRestore("backup")])
-    ```
-
     Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
     and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
-    charged again, so that a fit with a target epsilon may end a few steps early. Wherever it stands among the callbacks,
-    it runs as the last of them, so that what they change at an epoch's end is kept.
-    Other callbacks start anew, as in Keras. The `History` is of the epochs since. When `fit` ends, the backup is deleted.
+    charged again, so that a fit with a target epsilon may end a few steps early. It runs as the last of the callbacks, so
+    that what they change at an epoch's end is kept; they start anew, as in Keras. When `fit` ends, the backup is deleted.
 
     Args:
       backup_dir: directory for the backup, of this fit alone.
@@ -172,9 +149,8 @@ class PrivateBackupAndRestore(Callback):
 
     #### Formal guarantee
 
-    The file holds released variables, the plan and the numbers of steps and epochs: post-processing and public values. No
-    key, no seed and no record is in it. A step is run only after the ledger has been charged for it, before and after an
-    interruption.
+    The file holds released variables, the plan and the numbers of steps and epochs: no key, no seed and no record. A step
+    runs only after the ledger has been charged for it, before and after an interruption.
     """
 
     def __init__(self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True) -> None:
@@ -232,14 +208,10 @@ class PrivateBackupAndRestore(Callback):
                 f"{str(self._path)!r} is no backup that can be read ({type(error).__name__}: {error}). Delete it to start the fit "
                 "anew: what it spent stays in the ledger. Nothing was spent now."
             ) from error
-        if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
+        if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(
                 f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
                 "another backup_dir. Nothing was spent."
-            )
-        if missing := {"epoch", "plan", "ledger", "public", "progress"} - set(meta):
-            raise ValueError(
-                f"{str(self._path)!r} lacks {sorted(missing)}: it is no whole backup. Delete it to start anew."
             )
         return Backup(meta, arrays, self.backup_dir)
 

@@ -44,10 +44,6 @@ def flat_names(structure: Structure, single: str) -> list[str]:
     """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields, or numbers.
 
     Names are Python identifiers, as arguments go by keyword: "hours-per-week" becomes "hours_per_week".
-
-    Args:
-      structure: of anything.
-      single: the name of what is no structure; the prefix of parts without names.
     """
 
     def named(part: tf.Tensor, name: str) -> Iterator[str]:  # Or a structure.

@@ -1,12 +1,7 @@
 """Training metrics that cost privacy, and little of it: sums of bounded values, released with the gradient (section 5.5).
 
-```python
-model.compile(optimizer, epsilon=1.0, delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(low=-5.0, high=0.0)])
-```
-
-In every step each sampled record adds a value clipped to a declared range, centred in it; Gaussian noise is added to the
-sum, from the same draw as the gradient's, and the two releases are priced as one. To add a metric, subclass
-`PrivateMetric` and override `record_values`.
+In every step each sampled record adds a value clipped to a declared range; the sum is released with the gradient, and the
+two are priced as one. To add a metric, subclass `PrivateMetric` and override `record_values`.
 """
 
 from __future__ import annotations
@@ -14,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import JointRelease, PerExample, Released
 from tfp_dpvi.privacy import Sensitivity
@@ -21,20 +17,12 @@ from tfp_dpvi.privacy import Sensitivity
 _RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "curvature_signal")
 
 
-class _Epoch:
-    """What a metric was given in this epoch. No list of the metric's own, which Keras would wrap at every assignment."""
-
-    def __init__(self) -> None:
-        self.sums: list[float] = []
-        self.steps = 0
-
-
 class PrivateMetric(Metric, JointRelease):
     """Base of the privatised training metrics. Override `record_values`.
 
-    What is shown is the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i
-    being a sampled record's value: unbiased for the records' mean of clipped values. Its standard error from noise is
-    about `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an epoch))`.
+    Shows the mean over an epoch's steps of `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, v_i being a
+    sampled record's value: unbiased for the mean of clipped values, with a standard error from noise of about
+    `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an epoch))`.
 
     Args:
       low: lower end of the range that values are clipped to. Choose it without looking at the records.
@@ -53,11 +41,12 @@ class PrivateMetric(Metric, JointRelease):
     NaN or Inf adds zero.
     """
 
+    noise_ratio = 10.0
+
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
         for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{argument} must be a finite number, got {value!r}.")
+            check.real(argument, value, "pass a finite number")
         if not 1e-12 <= high - low <= 1e30:
             raise ValueError(
                 f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to this range."
@@ -69,23 +58,8 @@ class PrivateMetric(Metric, JointRelease):
             )
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} has a meaning of its own in the logs of fit: choose another.")
-        self._declared = (float(low), float(high), float(noise_ratio))
-        self._epoch = _Epoch()
-
-    @property
-    def low(self) -> float:
-        """Lower end of the range. What a fit is priced for is fixed when the metric is made."""
-        return self._declared[0]
-
-    @property
-    def high(self) -> float:
-        """Upper end of the range."""
-        return self._declared[1]
-
-    @property
-    def noise_ratio(self) -> float:
-        """The metric's noise multiplier over the gradient's."""
-        return self._declared[2]
+        self.low, self.high, self.noise_ratio = float(low), float(high), float(noise_ratio)
+        self._sum, self._steps = 0.0, 0  # Of this epoch.
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -147,17 +121,15 @@ class PrivateMetric(Metric, JointRelease):
 
     def add(self, value: float, steps: int) -> None:
         """Takes a released mean over some steps into the epoch's."""
-        self._epoch.sums.append(float(value) * steps)
-        self._epoch.steps += steps
+        self._sum += float(value) * steps
+        self._steps += steps
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: `add` is called by the training loop."""
 
     def current(self) -> float:
         """The epoch's mean so far, a number known on the host; NaN before the first step."""
-        epoch = self._epoch
-        epoch.sums = [math.fsum(epoch.sums)]
-        return epoch.sums[0] / epoch.steps if epoch.steps else math.nan
+        return self._sum / self._steps if self._steps else math.nan
 
     @tf.autograph.experimental.do_not_convert  # Keras would convert it at every call, for a millisecond.
     def result(self) -> tf.Tensor:
@@ -166,7 +138,7 @@ class PrivateMetric(Metric, JointRelease):
 
     def reset_state(self) -> None:
         """Forgets the epoch."""
-        self._epoch = _Epoch()
+        self._sum, self._steps = 0.0, 0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
@@ -255,8 +227,7 @@ def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
         if not isinstance(metric, JointRelease):
             raise ValueError(
                 f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
-                "compile(validation_metrics=[...]), which are computed on public validation data and by evaluate(), or "
-                "privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
+                "validation_metrics=[...], or privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
             )
     names = [metric.name for metric in given]
     if len(set(names)) < len(names):

@@ -25,12 +25,9 @@ class ClipToBounds(Layer):
     """Clips each feature to public bounds. Looks at no statistic and costs nothing.
 
     Args:
-      lower: public lower bounds, a number for all features or one for each, finite.
+      lower: public lower bounds, a finite number for all features or one for each.
       upper: public upper bounds, likewise, above `lower`.
       **kwargs: as for a Keras layer.
-
-    Raises:
-      ValueError, TypeError: bounds that are no finite numbers, are not in order or do not match.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, **kwargs: Any) -> None:
@@ -54,21 +51,13 @@ class ClipToBounds(Layer):
 class PrivateStandardize(ClipToBounds):
     """Clips to public bounds, then standardises with privately released means and standard deviations.
 
-    ```python
-    layer = dpvi.preprocessing.PrivateStandardize(lower=[17, 1], upper=[90, 99])
-    layer.adapt(x, epsilon=0.1, delta=1e-6)
-    model.compile(optimizer, epsilon=1.0, delta=1e-5, ledger=layer.ledger)  # 1.0 in all, statistics included
-    model.fit(layer(x).numpy(), y)
-    ```
+    `docs/guides/analyst.md` shows it with a ledger.
 
     Args:
       lower: public lower bounds, a number for all features or one for each. They must not come from the records.
       upper: public upper bounds, likewise, above `lower`.
       min_scale: the smallest standard deviation to divide by, as a share of half the distance of the bounds.
       **kwargs: as for a Keras layer.
-
-    Raises:
-      ValueError, TypeError: an argument out of range; the message names it.
 
     #### Formal guarantee
 
@@ -183,7 +172,8 @@ class PrivateStandardize(ClipToBounds):
             raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
         ledger = ledger or self._ledger or PrivacyLedger()
         relation = neighboring_relation or ledger.neighboring_relation or "add_or_remove_one"
-        plan = _plan(width, num, epsilon, delta, noise_multiplier, check.relation(relation), accountant)
+        price = {"epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
+        plan = _plan(width, num, check.relation(relation), accountant, **price)
         key = _random.new_key(None if seed is None else check.count("seed", seed))
         lower, upper = (np.broadcast_to(bound, [width]) for bound in (self.lower, self.upper))
         sums = moment_sums(records, lower, upper)
@@ -205,21 +195,15 @@ class PrivateStandardize(ClipToBounds):
 
 
 def _plan(
-    width: int,
-    num_records: int,
-    epsilon: float | None,
-    delta: float | None,
-    noise_multiplier: float | None,
-    relation: NeighboringRelation,
-    accountant: str,
+    width: int, num_records: int, relation: NeighboringRelation, accountant: str, **price: float | None
 ) -> PrivacyPlan:
-    if (epsilon is None) == (noise_multiplier is None):
+    """Returns the plan of the release; `price` has an epsilon and a delta, or a noise multiplier."""
+    given = {name for name, value in price.items() if value is not None}
+    if given not in ({"epsilon", "delta"}, {"noise_multiplier"}):
+        shown = ", ".join(f"{name}={value!r}" for name, value in price.items())
         raise ValueError(
-            f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: give exactly one of them, for instance "
-            "adapt(x, epsilon=0.1, delta=1e-6)."
+            f"{shown}: give epsilon and delta, or noise_multiplier alone, for instance adapt(x, epsilon=0.1, delta=1e-6)."
         )
-    if (epsilon is None) != (delta is None):
-        raise ValueError(f"epsilon={epsilon!r} and delta={delta!r}: give both of them or neither.")
     release: dict[str, Any] = {
         "sampling": FullBatch(),
         "num_releases": 1,
@@ -228,19 +212,15 @@ def _plan(
         "accountant": accountant,
         "l2_norm_clip": math.sqrt(width),
         "num_records": num_records,
+        **{name: price[name] for name in given},
     }
-    if epsilon is not None and delta is not None:
-        plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=delta, **release)
-    else:
-        plan = PrivacyPlan(noise_multiplier=check.non_negative("noise_multiplier", noise_multiplier), **release)
+    plan = PrivacyPlan.calibrate(**release) if "epsilon" in given else PrivacyPlan(**release)
     columns = "1 column" if width == 1 else f"{width} columns"
     return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
 
 
 def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Returns the sums over records of (u, u^2 - 1): float64 [2 features], *not private*.
-
-    u is the record, of an array of shape [N, features], clipped to its bounds and mapped to [-1, 1].
+    """Returns the sums of (u, u^2 - 1), float64 [2 features], *not private*; u is a record clipped and mapped to [-1, 1].
 
     #### Formal guarantee
 
@@ -279,7 +259,6 @@ def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float)
 
 
 def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    made = []
     for name, value in (("lower", lower), ("upper", upper)):
         try:
             bound = np.asarray(value, np.float64)
@@ -287,14 +266,13 @@ def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.
             raise TypeError(f"{name}={value!r} is not made of numbers: give one for all features, or each.") from error
         if bound.ndim > 1 or bound.size == 0 or not np.isfinite(bound).all():
             raise ValueError(f"{name}={value!r} must be a finite number, or a list of one for each feature.")
-        made.append(bound)
-    low, high = made
+    low, high = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
     if low.ndim and high.ndim and low.shape != high.shape:
         raise ValueError(f"lower has {len(low)} entries and upper {len(high)}: give one for each feature in both.")
-    low, high = np.broadcast_arrays(low, high)
+    low, high = (np.array(bound) for bound in np.broadcast_arrays(low, high))
     if not (low < high).all() or not np.isfinite(high - low).all():
         raise ValueError(f"lower={lower!r} must be below upper={upper!r} for every feature.")
-    return low.copy(), high.copy()
+    return low, high
 
 
 def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:

@@ -28,18 +28,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 def register(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that names a function, so that a model built with it can be saved and loaded.
 
-    ```python
-    @dpvi.register("my_prior")
-    def my_prior(scale=4.0):
-        return tfd.Sample(tfd.Normal(0.0, scale), 30)
-
-    @dpvi.register("my_likelihood")
-    def my_likelihood(params, x):
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params))
-
-    model = dpvi.DPVI(functools.partial(my_prior, scale=2.0), my_likelihood)
-    model.save("model.keras")
-    ```
+    `docs/guides/in_keras.md` shows it.
 
     The file holds names and arguments; a process that loads it must have registered the same names (usually by importing
     the same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` does as well.
@@ -56,15 +45,10 @@ def register(name: str) -> Callable[[_Function], _Function]:
 
 
 def encode(value: Any, argument: str) -> Json:
-    """Returns a value as plain JSON; the inverse of `decode`.
+    """Returns a value as plain JSON, the inverse of `decode`; `ValueError` for what a file cannot hold.
 
-    Args:
-      value: numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of
-        this library, Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
-      argument: its name, for messages.
-
-    Raises:
-      ValueError: anything else.
+    Numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of this library,
+    Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -161,9 +145,9 @@ def _layer(layer: Layer, argument: str) -> Json:
     for inner in layers_within(layer):
         if isinstance(inner, keras.layers.Lambda):
             raise ValueError(
-                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading "
-                "its byte code would run it. Write a function without arguments that builds the model,\n"
-                f'@dpvi.register("my_name") above it, and pass the function as {argument}.'
+                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading its byte "
+                "code would run it.\nPass a function without arguments that builds the model, "
+                f'@dpvi.register("my_name") above it, as {argument}.'
             )
     return keras.utils.serialize_keras_object(layer)
 

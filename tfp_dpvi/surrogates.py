@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf, tfd, tfp
 
 _vi = tfp.experimental.vi
@@ -61,20 +62,19 @@ def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
         ) from error
 
 
-def _unconstrained_start(
-    prior: tfd.Distribution, bijector: tfp.bijectors.Bijector, initial_loc: str | Structure, seed: int | None
-) -> Structure:
-    """Returns start values on the real line."""
-    if isinstance(initial_loc, str):
-        draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
-        if initial_loc == "prior":
-            return bijector.inverse(draw)
-        if initial_loc == "zeros":
-            return tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
-        raise ValueError(
-            f'initial_loc must be "zeros", "prior" or a structure of values like the prior\'s, got {initial_loc!r}.'
-        )
-    return bijector.inverse(initial_loc)
+def _start(
+    prior: tfd.Distribution, initial_loc: str | Structure, seed: int | None
+) -> tuple[tf.DType, tfp.bijectors.Bijector, Structure]:
+    """Returns the prior's dtype, its map from the real line, and start values there."""
+    dtype, bijector = float_dtype(prior), event_bijector(prior)
+    if not isinstance(initial_loc, str):
+        return dtype, bijector, bijector.inverse(initial_loc)
+    check.one_of("initial_loc", initial_loc, ("zeros", "prior"))
+    # Held until the end: TFP's caches of joint bijectors print errors where a draw goes before its image.
+    draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
+    if initial_loc == "prior":
+        return dtype, bijector, bijector.inverse(draw)
+    return dtype, bijector, tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
 
 
 def mean_field(
@@ -98,9 +98,7 @@ def mean_field(
     Returns:
       A trainable TFP distribution with the prior's structure, event shapes and support.
     """
-    dtype = float_dtype(prior)
-    bijector = event_bijector(prior)
-    start = _unconstrained_start(prior, bijector, initial_loc, seed)
+    dtype, bijector, start = _start(prior, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
     initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
     return _vi.build_factored_surrogate_posterior(
@@ -131,9 +129,7 @@ def full_rank(
     Returns:
       A trainable TFP distribution with the prior's structure, event shapes and support.
     """
-    dtype = float_dtype(prior)
-    bijector = event_bijector(prior)
-    start = _unconstrained_start(prior, bijector, initial_loc, seed)
+    dtype, bijector, start = _start(prior, initial_loc, seed)
     base = tf.nest.map_structure(
         lambda part: tfd.Sample(_Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=part.shape),
         start,
@@ -246,12 +242,6 @@ def build(
 ) -> tfd.Distribution:
     """Returns a surrogate posterior from a name or a distribution.
 
-    Args:
-      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution, or a function of the prior that
-        returns one.
-      prior: the TFP prior that it must match.
-      seed: of random starts.
-
     Returns:
       A trainable, fully reparameterised TFP distribution.
 
@@ -260,14 +250,9 @@ def build(
       TypeError: neither a name nor a distribution.
     """
     if isinstance(surrogate_posterior, str):
-        if surrogate_posterior not in BUILDERS:
-            raise ValueError(
-                f"surrogate_posterior={surrogate_posterior!r} is unknown: choose from {', '.join(map(repr, BUILDERS))} "
-                "or pass a trainable TFP distribution."
-            )
-        with tf.variable_creator_scope(_distinct_names()):
-            surrogate_posterior = BUILDERS[surrogate_posterior](prior, seed=seed)
-    elif isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
+        name = check.one_of("surrogate_posterior", surrogate_posterior, BUILDERS)
+        surrogate_posterior = functools.partial(BUILDERS[name], seed=seed)
+    if isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = surrogate_posterior(prior)
     if isinstance(surrogate_posterior, type) or not all(

@@ -138,7 +138,7 @@ def test_a_bad_record_stays_alone_on_its_way_through_the_jacobian(bad, jit_compi
         with tf.GradientTape(persistent=True) as tape:
             theta = loc + 10.0 * tf.exp(raw_scale) * tf.constant([0.3, -1.2, 0.0])
         through = through_draws(
-            lambda record: tf.reduce_sum(record * theta), [theta], tape, [loc, raw_scale], aligned=False
+            lambda record: tf.reduce_sum(record * theta), [theta], tape, [loc, raw_scale], Clip(0.5), aligned=False
         )
         clipped, statistics = clipped_sum(through.record_gradient, records, mask, Clip(0.5))
         return clipped.tensors, statistics.kept

@@ -282,7 +282,7 @@ def test_a_window_of_a_few_steps_is_none():
 
 
 def test_clipping_is_flat_or_paired():
-    with pytest.raises(ValueError, match='clipping must be "flat" or "paired"'):
+    with pytest.raises(ValueError, match="clipping='twin' is unknown"):
         dpvi.DPVI(prior, likelihood, clipping="twin")
 
 

@@ -237,7 +237,7 @@ def test_a_senseless_clip_of_theirs_is_refused(clip):
 @needs_tensorflow_privacy
 @pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf])
 def test_senseless_noise_of_theirs_is_refused(noise):
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+    with pytest.raises((ValueError, TypeError), match="noise_multiplier"):
         as_dp_optimizer(theirs("SGD", "VectorizedDPKeras", noise_multiplier=noise))
 
 
@@ -323,7 +323,7 @@ def test_a_senseless_clip_for_a_plain_optimizer_is_refused(clip):
 
 @pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, True, "1"])
 def test_senseless_noise_for_a_plain_optimizer_is_refused(noise):
-    with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+    with pytest.raises((ValueError, TypeError), match="noise_multiplier"):
         as_dp_optimizer("adam", l2_norm_clip=1.0, noise_multiplier=noise)
 
 

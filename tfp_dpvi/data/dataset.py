@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data.records import Records
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
 from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
@@ -106,20 +106,13 @@ class DatasetData:
         self._used += 1
         return batch
 
-    def _named(self, element: tf.Tensor) -> dict[str, tf.Tensor]:
-        parts = element if isinstance(element, tuple) else (element,)
-        if not 1 <= len(parts) <= 3:
-            raise ValueError(
-                f"The dataset's elements have {len(parts)} parts; give x, (x, y) or (x, y, sample_weight)."
-            )
-        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
-        return tf.nest.map_structure(
-            lambda part: tf.cast(part, self._dtype) if part.dtype.is_floating or part.dtype.is_bool else part, named
-        )
+    def _kind(self, dtype: tf.DType) -> tf.DType:
+        """Returns the dtype that the model sees."""
+        return tf.as_dtype(self._dtype) if dtype.is_floating or dtype.is_bool else dtype
 
     def _padded(self, element: tf.Tensor) -> tuple[dict[str, tf.Tensor], int]:
         """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, and no record dropped."""
-        named = self._named(element)
+        named = tf.nest.map_structure(lambda part: tf.cast(part, self._kind(part.dtype)), _named(element))
         sizes = {int(part.shape[0]) for part in tf.nest.flatten(named)}
         if len(sizes) != 1:
             raise ValueError(f"A batch of the dataset has parts of different lengths: {sorted(sizes)}.")
@@ -142,14 +135,17 @@ class DatasetData:
                     f"The dataset's elements have shape {spec.shape}; each needs a batch dimension and known others. Use "
                     "dataset.batch(...) and fixed record shapes."
                 )
-            kind = spec.dtype.as_numpy_dtype
-            floating = spec.dtype.is_floating or spec.dtype.is_bool
-            return np.zeros([1, *spec.shape.as_list()[1:]], self._dtype if floating else kind)
+            return np.zeros([1, *spec.shape.as_list()[1:]], self._kind(spec.dtype).as_numpy_dtype)
 
-        element = tf.nest.map_structure(zeros, self._dataset.element_spec)
-        parts = element if isinstance(element, tuple) else (element,)
-        named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        named = tf.nest.map_structure(zeros, _named(self._dataset.element_spec))
         return Records(named["x"], named.get("y"), named.get("sample_weight"), 1)
+
+
+def _named(element: Structure) -> dict[str, Structure]:
+    parts = element if isinstance(element, tuple) else (element,)
+    if not 1 <= len(parts) <= 3:
+        raise ValueError(f"The dataset's elements have {len(parts)} parts; give x, (x, y) or (x, y, sample_weight).")
+    return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def _declared_scheme(sampling: str, probability: float | None, steps_per_epoch: int) -> SamplingScheme:

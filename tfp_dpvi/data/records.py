@@ -157,14 +157,12 @@ def by_column(name: str, value: Any) -> Any:
 
 def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     value = by_column(name, value)
-    if isinstance(value, dict):
+    if isinstance(value, dict | tuple):
         if not value:
-            raise ValueError(f"{name} is an empty dict: give at least one array.")
-        return {key: _arrays(f"{name}[{key!r}]", part, dtype, validate) for key, part in value.items()}
-    if isinstance(value, tuple):
-        if not value:
-            raise ValueError(f"{name} is an empty tuple: give at least one array.")
-        return tuple(_arrays(f"{name}[{i}]", part, dtype, validate) for i, part in enumerate(value))
+            raise ValueError(f"{name} is an empty {type(value).__name__}: give at least one array.")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate) for key, part in items}
+        return made if isinstance(value, dict) else tuple(made.values())
     if isinstance(value, tf.data.Dataset) or hasattr(value, "__next__"):
         raise TypeError(
             f"{name} is a {type(value).__name__}, which has no rows to draw from: pass arrays, or a tf.data.Dataset of "
@@ -181,9 +179,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     if array.dtype.kind == "f":
         if validate and not np.isfinite(array).all():
             raise ValueError(
-                f"{name} holds NaN or infinite values. Remove or impute those records, or code missing values as a mask; "
-                "with fit(validate=False) they contribute nothing. (This check looks at the data and is outside the "
-                "privacy guarantee.)"
+                f"{name} holds NaN or infinite values: impute them or code them as a mask; with fit(validate=False) such records "
+                "contribute nothing. (This check looks at the data and is outside the guarantee.)"
             )
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
@@ -209,11 +206,10 @@ def _common_length(parts: dict[str, Any]) -> int:
 
 
 def _named(name: str, structure: Any) -> list[tuple[str, Any]]:
-    if isinstance(structure, dict):
-        return [item for key, part in structure.items() for item in _named(f"{name}[{key!r}]", part)]
-    if isinstance(structure, tuple):
-        return [item for i, part in enumerate(structure) for item in _named(f"{name}[{i}]", part)]
-    return [(name, structure)]
+    if not isinstance(structure, dict | tuple):
+        return [(name, structure)]
+    items = structure.items() if isinstance(structure, dict) else enumerate(structure)
+    return [item for key, part in items for item in _named(f"{name}[{key!r}]", part)]
 
 
 def _describe(structure: Structure) -> str:

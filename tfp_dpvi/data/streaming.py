@@ -166,14 +166,11 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
 
 
 class _HostDraws:
-    """Draws the indices that a sampler draws inside a step, as NumPy arrays on the host.
-
-    `batches` of them are enough nearly always.
+    """Draws the indices that a sampler draws inside a step, as NumPy arrays on the host; `batches` nearly always hold them.
 
     #### Formal guarantee
 
-    None of its own: indices and order are those of `sampler.for_each_batch` with the step's sampling key, none is dropped, and
-    `sampler.scheme` is what they are accounted for.
+    None of its own: indices and order are those of `sampler.for_each_batch` with the step's sampling key, and none is dropped.
     """
 
     def __init__(self, sampler: Sampler, batches: int) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import numbers
 
 import numpy as np
 import numpy.typing as npt
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf, tfd
 
 
@@ -16,12 +16,6 @@ def _dtype(dtype: tf.DType) -> tf.DType:
     if not kind.is_floating:
         raise ValueError(f"dtype={dtype!r}: a prior over codes needs tf.float32 or tf.float64.")
     return kind
-
-
-def _number(value: float, name: str, low: float, high: float, needs: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not low <= float(value) <= high:
-        raise ValueError(f"{name}={value!r}: it must be {needs}.")
-    return float(value)
 
 
 def sparse_prior(
@@ -53,20 +47,19 @@ def sparse_prior(
     Raises:
       ValueError: an argument out of its range.
     """
-    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
-        raise ValueError(f"dim={dim!r}: it must be a whole number of dimensions, at least 1.")
-    sparsity = _number(sparsity, "sparsity", 0.0, 1.0, "a probability in [0, 1], the weight of the narrow normal")
-    tiny, huge = np.nextafter(0.0, 1.0), np.finfo(float).max
-    spike_scale = _number(spike_scale, "spike_scale", tiny, huge, "a positive standard deviation")
-    slab_scale = _number(slab_scale, "slab_scale", tiny, huge, "a positive standard deviation")
+    dim = check.count("dim", dim, 1)
+    sparsity = check.real("sparsity", sparsity, "pass a probability in [0, 1], the weight of the narrow normal")
+    if not 0.0 <= sparsity <= 1.0:
+        raise ValueError(f"sparsity={sparsity!r} must lie in [0, 1]: it is the weight of the narrow normal.")
+    spike_scale, slab_scale = check.positive("spike_scale", spike_scale), check.positive("slab_scale", slab_scale)
     if not spike_scale < slab_scale:
         raise ValueError(
             f"spike_scale={spike_scale} is not below slab_scale={slab_scale}: swap them, or widen the slab."
         )
     kind = _dtype(dtype)
     mixture = tfd.MixtureSameFamily(
-        tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * int(dim), kind)),
-        tfd.Normal(tf.zeros([], kind), tf.constant([[spike_scale, slab_scale]] * int(dim), kind)),
+        tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * dim, kind)),
+        tfd.Normal(tf.zeros([], kind), tf.constant([[spike_scale, slab_scale]] * dim, kind)),
     )
     return tfd.Independent(mixture, reinterpreted_batch_ndims=1, name=name)
 

@@ -16,7 +16,7 @@ from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shape
 from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
 from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, layers_of, refuse_mixing
 from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired
-from tfp_dpvi.gradients.reparameterized import ThroughDraws, through_draws
+from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
 
@@ -37,7 +37,6 @@ __all__ = [
     "Released",
     "StepGradient",
     "StepSpec",
-    "ThroughDraws",
     "UnsupportedLayerError",
     "VaryingShapeError",
     "clipped_sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,16 +29,8 @@ class PerExample(NamedTuple):
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:
-        """Selects losses, and finds who was clipped.
-
-        Args:
-          losses: float tensor of shape [n].
-          factors: float tensors of shape [n], what parts of the gradients are multiplied by.
-          kept: bool tensor of shape [n].
-        """
-        least = factors[0]
-        for factor in factors[1:]:
-            least = tf.minimum(least, factor)
+        """Selects losses, and finds who was clipped: some factor [n] of a part of the gradient is below 1."""
+        least = functools.reduce(tf.minimum, factors)
         return cls(tf.where(kept, losses, tf.zeros_like(losses)), kept & (least < 1), kept)
 
     def sum_of_losses(self) -> tf.Tensor:

@@ -235,9 +235,7 @@ def product_epsilon(dtype: tf.DType) -> float:
 def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.Tensor:
     """Returns the relative rounding of a sum of products of two entries of Gram matrices, over the sum of the rows' lengths, squared.
 
-    Args:
-      terms: how many numbers are added up, in all sums together.
-      dtype: float type; sums of float32 are of float32 also where the factors are rounded to TensorFloat-32.
+    `terms` numbers are added up in all; sums of float32 are of float32 also where factors are rounded to TensorFloat-32.
     """
     added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
     return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added

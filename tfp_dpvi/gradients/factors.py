@@ -135,11 +135,7 @@ class Outer(Contribution):
     ) -> Contribution:
         """Returns these factors where norms from them are cheaper than per-record gradients, or else those gradients.
 
-        Args:
-          shape: see `Outer`.
-          left: see `Outer`.
-          right: see `Outer`.
-          positions: T, or about as many, where it is not in the shapes.
+        `positions` is T, or about as many, where it is not in the shapes.
         """
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
@@ -285,13 +281,7 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
 
 
 def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite.
-
-    Args:
-      parts: one contribution each.
-      weights: for each a float tensor of shape [n], 0 for what is not finite.
-      finite: bool tensor of shape [n]. A finite norm says that all factors are.
-    """
+    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite."""
 
     def sums(finite: bool) -> list[tf.Tensor]:
         return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]
@@ -306,12 +296,9 @@ def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
-    """Returns the sums over pairs of positions, and what they may lose by rounding where they cancel: no record, however odd, slips under the clip.
+    """Returns sums over pairs of positions [n, T, T], and what they may lose by rounding where they cancel: no record slips under the clip.
 
-    Args:
-      pairs: inner products of shape [n, T, T].
-      most: what the square root of a sum can be at most, [n].
-      terms: how many numbers an inner product adds up.
+    `most` [n] bounds a sum's square root; `terms` is how many numbers an inner product adds up.
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
     found = tf.reduce_sum(pairs, axis=[1, 2])

@@ -51,13 +51,7 @@ class LayerGradients:
     def run(
         self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
     ) -> Pass[_Result]:
-        """Runs `function` and watches its layers.
-
-        Args:
-          function: returns a structure of tensors; it is called once.
-          num_records: how many records it works on, if that is known while tracing.
-          watch: what else the pass's tape is to watch.
-        """
+        """Calls `function` once and watches its layers; the pass's tape watches `watch` too."""
         one: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
@@ -123,9 +117,8 @@ class LayerGradients:
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
     """Compares norms and a weighted sum with those of TensorFlow's gradients by single records.
 
-    Returns:
-      For each variable how far the sum is off, by how much the largest squared norm is too small and too large, all relative,
-      and the largest entry.
+    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative; and the
+    largest entry.
     """
     variables, losses = one.gradients.variables, one.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
@@ -333,12 +326,7 @@ class Pass(Generic[_Result]):
         return [probe for call in self._calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
-        """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`.
-
-        Args:
-          values: tensor computed in this pass.
-          weights: of the same shape.
-        """
+        """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`."""
         at_probes = iter(
             self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
         )

@@ -64,14 +64,7 @@ def distribution_where(distribution: tfd.Distribution, chosen: tf.Tensor, num: i
 
 
 def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:
-    """Returns the records of each group.
-
-    Args:
-      groups: int32 tensor of shape [n].
-      mask: bool tensor of shape [n]; False marks padding, which is in no group.
-      num_groups: b.
-      expected_batch_size: about how many records there are.
-    """
+    """Returns the records of each group, from each record's group [n]; `mask` is False for padding, which is in none."""
     of_each = tf.where(mask, groups, num_groups)
     ordered = tf.argsort(of_each, stable=True)
     sizes = tf.math.unsorted_segment_sum(tf.ones_like(groups), of_each, num_groups + 1)[:num_groups]
@@ -102,7 +95,7 @@ def clipped_group_sum(
       mask: bool tensor of shape [n]; False marks padding.
       num_groups: b.
       clip: the bound C2.
-      expected_batch_size: about how many records there are, to choose the cheaper form by.
+      expected_batch_size: to choose the cheaper form by.
       static: keep shapes fixed, as XLA needs it, at b times the work.
 
     #### Formal guarantee

@@ -40,25 +40,17 @@ class VaryingShapeError(ValueError):
 
 
 def refuse_writes(graph: tf.Graph, num_known: int) -> None:
-    """Raises if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
+    """Raises `ValueError` if operations added to a graph since it had `num_known` of them leave something behind (contract C1).
 
     Batch normalisation in training mode and Keras metrics write to variables, which would hold records exactly and be
-    saved; tables, summaries and printing keep or show records in other places.
-
-    Args:
-      graph: the graph in which one record's loss was traced; in eager mode nothing is found.
-      num_known: how many operations it had before.
-
-    Raises:
-      ValueError: with the way out.
+    saved; tables, summaries and printing keep or show records in other places. In eager mode nothing is found.
     """
     for op in operations_since(graph, num_known):
         writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
-                f"The loss of a record writes to a variable or elsewhere ({op.name}): what it leaves behind is neither clipped "
-                "nor noisy. Call batch normalisation with training=False or use layer or group normalisation, and keep "
-                "metrics, tables, summaries and printing out of the loss."
+                f"The loss of a record writes to a variable or elsewhere ({op.name}): that is neither clipped nor noisy. Call batch "
+                "normalisation with training=False, and keep metrics, tables, summaries and printing out of the loss."
             )
 
 
@@ -73,15 +65,7 @@ def strictly() -> Iterator[None]:
 
 
 def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
-    """Raises if operations added to a graph since it had `num_known` of them have shapes that depend on the record.
-
-    Args:
-      graph: the graph in which one record's loss was traced, by `tf.vectorized_map`.
-      num_known: how many operations it had before.
-
-    Raises:
-      ValueError: with the way out.
-    """
+    """Raises `ValueError` if operations added to the graph of one record since it had `num_known` vary in shape with it."""
     strict = _STRICT.get()
     for op in operations_since(graph, num_known):
         if _varies(op, strict, of_record=op.graph is graph):
@@ -125,16 +109,9 @@ def _depends_on_record(op: tf.Operation) -> bool:
 def refuse_dynamic_shapes(
     compiled: tf.types.experimental.PolymorphicFunction, arguments: tuple[tf.Tensor, ...]
 ) -> None:
-    """Raises if XLA's form of a function has shapes that it only knows a bound of, which are those that depend on values.
+    """Raises `VaryingShapeError` if XLA knows only a bound of a shape in a function, as of those that depend on values.
 
-    Or if it has decompositions that take rounds until the last matrix of a batch has converged.
-
-    Args:
-      compiled: `tf.function` with `jit_compile=True`.
-      arguments: of a call of it, which is not made.
-
-    Raises:
-      VaryingShapeError: with what to do.
+    Or if it has decompositions that take rounds until the last matrix of a batch has converged. The call is not made.
     """
     graph = compiled.get_concrete_function(*arguments).graph
     found = next((op.name for op in operations_since(graph, 0) if op.type in _ROUNDS), None)

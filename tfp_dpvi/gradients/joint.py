@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import ClippedSum
-from tfp_dpvi.privacy import GaussianPart, JointGaussian, Sensitivity
+from tfp_dpvi.privacy import Sensitivity
 
 
 class Released(NamedTuple):
@@ -44,7 +45,7 @@ class JointRelease(abc.ABC):
     #### Formal guarantee
 
     The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient and joint releases are
-    one Gaussian mechanism, whose sensitivity `tfp_dpvi.privacy.JointGaussian` states.
+    one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
     """
 
     name: str
@@ -86,29 +87,20 @@ class JointRelease(abc.ABC):
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
     """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
 
-    Args:
-      joint: what is released with the gradient.
-      gradient: the sensitivity of the gradient's sum.
+    #### Formal guarantee
+
+    Gaussian releases on one sample are one of all of them side by side, each divided by its noise: squares add up.
     """
-    if not joint:
-        return gradient
-    parts = [GaussianPart("gradient", 1.0, gradient)]
-    parts += [GaussianPart(one.name, one.noise_ratio * one.sensitivity.add_or_remove, one.sensitivity) for one in joint]
-    both = JointGaussian(tuple(parts))
-    return Sensitivity(1.0 / both.noise_multiplier, both.sensitivity.replace / both.noise_multiplier)
+    own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
+    presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]
+    replacement = [gradient.replace, *(stated.replace / noise for stated, noise in own)]
+    return Sensitivity(math.hypot(*presence), math.hypot(*replacement))
 
 
 def joint_release(
     joint: Sequence[JointRelease], clipped: ClippedSum, sums: Sequence[tf.Tensor], sensitivity: Sensitivity
 ) -> ClippedSum:
-    """Returns gradient and joint releases as one sum with noise scales.
-
-    Args:
-      joint: what is released with the gradient.
-      clipped: the gradient's clipped sum.
-      sums: the sum of each joint release over the whole batch.
-      sensitivity: from `joint_sensitivity`, when the plan was made.
-    """
+    """Returns gradient and joint releases as one sum with noise scales; `sensitivity` is that of `joint_sensitivity`."""
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))

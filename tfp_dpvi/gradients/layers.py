@@ -83,14 +83,7 @@ def _with_kernel(
     inputs: tf.Tensor,
     of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
 ) -> Probed:
-    """A layer that computes `activation(linear(inputs, kernel) + bias)`.
-
-    Args:
-      layer: the layer.
-      call: its own forward pass.
-      inputs: what it sees.
-      of_kernel: from the gradient before the activation to the kernel's contributions.
-    """
+    """A layer that computes `activation(linear(inputs, kernel) + bias)`."""
     with _without(layer, activation=keras.activations.linear):
         outputs = call(inputs)
 

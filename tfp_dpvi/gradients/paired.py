@@ -65,12 +65,7 @@ def paired(
 
 
 def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
-    """Returns what is released with the sum of a paired clip: its curvature as a matrix, and what the clip cut off.
-
-    Args:
-      size: d, the number of parameters.
-      clip: the clip.
-    """
+    """Returns what is released with the sum of a paired clip of d parameters: its curvature, and what the clip cut off."""
     bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale either.
     gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
     return (
@@ -92,16 +87,11 @@ class Curvature(JointRelease):
     In Frobenius norm `|psi psi^T / 2| <= C^2 / 2`, and two of them differ by at most `C^2 / sqrt(2)`, or `C^2 / 2` for d = 1.
     """
 
-    name, noise_ratio = "curvature", 1.0
+    name, noise_ratio, sensitivity = "curvature", 1.0, Sensitivity()
 
     def __init__(self, size: int, bound: float, noise_ratio: float) -> None:
         self.shape, self.noise_ratio, self._size = (size, size), noise_ratio, size
-        self._sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """See `JointRelease`."""
-        return self._sensitivity
+        self.sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
@@ -141,17 +131,12 @@ class ClippedAway(JointRelease):
     A record's part lies between 0 and 1.5 C^2, which bounds presence and replacement.
     """
 
-    name, shape, noise_ratio = "clipped_away", (), 1.0
+    name, shape, noise_ratio, sensitivity = "clipped_away", (), 1.0, Sensitivity()
 
     def __init__(self, bound: float, noise_ratio: float) -> None:
         self._bound, self.noise_ratio = bound, noise_ratio
         most = _CAP / 2.0 * (bound if math.isfinite(bound) else 1.0) ** 2
-        self._sensitivity = Sensitivity(most, most)
-
-    @property
-    def sensitivity(self) -> Sensitivity:
-        """See `JointRelease`."""
-        return self._sensitivity
+        self.sensitivity = Sensitivity(most, most)
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
@@ -172,8 +157,7 @@ def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
     """Returns the value in the row of the step's block, and zeros in the others."""
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
-    row *= tf.cast(
-        tf.reduce_all(tf.math.is_finite(released.public)), tf.float64
-    )  # A draw may lie at its support's end.
+    # A draw may lie at its support's end.
+    row *= tf.cast(tf.reduce_all(tf.math.is_finite(released.public)), tf.float64)
     value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
     return tf.reshape(row, [-1] + [1] * value.shape.rank) * tf.cast(value, tf.float64)

@@ -9,14 +9,14 @@ those of locations and scales, nor of a full covariance), and what it does to lo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.gradients.clip import select_finite
-from tfp_dpvi.gradients.vmap import RecordGradient
+from tfp_dpvi.gradients.clip import Clip, select_finite
+from tfp_dpvi.gradients.step import StepGradient, mapped
 
 _FEW = 64
 """Coordinates of the draws up to which a Jacobian costs less than pulling back every record of a batch."""
@@ -24,41 +24,30 @@ _FEW = 64
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
-@dataclasses.dataclass(frozen=True)
-class ThroughDraws:
-    """Per-record gradients through draws.
-
-    Attributes:
-      record_gradient: one record's loss and gradient, before the clip.
-      released: tensors of the shapes that the clipped sum has.
-      pull_back: from the released sum to one tensor for each variable, or None if it is by the variables already.
-
-    #### Formal guarantee
-
-    `pull_back` reads the draws and the variables, no record: what it returns is post-processing of what it is given.
-    """
-
-    record_gradient: RecordGradient
-    released: Sequence[tf.Tensor]
-    pull_back: PullBack | None
-
-
 def through_draws(
     record_loss: Callable[[tf.Tensor], tf.Tensor],
     draws: Sequence[tf.Tensor],
     tape: tf.GradientTape,
     variables: Sequence[tf.Variable],
+    clip: Clip,
     *,
     aligned: bool,
-) -> ThroughDraws:
-    """Returns the per-record gradients of a loss that depends on variables only through draws.
+    **exact: Any,
+) -> StepGradient:
+    """Returns the step's gradient of a loss that depends on variables only through draws.
 
     Args:
       record_loss: record -> scalar loss, reading `draws`.
       draws: flat list of float tensors, computed under `tape`.
       tape: persistent `tf.GradientTape` that watched `variables` while the draws were made.
       variables: the surrogate's variables.
+      clip: the clip of a record's gradient.
       aligned: clip the gradients by `draws` instead of those by `variables`.
+      **exact: other attributes of `StepGradient`.
+
+    #### Formal guarantee
+
+    `pull_back` reads the draws and the variables, no record: what it returns is post-processing of what it is given.
     """
 
     def pull_back(by_draws: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -82,8 +71,8 @@ def through_draws(
         return loss, pull_back(by_draws)
 
     if aligned:
-        return ThroughDraws(record_gradient, draws, pull_back)
-    return ThroughDraws(record_gradient, variables, None)
+        return mapped(record_gradient, draws, clip, pull_back=pull_back, **exact)
+    return mapped(record_gradient, variables, clip, **exact)
 
 
 def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> PullBack | None:

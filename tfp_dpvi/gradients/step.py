@@ -58,11 +58,7 @@ class StepGradient:
 def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any) -> StepGradient:
     """Returns the step's gradient of a model that says one record's: mapped over the batch, see `clipped_sum`.
 
-    Args:
-      record_gradient: one record's loss and gradient.
-      released: tensors of the gradient's shapes and dtypes.
-      clip: the clip.
-      **exact: other attributes of `StepGradient`.
+    `released` are tensors of the gradient's shapes and dtypes, `exact` other attributes of `StepGradient`.
     """
 
     def of_batch(records: Structure, mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:

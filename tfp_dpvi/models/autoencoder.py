@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Layer, Structure, expects_training, layers_within, tf, tfp
-from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import LayerGradients, layers_of
-from tfp_dpvi.models import base, exporting
+from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.group_terms import Terms
+from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import mean_of
 
 tfd: Any = tfp.distributions
@@ -22,7 +24,7 @@ tfd: Any = tfp.distributions
 TRIED = 3  # Synthetic records to try a model on; not 1, which would hide a shape that broadcasts.
 
 
-class Autoencoder(base.DPModel):
+class Autoencoder(base.DistributionModel):
     """Encoder, decoder and prior. See `DPVAE`."""
 
     _parts_of_model: Parts
@@ -56,11 +58,11 @@ class Autoencoder(base.DPModel):
 
         What it says of a record is that record's own: encode only what you may show.
         """
-        return self._distribution("encoder", self.encoder(self._tensors(x)))
+        return self._distribution("encoder", self.encoder(tf.nest.map_structure(tf.convert_to_tensor, x)))
 
     def decode(self, z: tf.Tensor) -> tfd.Distribution:
         """The records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
-        return self._distribution("decoder", self.decoder(tf.convert_to_tensor(z, self._parts_of_model.dtype)))
+        return self._distribution("decoder", self.decoder(tf.convert_to_tensor(z, self.dtype)))
 
     def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
         if not isinstance(value, tfd.Distribution):
@@ -80,7 +82,7 @@ class Autoencoder(base.DPModel):
         codes = tf.reshape(samples, [-1, *event])
         conditional = self._distribution("decoder", _called(self.decoder, codes, training))
         repeated = x if num_draws == 1 else tf.nest.map_structure(lambda part: tf.repeat(part, num_draws, axis=0), x)
-        log_prob = conditional.log_prob(_as_event(repeated, conditional))
+        log_prob = conditional.log_prob(as_event(repeated, conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
         return Terms(-log_prob + self.beta * self._divergence(posterior, draws), samples[:, 0], posterior)
 
@@ -117,9 +119,9 @@ class Autoencoder(base.DPModel):
                 f"encoder returned {posterior.name!r}, which is not reparameterised: gradients do not pass through its draws. "
                 "Use a normal, a logistic or another continuous distribution."
             )
-        z = tf.zeros([TRIED, *prior.event_shape], self._parts_of_model.dtype)
+        z = tf.zeros([TRIED, *prior.event_shape], self.dtype)
         conditional = self._tried("decoder", lambda: self.decode(z), z)
-        log_prob = self._tried("decoder", lambda: conditional.log_prob(_as_event(x, conditional)), z)
+        log_prob = self._tried("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z)
         if log_prob.shape.as_list() != [TRIED]:
             raise ValueError(
                 f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {TRIED} records; it "
@@ -134,11 +136,6 @@ class Autoencoder(base.DPModel):
                 raise
             shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}") from error
-
-    @property
-    def record_dtype(self) -> np.dtype:
-        """See `DPModel`."""
-        return self._parts_of_model.dtype.as_numpy_dtype
 
     # ------------------------------------------------------------------ what is learned
 
@@ -179,8 +176,7 @@ class Autoencoder(base.DPModel):
         Returns:
           Array of shape [num, ...].
         """
-        if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-            raise ValueError(f"num must be an integer >= 1, got {num!r}: it is the number of records to draw.")
+        arguments.check_counts(num=num or 0)
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
         z = self.prior.sample(num, seed=_random.tfp_seed(keys[0]))
         conditional = self.decode(z)
@@ -197,54 +193,28 @@ class Autoencoder(base.DPModel):
         posterior = self._distribution("encoder", self.encoder(inputs))
         return mean_of(self._distribution("decoder", self.decoder(mean_of(posterior))))
 
-    def predict_step(self, data: Structure) -> tf.Tensor:
-        """One batch of `predict`."""
-        x = data[0] if isinstance(data, tuple) and len(data) == 1 else data
-        return self(x, training=False)
-
-    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
-        """Reconstructions of records: array of their shape; see `reconstruct`."""
-        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
-
-    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """One batch of `evaluate`: mean negative ELBO as `loss`, and validation metrics of reconstructions."""
-        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns negative bounds."""
         del y
-        losses = self._terms(x, tf.constant(_random.new_key(0)), 1).losses
-        self._dp.loss_metric.update_state(losses, sample_weight=weight)
-        results = {self._loss_name: self._dp.loss_metric.result()}
-        if self._dp.validation_metrics:
-            reconstruction = self(x)
-            for metric in self._dp.validation_metrics:
-                metric.update_state(x, reconstruction, sample_weight=weight)
-                results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
-        return results
+        return self._terms(x, tf.constant(_random.new_key(0)), 1).losses
 
-    def _tensors(self, x: Structure) -> Structure:
-        return tf.nest.map_structure(tf.convert_to_tensor, x)
-
-    def _inputs(self, x: Structure) -> Structure:
-        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)
+    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """Returns records and their reconstructions."""
+        del y
+        return x, self(x)
 
 
+@dataclasses.dataclass(eq=False)
 class Parts:
     """Encoder, decoder and prior, out of sight of Keras, which tracks the layers alone."""
 
-    def __init__(
-        self,
-        encoder: Callable[..., tfd.Distribution],
-        decoder: Callable[..., tfd.Distribution],
-        prior: tfd.Distribution,
-        regularizer: Callable[[Codes], tf.Tensor] | None,
-        dtype: tf.DType,
-        layers: Sequence[Layer],
-    ) -> None:
-        self.encoder, self.decoder, self.prior, self.regularizer = encoder, decoder, prior, regularizer
-        self.dtype = dtype
-        self.given: dict[str, Any] = {}
-        self.tried: list[tuple[tf.Tensor, LayerGradients]] = []
-        self.layers = list({id(layer): layer for layer in layers}.values())
+    encoder: Callable[..., tfd.Distribution]
+    decoder: Callable[..., tfd.Distribution]
+    prior: tfd.Distribution
+    regularizer: Callable[[Codes], tf.Tensor] | None
+    given: dict[str, Any]  # As the constructor was.
+    layers: Sequence[Layer]
+    tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
 
 
 def _called(part: Callable[..., Any], inputs: Structure, training: bool) -> tf.Tensor:
@@ -257,10 +227,3 @@ def outermost(part: Callable[..., tfd.Distribution]) -> list[Layer]:
     layers = layers_of(part)
     inner = {id(sub) for layer in layers for sub in layers_within(layer, include_self=False)}
     return [layer for layer in layers if id(layer) not in inner]
-
-
-def _as_event(x: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
-    """Integer records of a distribution over floats as floats."""
-    if tf.is_tensor(x) and x.dtype.is_integer and tf.as_dtype(distribution.dtype).is_floating:
-        return tf.cast(x, distribution.dtype)
-    return x

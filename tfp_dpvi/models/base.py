@@ -10,8 +10,8 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Optimizer, clear_losses, refuse_keras_3, tf
-from tfp_dpvi.data import Records
+from tfp_dpvi._tf import Optimizer, Structure, clear_losses, refuse_keras_3, tf
+from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, exporting
@@ -82,9 +82,8 @@ class DPModel(FittedModel):
     def data_independent_loss(self, num_records: int) -> Any:
         """Terms that touch no record, as a scalar or None: added exactly, outside clip and noise (contract C2).
 
-        Losses are means over records: a prior's `-log_prob` is to be divided by `num_records` here. Anything that
-        depends on a record, on preprocessing statistics or on layers' `add_loss` belongs into `record_loss`. Its value is
-        shown by `dpvi.metrics.PrivateELBO`, constants included.
+        Losses are means over records: divide a prior's `-log_prob` by `num_records` here. `dpvi.metrics.PrivateELBO` shows
+        the value.
         """
         return None
 
@@ -193,27 +192,23 @@ class DPModel(FittedModel):
         """Chooses the optimizer and the privacy target. Compiling again never resets the ledger.
 
         Args:
-          optimizer: a DP-Keras optimizer; one of TensorFlow Privacy's; or, with `l2_norm_clip`, any Keras optimizer or
-            its name.
+          optimizer: a DP-Keras optimizer, one of TensorFlow Privacy's, or, with `l2_norm_clip`, a Keras optimizer or its name.
           epsilon: the model's lifetime total for these data: `fit` calibrates the noise to it.
-          delta: the delta that goes with every epsilon shown; needed with `epsilon`.
+          delta: of every epsilon shown; needed with `epsilon`.
           l2_norm_clip: bound on one record's gradient, for a plain Keras optimizer.
-          noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
-          planned_epochs: with `epsilon`, how many epochs in all the budget is to last for; by default the first `fit`
-            spends it all.
-          ledger: a `PrivacyLedger`: on disk, shared with other models of the same data, with a
-            budget of its own. Default: one in memory, of this model alone.
+          noise_multiplier: noise standard deviation over the clip, likewise; instead of `epsilon`.
+          planned_epochs: with `epsilon`, how many epochs the budget is to last for; by default the first `fit` spends it.
+          ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
           neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
           accountant: "pld" (tight) or "rdp".
-          validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and for validation data.
+          validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and validation data.
           physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
-          jit_compile: compile the step with XLA; None does so for models that gain from it, in long runs, and goes without
-            where an operation does not allow it.
+          jit_compile: compile the step with XLA; None does so where a model gains from it and its operations allow it.
           unsafe_training_metrics: show exact training losses, which are *not private*. The report says so.
           run_eagerly: run the step without compiling it, to debug.
-          metrics: privatised metrics of the training records, `dpvi.metrics.PrivateELBO` and such, released with every
-            step and paid for from the same budget. Keras metrics are refused: they would be exact.
+          metrics: privatised metrics, `dpvi.metrics.PrivateELBO` and such, released with every step and paid for from the
+            same budget. Keras metrics are refused: they would be exact.
           loss: refused: the model brings its own.
 
         Raises:
@@ -234,7 +229,7 @@ class DPModel(FittedModel):
         target = PrivacyTarget(
             epsilon=epsilon,
             delta=delta,
-            noise_multiplier=optimizer.noise_multiplier,
+            noise=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
             neighboring_relation=neighboring_relation,
@@ -301,10 +296,9 @@ class DPModel(FittedModel):
     def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
         """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
 
-        Signatures, where the model has them: `predict` (posterior predictive mean, any number of records),
-        `sample_posterior` and `sample_predictive` (of `num`, int32, and `seed`, int32 [2]) and `log_prob` (posterior
-        predictive log density). Beside them the privacy report (`assets.extra/privacy_report.json`) and a model card
-        (`README.md`) that says how to load and call them.
+        Signatures, where the model has them: `predict`, `log_prob` (posterior predictive log density), and
+        `sample_posterior` and `sample_predictive` of `num` (int32) and `seed` (int32 [2]). Beside them the report
+        (`assets.extra/privacy_report.json`) and a model card (`README.md`) that says how to call them.
 
         Args:
           path: a folder that does not exist yet; it appears whole or not at all.
@@ -313,14 +307,12 @@ class DPModel(FittedModel):
 
         Raises:
           RuntimeError: not fitted.
-          ValueError: the path cannot be written or holds something, there is no delta, or the model's functions do not
-            run for a number of records that is not known.
+          ValueError: a path that cannot be written or is taken, no delta, or functions that need the number of records.
 
         #### Formal guarantee
 
-        A function of released variables and public values: no record, ledger, optimizer state, or key of noise or
-        sampling is in the folder, nor the ledger's name for the data set. (What a likelihood or a layer holds as a constant
-        of its own is public by contract C2, and is in it.)
+        A function of released variables and public values, constants of likelihood and layers among them (C2): no record,
+        ledger, optimizer state or key is in the folder, nor the ledger's name for the data set.
         """
         exporting.export_model(self, path, delta=delta, overwrite=overwrite)
 
@@ -352,3 +344,26 @@ class DPModel(FittedModel):
             seeded=state.seed is not None,
             caveats=self.caveats,
         )
+
+
+class DistributionModel(DPModel):
+    """What `DPVI` and `DPVAE` share: they predict from records as `fit` takes them."""
+
+    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
+        """Returns what a call returns, for all records: array of shape [n, ...].
+
+        Of a `DPVI` the posterior predictive mean (class probabilities of a categorical likelihood), a function of the
+        released posterior and `x` at no cost; of a `DPVAE` reconstructions.
+
+        Args:
+          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
+          batch_size: records at a time, default 1024.
+          verbose: as in Keras.
+          **kwargs: as in Keras.
+        """
+        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
+
+    def _inputs(self, x: Structure) -> Structure:
+        """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
+        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
+        return tf.nest.map_structure(tf.convert_to_tensor, checked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,28 +10,19 @@ import numpy as np
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
+from tfp_dpvi.models.predictive import as_graph
 
 tfb: Any = tfp.bijectors
 
 
 class Coordinates:
-    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`.
-
-    Args:
-      prior: TFP distribution, joint or single.
-
-    Attributes:
-      sizes: how many coordinates each part has.
-      num: how many there are.
-      dtype: of the prior.
-      bijector: from the vector to the prior's structure.
-    """
+    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`."""
 
     def __init__(self, prior: tfd.Distribution) -> None:
         self._prior = prior
         self.dtype = surrogates.float_dtype(prior)
         self._to_support = surrogates.event_bijector(prior)
-        start = _in_graph(lambda: self._to_support.inverse(prior.sample(seed=tf.constant([0, 0]))))
+        start = as_graph(lambda: self._to_support.inverse(prior.sample(seed=tf.constant([0, 0]))))
         self._like = tf.nest.map_structure(tf.zeros_like, start)
         self._shapes = [tuple(part.shape) for part in tf.nest.flatten(self._like)]
         self.sizes = [int(np.prod(shape)) for shape in self._shapes]
@@ -41,10 +32,10 @@ class Coordinates:
         """Whether the prior draws several values at once, each as it would be alone."""
         try:
             draws = tf.constant(self.prior_draws(7), self.dtype)
-            both = np.asarray(_in_graph(self.log_prior, draws))
+            both = np.asarray(as_graph(lambda: self.log_prior(draws)))
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
             return False
-        alone = _in_graph(lambda points: [self.log_prior(one) for one in tf.unstack(points)], draws)
+        alone = as_graph(lambda: [self.log_prior(one) for one in tf.unstack(draws)])
         return bool(both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True))
 
     def flatten(self, params: Structure) -> list[tf.Tensor]:
@@ -92,7 +83,7 @@ class Coordinates:
         return tfb.Chain([self._to_support, *steps])
 
     def _inverse(self, params: Structure) -> Structure:
-        return _in_graph(self._to_support.inverse, params)
+        return as_graph(lambda: self._to_support.inverse(params))
 
     def _unflat(self, parts: Sequence[tf.Tensor]) -> Structure:
         shaped = [
@@ -100,14 +91,6 @@ class Coordinates:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._like, shaped)
-
-
-def _in_graph(function: Callable[..., Structure], *arguments: Structure) -> Structure:
-    """Calls a function as a graph: eagerly, TFP's caches of joint bijectors print errors as their tensors are deleted."""
-    if not tf.executing_eagerly():
-        return function(*arguments)
-    # A concrete one, for TensorFlow warns of a function that is traced for many models.
-    return tf.function(lambda: function(*arguments), autograph=False).get_concrete_function()()
 
 
 def entry_names(structure: Structure) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization, surrogates
 from tfp_dpvi._tf import (
     Optimizer,
@@ -30,6 +31,7 @@ from tfp_dpvi.gradients import (
     layers_of,
     refuse_mixing,
 )
+from tfp_dpvi.models import arguments
 from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -47,18 +49,12 @@ class DPVAE(Autoencoder):
     Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, as
     its latent variable is its own; draws and posteriors of records are never released, the two networks' weights are.
 
-    ```python
-    encoder = dpvi.keras.Sequential([..., dpvi.keras.layers.Dense(2 * d),
-        tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :d], tf.nn.softplus(t[..., d:])))])
-    decoder = dpvi.keras.Sequential([..., tfp.layers.IndependentBernoulli([28, 28])])
-    prior = tfd.MultivariateNormalDiag(tf.zeros(d), tf.ones(d))
-    model = dpvi.DPVAE(encoder, decoder, prior)
-    ```
+    `docs/guides/vae_researcher.md` shows one.
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
-        shape, reparameterised. To save the model, a registered function without arguments that builds it; see
-        `dpvi.register`. The same holds for `decoder` and `prior`.
+        shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
+        the model, see `dpvi.register`).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
       prior: TFP distribution of one record's latent variable, without trainable variables.
       beta: weight of the KL term (Higgins et al. 2017).
@@ -117,35 +113,22 @@ class DPVAE(Autoencoder):
             refuse_keras_3(argument, value)
             if not callable(value) and not (value is None and argument == "batch_regularizer"):
                 raise TypeError(f"{argument} must be a Keras model or another callable, got {value!r}.")
-        for argument, count in (("num_draws", num_draws), ("num_prior_samples", num_prior_samples)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ValueError(f"{argument} must be an integer >= 1, got {count!r}.")
-        for argument, weight in (("beta", beta), ("regularizer_weight", regularizer_weight)):
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ValueError(f"{argument} must be a finite number >= 0, got {weight!r}.")
-        if gradients not in ("auto", "ghost", "vectorized"):
-            raise ValueError(f'gradients must be "auto", "ghost" or "vectorized", got {gradients!r}.')
-        if kl not in ("auto", "analytic", "monte_carlo"):
-            raise ValueError(f'kl must be "auto", "analytic" or "monte_carlo", got {kl!r}.')
-        dtype = surrogates.float_dtype(prior)
-        super().__init__(seed=seed, name=name, dtype=dtype.name)
-        parts = Parts(encoder, decoder, prior, batch_regularizer, dtype, [*layers_of(encoder), *layers_of(decoder)])
-        parts.given = given
-        refuse_mixing(parts.layers)
-        self._parts_of_model = parts
+        arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
+        beta = check.non_negative("beta", beta)
+        regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
+        check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
+        check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
+        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
+        layers = list({id(layer): layer for layer in [*layers_of(encoder), *layers_of(decoder)]}.values())
+        refuse_mixing(layers)
+        self._parts_of_model = Parts(encoder, decoder, prior, batch_regularizer, given, layers)
         # Tracked by Keras, so that weights are saved, whatever the two callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
-        self.beta, self.num_draws, self.kl, self.gradients = float(beta), num_draws, kl, gradients
-        self.regularizer_weight, self.num_prior_samples = float(regularizer_weight), num_prior_samples
-        self._parts_of_model.tried = []
+        self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
+        self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`.
-
-        Raises:
-          ValueError: a part is neither a registered function nor a Keras model without Lambda layers (as TFP's distribution
-            layers are); see `dpvi.register`.
-        """
+        """See `DPModel.get_config`; parts must be registered functions, or Keras models without Lambda layers."""
         parts = {name: serialization.encode(part, name) for name, part in self._parts_of_model.given.items()}
         names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
@@ -153,11 +136,7 @@ class DPVAE(Autoencoder):
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`.
-
-        Args:
-          spec: the public numbers of a step; the noise of both terms follows from them.
-        """
+        """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`."""
         variables, clip, layers = self.trainable_variables, self.clip, self._layer_gradients
         settings = (self.gradients, self.num_draws, self.beta, self.kl)
         regularizer = self.batch_regularizer
@@ -176,9 +155,8 @@ class DPVAE(Autoencoder):
             penalties = [penalty for layer in self._parts_of_model.layers for penalty in loss_functions(layer)]
             if not penalties:
                 return StepGradient(clipped_sum, variables)
-            with tf.GradientTape(
-                watch_accessed_variables=False
-            ) as tape:  # Weight regularizers touch no record (contract C2).
+            # Weight regularizers touch no record (contract C2).
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 total = tf.add_n([penalty() for penalty in penalties])
             exact = tape.gradient(total, variables, unconnected_gradients="zero")
@@ -197,7 +175,8 @@ class DPVAE(Autoencoder):
     def _groups(self, spec: StepSpec, regularizer: Callable[[Codes], tf.Tensor]) -> GroupTerms:
         """Returns the batch-wise term of a step, with the noise that both terms need."""
         optimizer = self.optimizer
-        reached = self._reaches()
+        of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
+        reached = tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
         sizes = [int(np.prod(variable.shape)) for variable in self.trainable_variables]
         noise = optimizer.noise_for(
             expected_batch_size=spec.expected_batch_size,
@@ -221,11 +200,6 @@ class DPVAE(Autoencoder):
             noise=noise,
             static=self._static,
         )
-
-    def _reaches(self) -> tuple[bool, ...]:
-        """Which variables the batch-wise term depends on: the encoder's."""
-        of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
-        return tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
 
     @property
     def _static(self) -> bool:
@@ -252,10 +226,8 @@ class DPVAE(Autoencoder):
             )
         if self.batch_regularizer is not None and not termwise:
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} clips by record, and this model has a batch_regularizer: one record "
-                "moves the regularizer's gradient by every other record of its batch, so the sum's sensitivity would grow "
-                "with the batch size B, O(B) in place of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer("
-                "l2_norm_clip=, batch_l2_norm_clip=, num_partitions=), which clips the term by groups."
+                f"optimizer={type(optimizer).__name__} clips by record, and a batch_regularizer's sensitivity would grow with the "
+                "batch size B, O(B) in place of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer, which clips it by groups."
             )
 
     # ------------------------------------------------------------------ checks
@@ -298,23 +270,21 @@ class DPVAE(Autoencoder):
             return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
 
         x = tf.nest.map_structure(synthetic, records.x)
-        shapes = [(tuple(part.shape), part.dtype) for part in tf.nest.flatten(x)]
+        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(x))
         identity = (shapes, self.gradients, self.num_draws, self.beta, self.kl)
-        known = [found for found in self._parts_of_model.tried if found[0] == identity]
-        if known:
-            self._parts_of_model.tried = [found for found in self._parts_of_model.tried if found[0] != identity] + known
+        parts = self._parts_of_model
+        parts.tried.sort(key=lambda found: found[0] == identity)  # The one that serves comes last.
+        if parts.tried and parts.tried[-1][0] == identity:
             return
         key = tf.constant([1, 2], tf.int64)
-        layers = LayerGradients(
-            self._parts_of_model.layers, self.trainable_variables, mapped=self.gradients == "vectorized"
-        )
+        layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
         try:
             checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         for note in checked.notes:
             LOG.info("%s", note)
-        self._parts_of_model.tried.append((identity, checked))
+        parts.tried.append((identity, checked))
 
     def _check_reach(self) -> None:
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}

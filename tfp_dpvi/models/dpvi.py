@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
-from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped, through_draws
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.calibrated import Calibrated
 from tfp_dpvi.models.calibration import Calibration
@@ -26,37 +28,27 @@ _SAVED = "posterior_"
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
-class DPVI(base.DPModel):
+class DPVI(base.DistributionModel):
     """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
 
     Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The records'
     terms are clipped one by one, summed and released with noise; the KL term touches no record and is added exactly.
 
-    ```python
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0., 4.), sample_shape=d)})
-    def likelihood(params, x):
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
-    model = dpvi.DPVI(prior, likelihood)
-    ```
-
     Args:
-      prior: TFP distribution over the parameters, or a function without arguments that makes it (needed to save the model,
-        see `dpvi.register`); joint or single, with constrained and unconstrained parts of one
-        float dtype, which runs through the model. It must be public, hyperparameters included.
+      prior: TFP distribution over the parameters, joint or single, or a function without arguments that makes it (needed to
+        save the model, see `dpvi.register`). Its one float dtype runs through the model. It must be public.
       likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
         whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
         distribution's `log_prob` of a batch of n records has shape [n].
       surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the parameters, or a function
         from the prior to one.
-      gradients: "aligned" (default) clips and releases the records' gradients by the parameters and pulls the noisy sum
-        back to the surrogate's variables, which puts noise on as many coordinates as there are parameters (Jälkö et
-        al. 2022, arXiv:2210.15961); "vectorized" clips and releases them by the surrogate's variables, as in the 2017
-        paper. The same guarantee at the same clip and noise multiplier.
+      gradients: "aligned" (default) releases the records' clipped gradients by the parameters and pulls the noisy sum back to
+        the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961); "vectorized" releases those by the variables, as in
+        the 2017 paper. The same guarantee at the same clip and noise multiplier.
       clipping: what of a record is clipped. "paired" (default): the difference of its gradient and that of a record that the
         likelihood simulates, which has mean zero at the truth for every clip. With it comes a calibrated `posterior`. Where it
         does not apply, `fit` says so and uses "flat": the record's own gradient, which biases the posterior.
-      num_draws: Monte Carlo draws of the parameters in each step, shared by the records of a batch; a record's gradient
-        is averaged over them before the clip.
+      num_draws: Monte Carlo draws of the parameters in each step, shared by its records and averaged before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
       seed: see `DPModel`.
       name: name of the model.
@@ -94,15 +86,11 @@ class DPVI(base.DPModel):
         if not callable(likelihood):
             raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
         arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
-        if gradients not in ("aligned", "vectorized"):
-            raise ValueError(f'gradients must be "aligned" or "vectorized", got {gradients!r}.')
-        if clipping not in ("flat", "paired"):
-            raise ValueError(f'clipping must be "flat" or "paired", got {clipping!r}.')
-        dtype = surrogates.float_dtype(prior)
-        super().__init__(seed=seed, name=name, dtype=dtype.name)
+        check.one_of("gradients", gradients, ("aligned", "vectorized"))
+        check.one_of("clipping", clipping, ("flat", "paired"))
+        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
-        self._model = ModelParts(prior, likelihood, surrogate, dtype, Calibration(self))
-        self._model.given = given
+        self._model = ModelParts(prior, likelihood, surrogate, Calibration(self), given)
         # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
@@ -127,11 +115,7 @@ class DPVI(base.DPModel):
         return self._model.surrogate
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`.
-
-        Raises:
-          ValueError: prior, likelihood or surrogate is no registered function; see `dpvi.register`.
-        """
+        """See `DPModel.get_config`; prior, likelihood and surrogate must be registered functions (`dpvi.register`)."""
         parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         settings = {
             name: getattr(self, name) for name in ("gradients", "clipping", "num_draws", "num_predictive_draws")
@@ -141,11 +125,7 @@ class DPVI(base.DPModel):
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one.
-
-        Args:
-          spec: the public numbers of a step; N divides the KL term.
-        """
+        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one."""
         if pairing := self.calibration.pairing_for(self.clip):
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
@@ -165,15 +145,9 @@ class DPVI(base.DPModel):
                 loss = tf.add_n([-self._record_log_prob(params, record) for params in draws]) / num_draws
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
-            through = through_draws(record_loss, tf.nest.flatten(draws), outer, variables, aligned=aligned)
-            return mapped(
-                through.record_gradient,
-                through.released,
-                clip,
-                data_independent=exact,
-                data_independent_loss=divergence,
-                pull_back=through.pull_back,
-            )
+            parts = tf.nest.flatten(draws)
+            terms = {"data_independent": exact, "data_independent_loss": divergence}
+            return through_draws(record_loss, parts, outer, variables, clip, aligned=aligned, **terms)
 
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
@@ -190,11 +164,6 @@ class DPVI(base.DPModel):
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """Returns the likelihood of records `x`, or of one whole record for generative models."""
         return self._model.at(params, None if self._model.generative else x)
-
-    @property
-    def record_dtype(self) -> np.dtype:
-        """See `DPModel`."""
-        return self._model.dtype.as_numpy_dtype
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
@@ -242,8 +211,7 @@ class DPVI(base.DPModel):
     def posterior(self) -> tfd.Distribution:
         """The posterior over the prior's structure: the calibrated one after a fit with the paired clip, else the surrogate.
 
-        The calibrated posterior knows the noise that was added, and its mean is not biased by the clip. It is made from
-        released values alone, at no cost.
+        The calibrated one knows the noise that was added, and its mean is not biased by the clip. It costs no privacy.
         """
         calibrated = self._calibrated()
         return self.surrogate_posterior if calibrated is None else calibrated.distribution
@@ -338,8 +306,7 @@ class DPVI(base.DPModel):
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
 
-        Each record comes from its own pick among `num_predictive_draws` draws of the posterior. (Sets for multiple
-        imputation need one draw for all records of a set: see `Synthesizer.sample_many`.)
+        Each record comes from its own pick among `num_predictive_draws` draws of the posterior.
 
         Args:
           num: how many.
@@ -379,64 +346,25 @@ class DPVI(base.DPModel):
         means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
-    def predict_step(self, data: Structure) -> tf.Tensor:
-        """One batch of `predict`."""
-        x = data[0] if isinstance(data, tuple) and len(data) == 1 else data
-        return self(x, training=False)
-
-    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
-        """Posterior predictive mean for new records: array of shape [n, ...].
-
-        Class probabilities for categorical likelihoods. Costs no privacy: a function of the released posterior and `x`.
-
-        Args:
-          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
-          batch_size: records at a time, default 1024.
-          verbose: as in Keras.
-          **kwargs: as in Keras.
-        """
-        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
-
-    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """One batch of `evaluate`: mean negative log predictive density as `loss`, and the validation metrics."""
-        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
-        density = tf.reduce_logsumexp(logs, axis=0) - tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype))
-        self._dp.loss_metric.update_state(-density, sample_weight=weight)
-        if y is not None and self._dp.validation_metrics:
-            prediction = self(x)
-            for metric in self._dp.validation_metrics:
-                metric.update_state(y, prediction, sample_weight=weight)
-        results = {self._loss_name: self._dp.loss_metric.result()}
-        for metric in self._dp.validation_metrics:
-            results[f"unsafe_{metric.name}" if self._dp.unsafe_validation else metric.name] = metric.result()
-        return results
-
-    def _inputs(self, x: Structure) -> Structure:
-        """New records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
-        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)
+        return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(logs, axis=0)
 
 
+@dataclasses.dataclass(eq=False)
 class ModelParts:
     """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
 
-    def __init__(
-        self,
-        prior: tfd.Distribution,
-        likelihood: Callable[..., tfd.Distribution],
-        surrogate: tfd.Distribution,
-        dtype: tf.DType,
-        calibration: Calibration,
-    ) -> None:
-        self.prior = prior
-        self.calibration = calibration
-        self.likelihood = likelihood
-        self.surrogate = surrogate
-        self.dtype = dtype
-        self.given: dict[str, Any] = {}
-        self.generative = arguments.takes_params_alone(likelihood)
+    prior: tfd.Distribution
+    likelihood: Callable[..., tfd.Distribution]
+    surrogate: tfd.Distribution
+    calibration: Calibration
+    given: dict[str, Any]  # As the constructor was.
+
+    def __post_init__(self) -> None:
+        self.generative = arguments.takes_params_alone(self.likelihood)
 
     def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """The likelihood's distribution, checked to be one."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tfp_dpvi import _random, export
+from tfp_dpvi import export
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.export import ExportedFunction, flat_names
-from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws
+from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
 
 if TYPE_CHECKING:
     from tfp_dpvi.data import Records
@@ -79,35 +78,22 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
     `predict` and `log_prob` have the draws that `DPVI.predict` has, from a fixed and public seed.
     """
     parts, num_draws = model._model, model.num_predictive_draws
-    fixed = _random.tfp_seed(_random.new_key(0)).numpy()  # No key: 62 of its bits, as constants of the graph.
     names = flat_names(model.prior.dtype, "params")
 
-    def draws_of(num: tf.Tensor | int, seed: tf.Tensor) -> Structure:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Saw Tensor seed")  # As in `posterior_draws`.
-            return model.posterior.sample(num, seed=seed)
-
     def sample_posterior(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        flat = tf.nest.flatten(draws_of(num, seed))
+        flat = tf.nest.flatten(posterior_draws(model.posterior, num, seed))
         shapes = tf.nest.flatten(model.prior.event_shape_tensor())
         return {
             name: tf.ensure_shape(part, [None, *tf.get_static_value(shape)])
             for name, part, shape in zip(names, flat, shapes, strict=True)
         }
 
-    def mean(x: Structure) -> tf.Tensor:
-        means = over_draws(lambda params: mean_of(parts.at(params, x)), draws_of(num_draws, fixed))
-        return tf.reduce_mean(means, axis=0)
-
     def log_prob(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        logs = over_draws(
-            lambda params: model._log_prob(params, records["x"], records.get("y")), draws_of(num_draws, fixed)
-        )
-        return {"log_prob": tf.reduce_logsumexp(logs, axis=0) - tf.math.log(tf.cast(num_draws, logs.dtype))}
+        return {"log_prob": -model.test_losses(records["x"], records.get("y"))}
 
     def sample_predictive(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         draw_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
-        draws = draws_of(num_draws, draw_seed)
+        draws = posterior_draws(model.posterior, num_draws, draw_seed)
         predictive = PosteriorPredictive(lambda params: parts.at(params, None), draws, num_draws)
         return _named(predictive.sample(num, seed=record_seed), "x")
 
@@ -117,7 +103,7 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
         first = _of_draws("sample_predictive", sample_predictive, meaning)
     else:
         meaning = f"posterior predictive mean of each record (class probabilities of a categorical one), {over}."
-        first = mean_function(mean, inputs["x"], meaning)
+        first = mean_function(model.call, inputs["x"], meaning)
     density = f"log density of each record under the posterior predictive distribution, {over}."
     return [
         first,

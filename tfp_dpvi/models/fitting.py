@@ -46,7 +46,7 @@ class FittedModel(saving.SavedModel):
     @property
     def record_dtype(self) -> np.dtype:
         """The float type that records are cast to."""
-        return np.dtype(keras.backend.floatx())
+        return np.dtype(self.dtype)
 
     def after_fit(self) -> None:
         """Runs when a fit has ended; for subclasses."""
@@ -65,8 +65,8 @@ class FittedModel(saving.SavedModel):
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
             raise RuntimeError(
-                f"{call} was called while fit runs, by a callback or in another thread: one fit at a time, whose settings stay as "
-                f"they were priced.\nCall {call} after fit has returned; this call spent nothing."
+                f"{call} was called while fit runs, by a callback or in another thread: its settings stay as they were priced. Call "
+                f"{call} after fit has returned; this call spent nothing."
             )
 
     def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
@@ -109,24 +109,20 @@ class FittedModel(saving.SavedModel):
         """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], or dict or tuple of such arrays; or a pandas DataFrame, which is a dict of its columns by
-            name; or, for records that do not fit into memory, memory
-            maps or sources with a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of
-            batches x, (x, y) or (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
+          x: array of shape [N, ...], dict or tuple of arrays, or DataFrame (a dict of its columns); memory maps, or sources with
+            a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or
+            (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with probability
             B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
           epochs: passes of ceil(num_records / batch_size) steps each.
           verbose: as in Keras.
-          callbacks: Keras callbacks; they see public and privatised values only. With
-            `dpvi.callbacks.PrivateBackupAndRestore` an interrupted fit goes on from its last epoch.
-          sample_weight: array of shape [N] of weights >= 0. They multiply a record's loss before the clip, so they
-            cannot raise anyone's influence above it.
-          num_records: the public number of records N, by default `len(x)`. Declare another (a rounded or outdated
-            count) to keep the exact one hidden.
-          sampling: for arrays "poisson" (default), or "fixed_size" for exactly `batch_size` distinct records in each step,
-            which is priced under replace-one by the RDP accountant. For a dataset your declaration of how its batches
-            were drawn: "poisson", or "each_record_once_per_epoch", which is priced without amplification.
+          callbacks: Keras callbacks; they see public and privatised values only.
+          sample_weight: array of shape [N] of weights >= 0, which multiply a record's loss before the clip.
+          num_records: the public number of records N, by default `len(x)`; declare another to keep the exact one hidden.
+          sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct records in each step, priced
+            under replace-one by RDP. Of a dataset how its batches were drawn, as you declare: "poisson", or
+            "each_record_once_per_epoch", priced without amplification.
           sampling_probability: of a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
@@ -135,10 +131,10 @@ class FittedModel(saving.SavedModel):
           unsafe_validation: show exact losses of private validation records; the report says so.
           validation_freq: as in Keras.
           validation_batch_size: default 1024.
-          validate: look for NaN and infinite values first. This check is the curator's, outside the guarantee; without
-            it such records contribute exactly zero. Streamed records are not looked through.
-          stream: read the rows that a step draws from where they are stored, instead of holding all on the device; by
-            default for sources that are no arrays and for memory maps above 2 GiB. Same batches, same guarantee.
+          validate: look for NaN and infinite values first, a check outside the guarantee; without it, and where records are
+            streamed, such records contribute exactly zero.
+          stream: read the rows that a step draws from where they are stored; by default for sources and for memory maps
+            above 2 GiB. Same batches, same guarantee.
 
         Returns:
           A Keras `History`: epsilon, public and privatised values only.
@@ -208,11 +204,10 @@ class FittedModel(saving.SavedModel):
         """Returns records with their sampler, checked, for `mechanism` and a training loop of one's own.
 
         Args:
-          x: as in `fit`.
-          y: as in `fit`.
-          sample_weight: as in `fit`.
-          **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`, `steps_per_epoch`, `validate` and
-            `stream` of `fit`.
+          x: as in `fit`, and so are `y` and `sample_weight`.
+          y: see `x`.
+          sample_weight: see `x`.
+          **settings: of `fit`, as far as they concern records and sampling.
         """
         physical = None if self._dp.target is None else self._dp.target.physical_batch_size
         return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
@@ -233,11 +228,11 @@ class FittedModel(saving.SavedModel):
             )
         spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
         return Mechanism(
-            sampler=data.sampler,
-            gradient=self.clipped_gradient(spec),
-            expected_batch_size=data.batch_size,
-            num_records=data.num_records,
-            noise_multiplier=target.noise_multiplier,
+            data.sampler,
+            self.clipped_gradient(spec),
+            data.batch_size,
+            data.num_records,
+            target.noise,
             metrics=self._dp.private_metrics,
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
@@ -296,7 +291,7 @@ class FittedModel(saving.SavedModel):
         held_by_all = saving.variables_of(self)
         workers.check_same(target, state.seed, *public, arrays=lambda: [each.numpy() for each in held_by_all])
         noise, allowed = workers.from_chief(lambda: self._plan(draft, data, planned, held, resumed), 2)
-        mechanism = dataclasses.replace(draft, noise_multiplier=noise)
+        mechanism = draft.with_noise(noise)
         state.plan = mechanism.plan(planned)
         if not allowed:
             self._end_without_a_step(held, planned, backup, initial_epoch)
@@ -328,9 +323,9 @@ class FittedModel(saving.SavedModel):
         state = self._dp
         assert state.target is not None
         if held is not None and resumed is not None:
-            noise = resumed.restore(held, draft.plan(planned))
+            mechanism = resumed.restore(held, draft)
         else:
-            calibrated = calibrate(
+            mechanism = calibrate(
                 draft,
                 state.ledger,
                 state.target,
@@ -338,17 +333,14 @@ class FittedModel(saving.SavedModel):
                 steps_per_epoch=data.steps_per_epoch,
                 epochs_run=state.progress.epochs,
             )
-            noise = calibrated.noise_multiplier or 0.0
-        plan = dataclasses.replace(draft, noise_multiplier=noise).plan(planned)
-        return noise, state.ledger.most_releases(plan, state.target.budgets)
+        return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
 
     def _checkpoint_of(self, data: Data) -> Checkpoint:
         state = self._dp
         assert state.target is not None
         if not data.resumable or Workers(self.distribute_strategy).several:
             raise ValueError(
-                "PrivateBackupAndRestore serves one process and arrays, memory maps or sources: a dataset's batches read again are "
-                "no new sample.\nNothing was spent."
+                "PrivateBackupAndRestore serves one process, and no dataset: its batches read again are no new sample."
             )
         held = (self.optimizer, saving.variables_of(self), state.ledger, state.target, state.progress)
         return Checkpoint(*held, seeded=state.seed is not None)
@@ -394,8 +386,7 @@ class FittedModel(saving.SavedModel):
         """Returns the function that `Model.fit` calls for each execution; made by `fit`."""
         if self._dp.running is None:
             raise RuntimeError(
-                "make_train_function and train_on_batch work outside fit in Keras, but a private step needs the plan and "
-                "the sampler that fit makes. Call fit."
+                "make_train_function: a private step needs the plan and the sampler that fit makes. Call fit."
             )
         return self._dp.running
 
@@ -404,15 +395,28 @@ class FittedModel(saving.SavedModel):
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """Evaluates one batch: the mean of `record_loss` over the given records."""
+        """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
         x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
-        if y is None:
-            losses = tf.vectorized_map(self.record_loss, x)
-        else:
-            losses = tf.vectorized_map(lambda pair: self.record_loss(*pair), (x, y))
+        state = self._dp
+        state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
+        results = {self._loss_name: state.loss_metric.result()}
+        compared = self._compared(x, y) if state.validation_metrics else None
+        for metric in state.validation_metrics:
+            if compared is not None:
+                metric.update_state(*compared, sample_weight=weight)
+            results[f"unsafe_{metric.name}" if state.unsafe_validation else metric.name] = metric.result()
+        return results
+
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns the losses of a batch of records, shape [n]."""
+        records = (x,) if y is None else (x, y)
+        losses = tf.vectorized_map(lambda record: self.record_loss(*record), records)
         clear_losses(self)
-        self._dp.loss_metric.update_state(losses, sample_weight=weight)
-        return {self._loss_name: self._dp.loss_metric.result()}
+        return losses
+
+    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor] | None:
+        """Returns what validation metrics compare: the truth and the prediction."""
+        return None if y is None else (y, self(x))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
@@ -427,15 +431,13 @@ class FittedModel(saving.SavedModel):
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:
         """Has Keras count batches one by one: of a function traced for more it would drop the rest."""
-        counter = steps_per_execution(self)
-        before = None if counter is None else counter.numpy()
-        if counter is not None:
-            counter.assign(1)
+        counter = steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
+        before = counter.numpy()
+        counter.assign(1)
         try:
             yield
         finally:
-            if counter is not None:
-                counter.assign(before)
+            counter.assign(before)
 
     @property
     def _loss_name(self) -> str:
@@ -443,7 +445,4 @@ class FittedModel(saving.SavedModel):
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
-        raise RuntimeError(
-            "train_on_batch: a batch chosen by the caller is no random sample and cannot be accounted for. Call fit, "
-            "which samples by itself."
-        )
+        raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")

@@ -28,33 +28,21 @@ class Terms:
 class GroupTerms:
     """The sum of records' clipped gradients and of those of groups, and the noise that the two need.
 
-    Attributes:
-      terms: `(x, key, num_draws, training) -> Terms`.
-      regularizer: `Codes -> scalar`.
-      weight: what it is multiplied by.
-      prior: of a record's latent variable.
-      num_prior_samples: draws from it that the regularizer is given.
-      variables: what is learned.
-      reached: for each variable whether the regularizer depends on it.
-      num_groups: b.
-      clip: of a group's gradient.
-      expected_batch_size: qN.
-      noise: sensitivity and noise scales of both terms.
-      static: keep shapes fixed, as XLA needs it.
+    `terms(x, key, num_draws, training)` gives a batch's losses and codes.
     """
 
     terms: Callable[..., Terms]
     regularizer: Callable[[Codes], tf.Tensor]
-    weight: float
+    weight: float  # Of the regularizer.
     prior: tfd.Distribution
     num_prior_samples: int
     variables: Sequence[tf.Variable]
-    reached: tuple[bool, ...]
+    reached: tuple[bool, ...]  # For each variable whether the regularizer depends on it.
     num_groups: int
-    clip: Clip
+    clip: Clip  # Of a group's gradient.
     expected_batch_size: float
     noise: TermwiseNoise
-    static: bool
+    static: bool  # Shapes stay fixed, as XLA needs it.
 
     @property
     def noise_scales(self) -> tuple[float, ...]:

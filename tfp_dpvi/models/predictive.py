@@ -12,11 +12,11 @@ from tfp_dpvi._tf import Structure, tf, tfd, tfp
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
     """Returns `function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
-    return _as_graph(lambda: tf.vectorized_map(function, draws))
+    return as_graph(lambda: tf.vectorized_map(function, draws))
 
 
-def _as_graph(function: Callable[[], tf.Tensor]) -> tf.Tensor:
-    """Calls `function` as one graph: eagerly, its map would warn of retracing after a few calls."""
+def as_graph(function: Callable[[], Structure]) -> Structure:
+    """Calls `function` as one graph: eagerly, maps warn of retracing, and TFP's caches of joint bijectors print errors."""
     if not tf.executing_eagerly():
         return function()
     return tf.function(function, autograph=False).get_concrete_function()()
@@ -113,12 +113,14 @@ class PosteriorPredictive(tfd.Distribution):
             draw = tf.nest.map_structure(lambda part: part[pick], self._draws)
             return self._likelihood(draw).sample(seed=seed_of_one)
 
-        return _as_graph(lambda: tf.map_fn(one, (picks, seeds), fn_output_signature=self._one.dtype))
+        return as_graph(lambda: tf.map_fn(one, (picks, seeds), fn_output_signature=self._one.dtype))
 
 
-def posterior_draws(surrogate_posterior: tfd.Distribution, num_draws: int, seed: int | None) -> Structure:
-    """Draws `num_draws` times, stacked in the first dimension."""
+def posterior_draws(posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.Tensor | int | None) -> Structure:
+    """Draws `num` times, stacked in the first dimension; the seed is a number, None, or an int32 tensor of shape [2]."""
+    if not tf.is_tensor(seed):
+        seed = _random.tfp_seed(_random.new_key(seed))
     with warnings.catch_warnings():
         # TFP samples automatically batched surrogates ("asvi") in a loop and says so.
         warnings.filterwarnings("ignore", message="Saw Tensor seed")
-        return surrogate_posterior.sample(num_draws, seed=_random.tfp_seed(_random.new_key(seed)))
+        return posterior.sample(num, seed=seed)

@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import Model, keras, layers_within, steps_per_execution, tf
+from tfp_dpvi._tf import Model, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
@@ -127,27 +127,6 @@ class SavedModel(Model):
             metric.reset_state()
         super().save_own_variables(store)
 
-    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Loads as Keras does; what cannot be loaded leaves the model as it was. Weights come without their ledger: see `save`.
-
-        Raises:
-          ValueError: the file cannot be read, or its weights have other shapes.
-        """
-        variables = [*_made(self), *(self.optimizer.variables if self.optimizer is not None else ())]
-        held = [variable.numpy() for variable in variables]
-        try:
-            return super().load_weights(filepath, *args, **kwargs)
-        except BaseException as error:
-            for variable, value in zip(variables, held, strict=True):
-                variable.assign(value)
-            says_why = (ValueError, TypeError, FileNotFoundError, tf.errors.NotFoundError)
-            if isinstance(error, says_why) or not isinstance(error, Exception):
-                raise
-            raise ValueError(
-                f"filepath={str(filepath)!r} holds no weights that can be read ({type(error).__name__}: {error}): it was cut "
-                "short, altered, or is in another format. Take another copy. The model is as it was."
-            ) from error
-
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None, **kwargs: Any
     ) -> None:
@@ -201,21 +180,15 @@ def load_model(
     path = os.fspath(filepath)
     if not os.path.isfile(path) or not path.endswith(".keras"):
         raise ValueError(f"filepath={path!r} is no .keras file: give the path of a file that model.save wrote.")
-    problem = None
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-            if damaged is not None:
-                problem = f"its part {damaged!r} was altered"
-            elif "config.json" not in archive.namelist():
-                problem = "it holds no config.json"
+            if (damaged := archive.testzip()) is not None or "config.json" not in archive.namelist():
+                raise zipfile.BadZipFile(f"{damaged or 'config.json'} was altered")
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
-        problem = str(error)
-    if problem is not None:
         raise ValueError(
-            f"filepath={path!r} is not a whole .keras file ({problem}; {os.path.getsize(path)} bytes): it was cut short, altered, or "
+            f"filepath={path!r} is not a whole .keras file ({error}; {os.path.getsize(path)} bytes): it was cut short, altered, or "
             "is in another format. Take another copy, or fit again. What was spent stands in the ledger."
-        )
+        ) from error
     return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
 
 
@@ -230,20 +203,8 @@ def variables_of(model: Model) -> list[tf.Variable]:
     return [*held.values(), *model.optimizer.variables]
 
 
-def _made(model: Model) -> list[tf.Variable]:
-    """Returns the variables that exist; a part that was not built has none yet, and is filled when it has (checkpoints)."""
-    found: list[tf.Variable] = []
-    for layer in layers_within(model):  # The model first.
-        with contextlib.suppress(ValueError):
-            found += layer.variables
-    return list({id(variable): variable for variable in found}.values())
-
-
 def _no_records(inputs: dict[str, tf.TensorSpec]) -> Records:
-    def zeros(spec: tf.TensorSpec) -> np.ndarray:
-        return np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
-
-    made = {name: tf.nest.map_structure(zeros, spec) for name, spec in inputs.items()}
+    made = tf.nest.map_structure(lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype), inputs)
     return Records(made["x"], made.get("y"), None, 1)
 
 

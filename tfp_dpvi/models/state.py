@@ -16,26 +16,7 @@ from tfp_dpvi.training.mechanism import Mechanism
 
 
 class State:
-    """Everything of a model that concerns privacy. A plain object, so that no checkpoint holds a key or a ledger.
-
-    Attributes:
-      seed: of the model, or None.
-      fitting: held while a fit runs.
-      ledger: what has been released from its data.
-      target: what `compile` fixed, or None before it.
-      progress: how far it has come.
-      plan: of the last fit.
-      compiled: the compiled steps since `compile`.
-      running: the fit that runs, or None.
-      accumulated: the last fit's accumulators over released values, by name.
-      mechanism: of the last fit.
-      inputs: shapes and dtypes of the records of the last fit.
-      num_records: the public N of the last fit.
-      num_records_declared: whether the user declared it.
-      private_metrics, validation_metrics: of `compile`.
-      steps_per_execution_is_set: whether `compile` was given it.
-      unsafe_validation: the fit that runs shows exact losses of private records.
-    """
+    """Everything of a model that concerns privacy. A plain object, so that no checkpoint holds a key or a ledger."""
 
     def __init__(self, seed: int | None) -> None:
         self.seed = seed

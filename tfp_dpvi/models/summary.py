@@ -33,12 +33,12 @@ class PosteriorSummary:
         lines = [" " * width + "".join(f"{name:>10}" for name in self.columns)]
         for number, name in enumerate(self.names):
             lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
-        if self.checks is None:
+        one = self.checks
+        if one is None:
             lines.append(
                 "Not calibrated: the spread does not include the noise that was added, nor what clipping distorts."
             )
         else:
-            one = self.checks
             lines.append(
                 f"Distance {one.distance:.2f} (limit 1.3), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
                 f"signal {one.curvature_signal:.1f}."
@@ -48,13 +48,7 @@ class PosteriorSummary:
 
 
 def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None) -> PosteriorSummary:
-    """Returns the table of posterior draws.
-
-    Args:
-      draws: structure of tensors with the draws in the first dimension.
-      coordinates: of the prior.
-      calibrated: what the draws are from, or None for the surrogate.
-    """
+    """Returns the table of posterior draws."""
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
     values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)

@@ -178,9 +178,8 @@ class Synthesizer:
           verbose: as in Keras.
           neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
           accountant: as in `DPModel.compile`.
-          **optimizer: for `DPKerasAdamOptimizer`, over this model's own `l2_norm_clip=1.0`, `learning_rate=0.1`,
-            `use_ema=True` and `ema_momentum=0.97`: the average of iterates loses most of the noise of the last.
-            `noise_multiplier` in place of `epsilon`.
+          **optimizer: for `DPKerasAdamOptimizer`, over `l2_norm_clip=1.0`, `learning_rate=0.1`, `use_ema=True` and
+            `ema_momentum=0.97` (the average of iterates loses most of the noise); `noise_multiplier` in place of `epsilon`.
 
         Raises:
           ValueError, TypeError, BudgetExhaustedError: as in `DPModel.fit`; nothing was spent.

@@ -12,11 +12,7 @@ from typing import Any
 
 from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.gradients import Clip
-from tfp_dpvi.optimizers.dp_keras import (
-    DPOptimizer,
-    check_noise_multiplier,
-    make_dp_optimizer_class,
-)
+from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
 
 _KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSprop", "Ftrl")
 
@@ -44,6 +40,11 @@ def as_dp_optimizer(
       ValueError: no clip, two clips, or a TensorFlow Privacy option that has no sound counterpart.
     """
     refuse_keras_3("optimizer", optimizer)
+    if isinstance(optimizer, (str, dict)):
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except ValueError as error:
+            raise ValueError(f"optimizer={optimizer!r} is no Keras optimizer: {error}") from error
     if isinstance(optimizer, DPOptimizer):
         _refuse_second(optimizer.l2_norm_clip, l2_norm_clip, optimizer.noise_multiplier, noise_multiplier)
         return optimizer
@@ -60,13 +61,6 @@ def as_dp_optimizer(
             f"{optimizer._noise_multiplier} in a way that is not known here (TensorFlow Privacy's sparse optimizers add noise "
             "to chosen rows only). Use dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
-    if isinstance(optimizer, (str, dict)):
-        try:
-            optimizer = keras.optimizers.get(optimizer)
-        except ValueError as error:
-            raise ValueError(f"optimizer={optimizer!r} is no Keras optimizer: {error}") from error
-        if isinstance(optimizer, DPOptimizer):
-            return as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     if not isinstance(optimizer, (Optimizer, LegacyOptimizer)):
         raise TypeError(
             f"optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got {optimizer!r}. For instance "
@@ -77,7 +71,7 @@ def as_dp_optimizer(
             f"optimizer={_describe(optimizer)} carries no clip: give compile(l2_norm_clip=...) as well, or use "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
         )
-    return _rebuild(optimizer, l2_norm_clip, check_noise_multiplier(noise_multiplier))
+    return _rebuild(optimizer, l2_norm_clip, noise_multiplier)
 
 
 def _describe(optimizer: Optimizer) -> str:
@@ -120,7 +114,7 @@ def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: fl
         )
     own_noise = deviation / own_clip
     _refuse_second(own_clip, clip, own_noise, noise)
-    return _rebuild(optimizer, own_clip, check_noise_multiplier(own_noise))
+    return _rebuild(optimizer, own_clip, own_noise)
 
 
 def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimizer:

@@ -12,6 +12,8 @@ from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.optimizers import noise as noise_lib
 
+_Base: Any = object  # Behind the mixin comes a Keras class, see `make_dp_optimizer_class`.
+
 
 class UnprivatizedGradientError(RuntimeError):
     """A gradient reached the optimizer without clip and noise, or a second time."""
@@ -23,18 +25,7 @@ class _Minted:
     tensors: Sequence[Any] | None = None
 
 
-def check_noise_multiplier(noise_multiplier: float | None) -> float | None:
-    """Returns the noise multiplier as a float or None; raises `ValueError` unless it is finite and at least 0."""
-    try:
-        return None if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"noise_multiplier must be a finite number >= 0, got {noise_multiplier!r}. It is the noise's standard "
-            "deviation over l2_norm_clip; leave it None to have compile(epsilon=, delta=) calibrate it."
-        ) from None
-
-
-class DPOptimizer:
+class DPOptimizer(_Base):
     """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
 
     Attributes:
@@ -47,10 +38,21 @@ class DPOptimizer:
     noise_multiplier: float | None
     clipping: str
 
-    def _set_privacy(self, l2_norm_clip: float, noise_multiplier: float | None, clipping: str = "flat") -> None:
+    def __init__(
+        self,
+        *args: Any,
+        l2_norm_clip: float,
+        noise_multiplier: float | None = None,
+        clipping: str = "flat",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
         self.l2_norm_clip, self.clipping = l2_norm_clip, clipping
         self.l2_norm_clip = self.clip.bound
-        self.noise_multiplier = check_noise_multiplier(noise_multiplier)
+        self.noise_multiplier = None
+        if noise_multiplier is not None:
+            fix = "pass the noise's standard deviation over l2_norm_clip, or None to have it calibrated"
+            self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
                 f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}): without a clip no "
@@ -107,14 +109,39 @@ class DPOptimizer:
         if minted is None:
             raise UnprivatizedGradientError(
                 "apply_gradients: these gradients were not privatised in this step. Take them from "
-                "optimizer.privatize(clipped_sum, ...), once for each step; minimize() and gradients from a tape are "
-                "not private."
+                "optimizer.privatize(clipped_sum, ...), once for each step; those of a tape are not private."
             )
         if len(minted) != len(gradients) or any(g is not m for g, m in zip(gradients, minted, strict=True)):
             raise UnprivatizedGradientError(
                 "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply them "
                 "unchanged, all of them and in their order; transformations belong before the clip or in the optimizer."
             )
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
+    ) -> tf.Variable:
+        """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
+
+        Raises:
+          UnprivatizedGradientError: the gradients were not privatised in this step.
+        """
+        pairs = list(grads_and_vars)
+        self._check_minted([gradient for gradient, _ in pairs])
+        return super().apply_gradients(pairs, *args, **kwargs)
+
+    def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
+        raise UnprivatizedGradientError(
+            f"{type(self).__name__}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
+            "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
+        )
+
+    compute_gradients = minimize
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        privacy = {name: getattr(self, name) for name in ("l2_norm_clip", "noise_multiplier", "clipping")}
+        return {**super().get_config(), **privacy}
 
 
 _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
@@ -129,7 +156,7 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
         privacy.
 
     Raises:
-      ValueError: a clip that is not positive, or a negative or infinite noise multiplier.
+      ValueError, TypeError: a clip that is not positive, or a noise multiplier that is not finite and at least 0.
 
     #### Formal guarantee
 
@@ -159,54 +186,9 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
         )
     if issubclass(keras_optimizer_class, DPOptimizer):
         return keras_optimizer_class
-    base: Any = keras_optimizer_class
     name = f"DPKeras{keras_optimizer_class.__name__}Optimizer"
-
-    class _DPKerasOptimizer(DPOptimizer, base):
-        def __init__(
-            self,
-            *args: Any,
-            l2_norm_clip: float,
-            noise_multiplier: float | None = None,
-            clipping: str = "flat",
-            **kwargs: Any,
-        ) -> None:
-            super().__init__(*args, **kwargs)
-            self._set_privacy(l2_norm_clip, noise_multiplier, clipping)
-
-        def apply_gradients(
-            self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
-        ) -> tf.Variable:
-            """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
-
-            Raises:
-              UnprivatizedGradientError: the gradients were not privatised in this step.
-            """
-            pairs = list(grads_and_vars)
-            self._check_minted([gradient for gradient, _ in pairs])
-            return super().apply_gradients(pairs, *args, **kwargs)
-
-        def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
-            raise UnprivatizedGradientError(
-                f"{name}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
-                "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
-            )
-
-        def compute_gradients(self, *args: Any, **kwargs: Any) -> NoReturn:
-            """Refused, as `minimize` is."""
-            self.minimize()
-
-        def get_config(self) -> dict[str, Any]:
-            config: dict[str, Any] = super().get_config()
-            config.update(
-                l2_norm_clip=self.l2_norm_clip, noise_multiplier=self.noise_multiplier, clipping=self.clipping
-            )
-            return config
-
-    _DPKerasOptimizer.__name__ = _DPKerasOptimizer.__qualname__ = name
-    _DPKerasOptimizer.__doc__ = _DOC.format(name=keras_optimizer_class.__name__)
-    return register_keras_serializable("tfp_dpvi", name)(_DPKerasOptimizer)
+    body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}
+    return register_keras_serializable("tfp_dpvi", name)(type(name, (DPOptimizer, keras_optimizer_class), body))
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)

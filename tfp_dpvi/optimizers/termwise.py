@@ -8,12 +8,10 @@ of norm at most C2 into another, which is a move of up to 2 C2.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import keras, register_keras_serializable
-from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
 from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
 
@@ -35,20 +33,27 @@ class TermwiseOptimizer(DPOptimizer):
     noise: str
     split: str
 
-    def _set_terms(self, batch_l2_norm_clip: float, num_partitions: int, noise: str, split: str) -> None:
-        try:
-            self.batch_l2_norm_clip = Clip(batch_l2_norm_clip).bound
-        except ValueError as error:
-            raise ValueError(str(error).replace("l2_norm_clip", "batch_l2_norm_clip", 1)) from None
-        for name, value in (("l2_norm_clip", self.l2_norm_clip), ("batch_l2_norm_clip", self.batch_l2_norm_clip)):
-            if math.isinf(value):
-                raise ValueError(
-                    f"{name}={value} must be finite: the two clips weigh the terms' noise against each other. For runs that "
-                    "are not private give large clips and noise_multiplier=0."
-                )
+    def __init__(
+        self,
+        *args: Any,
+        batch_l2_norm_clip: float,
+        num_partitions: int,
+        noise: str = "blocks",
+        split: str = "optimal",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        fix = "the two clips weigh the terms' noise against each other; for runs that are not private give large ones"
+        check.positive("l2_norm_clip", self.l2_norm_clip, fix)
+        self.batch_l2_norm_clip = check.positive("batch_l2_norm_clip", batch_l2_norm_clip, fix)
         self.num_partitions = check.count("num_partitions", num_partitions, 1)
         self.noise = check.one_of("noise", noise, NOISE_SCHEMES)
         self.split = check.one_of("split", split, ("optimal", "paper"))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        names = ("batch_l2_norm_clip", "num_partitions", "noise", "split")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
     def noise_for(
         self,
@@ -78,47 +83,7 @@ class TermwiseOptimizer(DPOptimizer):
         )
 
 
-@functools.cache
-def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
-    """Returns a term-wise DP optimizer class over any Keras optimizer class.
-
-    Args:
-      keras_optimizer_class: a subclass of `dpvi.keras.optimizers.Optimizer`.
-
-    Returns:
-      A subclass named `TermwiseDPKeras<Name>Optimizer`; see `TermwiseDPKerasAdamOptimizer`.
-
-    Raises:
-      TypeError: not such a class.
-    """
-    base: Any = make_dp_optimizer_class(keras_optimizer_class)
-    name = f"TermwiseDPKeras{keras_optimizer_class.__name__}Optimizer"
-
-    class _Termwise(TermwiseOptimizer, base):
-        def __init__(
-            self,
-            *args: Any,
-            batch_l2_norm_clip: float,
-            num_partitions: int,
-            noise: str = "blocks",
-            split: str = "optimal",
-            **kwargs: Any,
-        ) -> None:
-            super().__init__(*args, **kwargs)
-            self._set_terms(batch_l2_norm_clip, num_partitions, noise, split)
-
-        def get_config(self) -> dict[str, Any]:
-            config: dict[str, Any] = super().get_config()
-            config.update(
-                batch_l2_norm_clip=self.batch_l2_norm_clip,
-                num_partitions=self.num_partitions,
-                noise=self.noise,
-                split=self.split,
-            )
-            return config
-
-    _Termwise.__name__ = _Termwise.__qualname__ = name
-    _Termwise.__doc__ = f"""`dpvi.keras.optimizers.{keras_optimizer_class.__name__}` on privatised gradients of two terms.
+_DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
 
     Args:
       *args: as for the Keras class.
@@ -137,7 +102,25 @@ def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
     One Gaussian release of `sum of clipped records + (B / b) sum of clipped groups`, priced for the whole, then
     post-processing. One record moves one group's gradient by at most 2 C2 (not C2, as the paper says).
     """
-    return register_keras_serializable("tfp_dpvi", name)(_Termwise)
+
+
+@functools.cache
+def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
+    """Returns a term-wise DP optimizer class over any Keras optimizer class.
+
+    Args:
+      keras_optimizer_class: a subclass of `dpvi.keras.optimizers.Optimizer`.
+
+    Returns:
+      A subclass named `TermwiseDPKeras<Name>Optimizer`; see `TermwiseDPKerasAdamOptimizer`.
+
+    Raises:
+      TypeError: not such a class.
+    """
+    base = make_dp_optimizer_class(keras_optimizer_class)
+    name = f"TermwiseDPKeras{keras_optimizer_class.__name__}Optimizer"
+    body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}
+    return register_keras_serializable("tfp_dpvi", name)(type(name, (TermwiseOptimizer, base), body))
 
 
 TermwiseDPKerasSGDOptimizer = make_termwise_optimizer_class(keras.optimizers.SGD)

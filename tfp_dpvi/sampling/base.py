@@ -50,6 +50,6 @@ class Sampler(abc.ABC):
         return self
 
     @property
-    @abc.abstractmethod
     def identity(self) -> Hashable:
-        """Hashable; equal for samplers whose traced `for_each_batch` is the same."""
+        """Hashable; equal for samplers whose traced `for_each_batch` is the same: by default class and attributes."""
+        return (type(self), *sorted(vars(self).items()))

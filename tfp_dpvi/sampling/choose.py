@@ -59,7 +59,7 @@ def make_sampler(
       num_available: records at hand.
       num_records: the declared N; the inclusion probability is batch_size / N.
       batch_size: expected size of a sample.
-      physical_batch_size: records in memory at a time; None for as many as one batch nearly always needs, within a memory bound.
+      physical_batch_size: records in memory at a time; None for what one batch nearly always needs, within a memory bound.
       needs: of the model's gradient.
 
     Raises:

@@ -7,6 +7,7 @@ import copy
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import SamplingScheme
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
+from tfp_dpvi.sampling.full_batch import in_order
 
 
 class DeclaredBatchSampler(Sampler):
@@ -43,19 +44,10 @@ class DeclaredBatchSampler(Sampler):
         """See `Sampler`. Physical batches behind the last record are left out."""
         del key
         assert self._mask is not None, "call on(records) first"
-        present, count, size = self._mask, self.num_available, self.physical_batch_size
+        present, count = self._mask, self.num_available
         last = tf.reduce_max(tf.where(present, tf.range(1, count + 1, dtype=tf.int64), 0))
 
-        def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
-            indices = start + tf.range(size, dtype=tf.int64)
-            rows = tf.minimum(indices, count - 1)
-            return start + size, body(carry, rows, (indices < count) & tf.gather(present, rows))
+        def of_present(carry: Carry, rows: tf.Tensor, mask: tf.Tensor) -> Carry:
+            return body(carry, rows, mask & tf.gather(present, rows))
 
-        begin = (tf.constant(0, tf.int64), initial)
-        last_carry: Carry = tf.while_loop(lambda start, _: start < last, one, begin, parallel_iterations=1)[1]
-        return last_carry
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """See `Sampler`."""
-        return ("declared", self._scheme, self.num_available, self.physical_batch_size)
+        return in_order(count, self.physical_batch_size, last, of_present, initial)

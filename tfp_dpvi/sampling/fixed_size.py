@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FixedSizeSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
+from tfp_dpvi.sampling.full_batch import in_order
 
 
 def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
@@ -81,25 +81,12 @@ class FixedSizeSampler(Sampler):
         """The scheme to account for."""
         return FixedSizeSampling(self.num_available, self.batch_size)
 
-    @property
-    def identity(self) -> Hashable:
-        """See `Sampler`."""
-        return ("fixed_size", self.num_available, self.batch_size, self.physical_batch_size)
-
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         indices = distinct_indices(key, self.num_available, self.batch_size)
-        size = self.physical_batch_size
-        pieces = math.ceil(self.batch_size / size)
-        if pieces == 1:
+        count, size = self.batch_size, self.physical_batch_size
+        if size == count:
             return body(initial, indices, tf.ones([size], tf.bool))
-        padding = pieces * size - self.batch_size
-        indices = tf.reshape(tf.pad(indices, [[0, padding]]), [pieces, size])
-        mask = tf.reshape(tf.range(pieces * size) < self.batch_size, [pieces, size])
-
-        def one(piece: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return piece + 1, body(carry, indices[piece], mask[piece])
-
-        begin = (tf.constant(0), initial)
-        last_carry: Carry = tf.while_loop(lambda piece, _: piece < pieces, one, begin, parallel_iterations=1)[1]
-        return last_carry
+        return in_order(
+            count, size, count, lambda carry, places, mask: body(carry, tf.gather(indices, places), mask), initial
+        )

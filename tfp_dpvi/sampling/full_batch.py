@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import FullBatch
@@ -30,23 +28,22 @@ class FullBatchSampler(Sampler):
         """The scheme to account for."""
         return FullBatch()
 
-    @property
-    def identity(self) -> Hashable:
-        """See `Sampler`."""
-        return ("full_batch", self.num_available, self.physical_batch_size)
-
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         del key
         count, size = self.num_available, self.physical_batch_size
         if size == count:
             return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
+        return in_order(count, size, count, body, initial)
 
-        def one(start: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            indices = start + tf.range(size, dtype=tf.int64)
-            mask = indices < count
-            return start + size, body(carry, tf.minimum(indices, count - 1), mask)
 
-        begin = (tf.constant(0, tf.int64), initial)
-        last_carry: Carry = tf.while_loop(lambda start, _: start < count, one, begin, parallel_iterations=1)[1]
-        return last_carry
+def in_order(count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry) -> Carry:
+    """Calls `body` with the indices below `count`, `size` at a time, until all below `end` were had; see `Sampler`."""
+
+    def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
+        indices = start + tf.range(size, dtype=tf.int64)
+        return start + size, body(carry, tf.minimum(indices, count - 1), indices < count)
+
+    begin = (tf.constant(0, tf.int64), initial)
+    last_carry: Carry = tf.while_loop(lambda start, _: start < end, one, begin, parallel_iterations=1)[1]
+    return last_carry

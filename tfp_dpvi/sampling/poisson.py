@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 
 import numpy as np
 
@@ -79,11 +78,6 @@ class PoissonSampler(Sampler):
     def scheme(self) -> PoissonSampling:
         """The scheme to account for."""
         return PoissonSampling(self.probability)
-
-    @property
-    def identity(self) -> Hashable:
-        """See `Sampler`."""
-        return ("poisson", self.num_available, self.probability, self.physical_batch_size)
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""

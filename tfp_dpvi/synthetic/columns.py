@@ -105,6 +105,9 @@ class Numeric(Column):
         edges = self.edges
         return (edges[1:] + edges[:-1] - edges[0] - edges[-1]) / (edges[-1] - edges[0])
 
+    def _bins_of(self, numbers: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
         try:
             numbers = values.astype(np.float64)
@@ -123,18 +126,16 @@ class Numeric(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Continuous(Numeric):
-    """Real numbers between public bounds.
+    """Real numbers between public bounds. Only a number's bin is learned, and samples are uniform within it.
 
-    Only a number's bin is learned, and samples are uniform within it. Where values are known to heap (zeros, round
-    numbers), give them narrow bins: elsewhere means of samples are off, whatever the budget.
+    Where values are known to heap (zeros, round numbers), give them narrow bins: else means of samples are off.
 
     Attributes:
       lower: the least value allowed.
       upper: the largest value allowed.
       bins: the number of bins of equal width, or their inner edges, where a narrow one (as around zero) matters.
-      shape: how a component of the mixture spreads over the bins: "histogram", any way it likes, or "normal", a
-        discretised normal of two parameters. A narrow normal's gradients are long: records that have the value are
-        clipped more than those that miss it, and missing values come out too frequent.
+      shape: how a component of the mixture spreads over the bins: "histogram", or "normal", a discretised normal. Records in
+        a narrow normal are clipped more than those that miss the value: missing values come out too frequent.
       missing: whether values may be missing.
 
     Raises:
@@ -151,8 +152,7 @@ class Continuous(Numeric):
         return np.array([self.lower, *self.bins, self.upper], np.float64)
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        numbers = self._numbers(name, values)
-        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+        return self._bins_of(self._numbers(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws within the bins, float64 [n]."""
@@ -163,18 +163,7 @@ class Continuous(Numeric):
 
 @dataclasses.dataclass(frozen=True)
 class Integer(Numeric):
-    """Whole numbers between public bounds, both included. As for `Continuous`, samples are uniform within a bin.
-
-    Attributes:
-      lower: the least value allowed.
-      upper: the largest value allowed.
-      bins: the number of bins of nearly equal width (at most one for each number), or their inner edges.
-      shape: "histogram" or "normal", see `Continuous`.
-      missing: whether values may be missing.
-
-    Raises:
-      ValueError, TypeError: an argument out of range.
-    """
+    """Whole numbers between public bounds, both included; else as `Continuous`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,7 +187,7 @@ class Integer(Numeric):
             raise ValueError(
                 f"column {name!r} holds {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
             )
-        return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
+        return self._bins_of(numbers)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws from the whole numbers in the bins, int64 [n]."""
@@ -261,11 +250,7 @@ class Categorical(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Binary(Column):
-    """False or true, or 0 or 1.
-
-    Attributes:
-      missing: whether values may be missing.
-    """
+    """False or true, or 0 or 1."""
 
     kinds: ClassVar[str] = "biuf"
 
@@ -299,13 +284,9 @@ def is_missing(values: np.ndarray) -> np.ndarray:
         return np.isnan(values)
     if values.dtype != object:
         return np.zeros(len(values), bool)
-    return np.fromiter((_absent(value) for value in values), bool, len(values))
-
-
-def _absent(value: Hashable) -> bool:
-    return (
-        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
-    )
+    kinds = ("NoneType", "NAType", "NaTType")
+    found = (type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values)
+    return np.fromiter(found, bool, len(values))
 
 
 def _distinct(name: str, values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:

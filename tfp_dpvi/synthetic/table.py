@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -20,14 +20,6 @@ TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 @dataclasses.dataclass(frozen=True)
 class Table:
     """Names and public descriptions of columns, in order.
-
-    ```python
-    table = dpvi.synthetic.Table({
-        "age": dpvi.synthetic.Integer(17, 90),
-        "sex": dpvi.synthetic.Binary(),
-        "education": dpvi.synthetic.Categorical(["school", "college", "university"], missing=True),
-    })
-    ```
 
     Args:
       columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`, from a code book and not from the
@@ -185,11 +177,11 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
         raise ValueError(
             f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64 or object."
         )
-    allowed: tuple[Hashable, ...] = ()
+    allowed: Sequence[Hashable] = ()
     if isinstance(column, Integer):
         allowed = (int(column.lower), int(column.upper))
     elif isinstance(column, Categorical) and dtype.kind not in "US":
-        allowed = tuple(column.categories)
+        allowed = column.categories
     for value in allowed:
         if not _fits(value, dtype):
             raise ValueError(

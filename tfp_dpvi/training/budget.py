@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, NonPrivateDpEvent
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import (
@@ -26,24 +26,13 @@ _NEARLY = 0.99  # A calibrated plan spends at least this share of its target.
 class PrivacyTarget:
     """What `compile` fixes.
 
-    Attributes:
-      epsilon: lifetime total for these data, or None with a noise multiplier.
-      delta: of every epsilon shown, or None if none was given (then none is shown while training).
-      noise_multiplier: noise standard deviation over the clip, or None with an epsilon.
-      planned_epochs: epochs that the budget is to last for, or None for those of the next fit.
-      accountant: by name.
-      neighboring_relation: what neighbouring data sets are.
-      physical_batch_size: records held in memory at a time, or None for the sampler's choice.
-      jit_compile: compile the step with XLA; None to try it and go without where an operation has no XLA form.
-      unsafe_training_metrics: show exact training losses.
-
     Raises:
       ValueError, TypeError: both or neither of epsilon and noise, an epsilon without a delta, or a value out of range.
     """
 
-    epsilon: float | None = None
-    delta: float | None = None
-    noise_multiplier: float | None = None
+    epsilon: float | None = None  # Lifetime total for these data, or None with a noise multiplier.
+    delta: float | None = None  # Of every epsilon shown; without one none is shown while training.
+    noise: float | None = None  # The optimizer's `noise_multiplier`, or None with an epsilon.
     planned_epochs: int | None = None
     accountant: str = "pld"
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -52,14 +41,14 @@ class PrivacyTarget:
     unsafe_training_metrics: bool = False
 
     def __post_init__(self) -> None:
-        if self.epsilon is None and self.noise_multiplier is None:
+        if self.epsilon is None and self.noise is None:
             raise ValueError(
                 "epsilon and noise_multiplier are both missing: say compile(epsilon=1.0, delta=1e-5) to calibrate the noise, or "
                 "give the optimizer a noise_multiplier."
             )
-        if self.epsilon is not None and self.noise_multiplier is not None:
+        if self.epsilon is not None and self.noise is not None:
             raise ValueError(
-                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise_multiplier!r}: each determines the other. Leave out "
+                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise!r}: each determines the other. Leave out "
                 "epsilon to set the noise by hand, or noise_multiplier to have it calibrated."
             )
         put = object.__setattr__
@@ -98,14 +87,6 @@ def calibrate(
 ) -> Mechanism:
     """Returns the mechanism with the noise of this fit: the target's, or the least that keeps the lifetime budget.
 
-    Args:
-      mechanism: without noise.
-      ledger: what is spent already.
-      target: of `compile`.
-      steps: how many this fit is to run.
-      steps_per_epoch: steps in an epoch.
-      epochs_run: epochs of earlier fits, which count towards `planned_epochs`.
-
     Raises:
       BudgetExhaustedError: nothing is left.
       UnsupportedPairError: the ledger holds releases under another adjacency.
@@ -118,7 +99,6 @@ def calibrate(
             "ledger, and guarantees under different adjacencies do not compose: compile with the ledger's."
         )
     if target.epsilon is None or target.delta is None:
-        mechanism = dataclasses.replace(mechanism, noise_multiplier=target.noise_multiplier)
         mechanism.plan(steps)  # Refuses what has no price.
         return mechanism
     if target.planned_epochs is not None:
@@ -144,7 +124,7 @@ def epsilon_curve(
     """Returns epsilon after each step of the plan, never below the exact one; None without a delta."""
     if target.delta is None:
         return None
-    if plan.noise_multiplier == 0:
+    if isinstance(plan.dp_event, NonPrivateDpEvent):
         return lambda step: math.inf
     checkpoints = range(steps_per_epoch, plan.num_releases + 1, steps_per_epoch)
     return EpsilonCurve(plan, ledger.events(), target.delta, checkpoints=checkpoints)

@@ -10,6 +10,7 @@ from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.fit import Progress
+from tfp_dpvi.training.mechanism import Mechanism
 
 
 def find(callbacks: object) -> PrivateBackupAndRestore | None:
@@ -39,14 +40,6 @@ def put_last(
 class Checkpoint:
     """What a backup holds of one fit, and what it must agree with.
 
-    Args:
-      optimizer: of the model.
-      variables: everything that a step reads and writes.
-      ledger: which must be on disk.
-      target: of `compile`.
-      progress: of the model.
-      seeded: whether the model has a seed.
-
     Raises:
       ValueError: the ledger is in memory.
     """
@@ -70,7 +63,7 @@ class Checkpoint:
         self._progress = progress
         self._public = {
             "epsilon, delta, noise_multiplier, planned_epochs": [
-                target.epsilon, target.delta, target.noise_multiplier, target.planned_epochs,
+                target.epsilon, target.delta, target.noise, target.planned_epochs,
             ],
             "optimizer": type(optimizer).__name__,
             "seeded": seeded,
@@ -103,12 +96,8 @@ class Checkpoint:
             )
         return epoch
 
-    def restore(self, backup: Backup, fresh: PrivacyPlan) -> float:
-        """Puts back the variables and the progress; returns the noise multiplier of the interrupted fit.
-
-        Args:
-          backup: what was read.
-          fresh: the plan of this `fit`, but for its noise.
+    def restore(self, backup: Backup, draft: Mechanism) -> Mechanism:
+        """Puts back the variables and the progress; returns the mechanism with the noise of the interrupted fit.
 
         Raises:
           ValueError: this is not the fit that was interrupted, or not the ledger that it was charged to.
@@ -121,7 +110,8 @@ class Checkpoint:
                 "a newer copy.\nCompile with the ledger that the fit was charged to. Nothing was spent."
             )
         saved = PrivacyPlan.from_json(meta["plan"])
-        wanted = fresh.replace(noise_multiplier=saved.noise_multiplier, num_releases=saved.num_releases)
+        mechanism = draft.with_noise_of(saved)
+        wanted = mechanism.plan(saved.num_releases)
         fields = [field.name for field in dataclasses.fields(saved)]
         then = {**{name: getattr(saved, name) for name in fields}, **meta["public"]}
         now = {**{name: getattr(wanted, name) for name in fields}, **self._public}
@@ -145,4 +135,4 @@ class Checkpoint:
         fits = self._progress.fits
         self._progress.__dict__.update(meta["progress"])
         self._progress.fits = fits
-        return saved.noise_multiplier
+        return mechanism

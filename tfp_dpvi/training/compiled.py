@@ -15,14 +15,7 @@ _STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms
 
 
 class CompiledSteps:
-    """Compiles the steps of one compiled model, and keeps what it compiled.
-
-    Args:
-      optimizer: updates the variables.
-      strategy: the model's strategy.
-      jit_compile: as in `compile`: None for XLA where it is worth its time and possible.
-      run_eagerly: as in `compile`.
-    """
+    """Compiles the steps of one compiled model, and keeps what it compiled."""
 
     def __init__(
         self, optimizer: Optimizer, strategy: tf.distribute.Strategy, jit_compile: bool | None, run_eagerly: bool
@@ -104,15 +97,7 @@ def make_step(
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
     """Returns `step(state, records, key) -> state`, for a training loop of one's own.
 
-    ```python
-    data = model.make_data(x, y, batch_size=100)
-    mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=500)
-    step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
-    state, key = training.initial_state(mechanism), training.new_key()
-    for _ in range(500):
-        with ledger.reserved(mechanism.plan(1)):
-            state = step(state, data.tensors, key)
-    ```
+    `docs/guides/custom_loop.md` shows one.
 
     Args:
       mechanism: with a noise multiplier.
@@ -127,13 +112,9 @@ def make_step(
 
     That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
     """
-    if mechanism.noise_multiplier is None:
-        raise ValueError(
-            "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
-        )
     compiled = CompiledSteps(optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False)
     compiled.begin(variables, planned_steps=0, gains_from_xla=False)
-    noise, one = tf.constant(mechanism.noise_multiplier, tf.float64), tf.constant(1, tf.int64)
+    noise, one = mechanism.noise, tf.constant(1, tf.int64)
 
     def step(state: StepState, records: dict[str, tf.Tensor], key: tf.Tensor) -> StepState:
         return compiled.steps_for(mechanism, records)(state, one, records, tf.constant(key), noise)

@@ -20,12 +20,7 @@ class Replicas:
     """The replicas of a strategy, or the one device without a strategy.
 
     Each replica takes its share of every physical batch. The shares' sums are added up, and all replicas add one and the
-    same noise, drawn from the step's key, and make the same update.
-
-    Args:
-      strategy: of `tf.distribute`, or None.
-      jit_compile: XLA compiles the step, or with a strategy the clipped sums in it.
-      static: batches keep a fixed shape.
+    same noise, drawn from the step's key, and make the same update. `static`: batches keep a fixed shape.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool) -> None:
@@ -86,20 +81,15 @@ class Replicas:
         """Returns the sums over all replicas."""
         if self.num == 1:
             return sums
-        context = tf.distribute.get_replica_context()
-        own = [*sums.gradient, *sums.joint, sums.loss]
+        own = tf.nest.flatten(sums._replace(batches=()))
         wide = [tf.cast(part, tf.float64) for part in own]  # TensorFlow packs tensors of one dtype.
-        together = context.all_reduce(tf.distribute.ReduceOp.SUM, wide)
-        *parts, loss = [tf.cast(part, like.dtype) for part, like in zip(together, own, strict=True)]
-        num = len(sums.gradient)
-        return sums._replace(gradient=parts[:num], joint=parts[num:], loss=loss)
+        together = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, wide)
+        parts = [tf.cast(part, like.dtype) for part, like in zip(together, own, strict=True)]
+        return tf.nest.pack_sequence_as(sums, [*parts, sums.batches])
 
     def apply(self, optimizer: Any, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
         """Updates; under a strategy without adding up gradients, which are the same everywhere already."""
-        if self._strategy is None:
-            optimizer.apply_gradients(pairs)
-        else:
-            optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+        optimizer.apply_gradients(pairs, **({} if self._strategy is None else {"skip_gradients_aggregation": True}))
 
     def run(self, step: Callable[[Any], Any], state: Any) -> Any:
         """Runs a step on all replicas, which end in the same state."""
@@ -114,9 +104,6 @@ class Workers:
 
     The first worker is the chief: it plans, owns the ledger, and tells the others the noise multiplier, the number of
     steps and the key. So all draw the same sample and add one and the same noise.
-
-    Args:
-      strategy: the model's.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:

@@ -26,30 +26,15 @@ _MOST_OF_START = 0.05  # Weight of the start in an average of iterates.
 
 @dataclasses.dataclass
 class Progress:
-    """How far a model has come, over all its fits.
-
-    Attributes:
-      fits: how many were begun.
-      steps: how many steps ran.
-      epochs: how many epochs, the last one in part.
-    """
+    """How far a model has come, over all its fits."""
 
     fits: int = 0
     steps: int = 0
-    epochs: float = 0.0
+    epochs: float = 0.0  # The last one in part.
 
 
 class Reservations:
-    """Steps of one fit that are paid for ahead of their release (contract C6), in blocks that grow.
-
-    Args:
-      ledger: the ledger.
-      plan: of the fit.
-      run: the fit's name, see `PrivacyLedger.reserve`.
-      seeded: whether its noise comes from a seed.
-      target: whose budget the ledger's total must keep.
-      strict: raise where the ledger allows fewer steps, as all workers run as many.
-    """
+    """Steps of one fit that are paid for ahead of their release (contract C6), in blocks that grow."""
 
     def __init__(
         self, ledger: PrivacyLedger, plan: PrivacyPlan, *, run: str, seeded: bool, target: PrivacyTarget, strict: bool
@@ -74,10 +59,6 @@ class Reservations:
 
     def take(self, steps: int, most: int) -> int:
         """Reserves steps; returns how many may run now, at least one.
-
-        Args:
-          steps: how many are to run now.
-          most: how many may be reserved at all.
 
         Raises:
           BudgetExhaustedError: a budget does not allow one more.
@@ -115,20 +96,6 @@ class Reservations:
 class PrivateFit:
     """The train function of one `fit`, which Keras calls for every `steps_per_execution` steps.
 
-    Args:
-      model: the Keras model, whose `stop_training` is set where a budget ends.
-      mechanism: with its noise.
-      data: where records come from.
-      compiled: the model's compiled steps.
-      ledger: pays for the steps.
-      target: of `compile`.
-      allowed: how many steps may run.
-      planned: steps of the whole fit.
-      progress: of the model; counted on.
-      seed: of a seeded run, or None.
-      run: the fit's name in the ledger.
-      epsilon: shows what is spent.
-
     #### Formal guarantee
 
     No step runs that is not in the ledger already, and no more steps in all than `allowed`. What is returned is epsilon,
@@ -157,7 +124,6 @@ class PrivateFit:
         self._workers = Workers(model.distribute_strategy)
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(seed))
-        self._noise = tf.constant(mechanism.noise_multiplier, tf.float64)
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(
             ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
@@ -217,7 +183,7 @@ class PrivateFit:
         for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
             mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
             run = self._compiled.steps_for(mechanism, tensors)
-            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, self._noise)
+            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise)
         if self._done == self._allowed < self._planned:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned

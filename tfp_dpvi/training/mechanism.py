@@ -20,6 +20,7 @@ from tfp_dpvi.gradients import (
     joint_sensitivity,
     refuse_writes,
 )
+from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, Sensitivity
 from tfp_dpvi.sampling import Sampler
 
@@ -76,6 +77,23 @@ class Mechanism:
         return (*self.gradient.joint, *self.metrics)
 
     @property
+    def noise(self) -> tf.Tensor:
+        """The noise multiplier as steps take it, a float64 scalar; raises `ValueError` where it is not known."""
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
+            )
+        return tf.constant(self.noise_multiplier, tf.float64)
+
+    def with_noise(self, noise: float) -> Mechanism:
+        """Returns the mechanism with this noise multiplier."""
+        return dataclasses.replace(self, noise_multiplier=noise)
+
+    def with_noise_of(self, plan: PrivacyPlan) -> Mechanism:
+        """Returns the mechanism with a plan's noise multiplier."""
+        return self.with_noise(plan.noise_multiplier)
+
+    @property
     def non_private(self) -> bool:
         """Whether there is neither noise nor a clip, as in a look at a model on public or simulated records."""
         return self.noise_multiplier == 0.0 and math.isinf(self.gradient.clip.bound)
@@ -118,7 +136,7 @@ class Mechanism:
             sensitivity=draft.sensitivity,
             accountant=draft.accountant,
         )
-        return dataclasses.replace(self, noise_multiplier=plan.noise_multiplier)
+        return self.with_noise_of(plan)
 
     def zeros(self, gradient: StepGradient) -> Sums:
         """Returns the sums over no record."""
@@ -143,12 +161,29 @@ class Mechanism:
             sums.batches + 1,
         )
 
-    def clipped_sum(self, sums: Sums, gradient: StepGradient) -> ClippedSum:
-        """Returns the sums of a whole sample as one clipped sum, gradient and joint releases together."""
+    def release(
+        self, optimizer: DPOptimizer, sums: Sums, gradient: StepGradient, key: tf.Tensor, noise: tf.Tensor
+    ) -> PrivatizedGradients:
+        """Returns the one Gaussian release of a whole sample's sums, gradient and joint releases together.
+
+        Args:
+          optimizer: adds the noise.
+          sums: over all records of the sample.
+          gradient: of the step.
+          key: int64 tensor of shape [2], used once.
+          noise: the noise multiplier.
+        """
         parts = [tf.cast(total, part.dtype) for total, part in zip(sums.gradient, gradient.released, strict=True)]
         stated = self.gradient
         clipped = ClippedSum(parts, stated.clip, stated.sensitivity, stated.noise_scales)
-        return joint_release(self.joint, clipped, sums.joint, self.sensitivity)
+        return optimizer.privatize(
+            joint_release(self.joint, clipped, sums.joint, self.sensitivity),
+            noise_multiplier=noise,
+            key=key,
+            expected_batch_size=self.expected_batch_size,
+            pull_back=gradient.pull_back,
+            data_independent=gradient.data_independent,
+        )
 
     @property
     def identity(self) -> Hashable:

@@ -51,7 +51,7 @@ def private_step(
     state: StepState,
     records: dict[str, tf.Tensor],
     key: tf.Tensor,
-    noise_multiplier: tf.Tensor,
+    noise: tf.Tensor,
     replicas: Replicas,
 ) -> StepState:
     """Makes one private update of `variables` (Abadi et al. 2016, algorithm 1; Jälkö et al. 2017, algorithm 1).
@@ -65,7 +65,7 @@ def private_step(
       state: from the step before.
       records: structures of tensors under "x", "y" and "sample_weight"; "mask" where a batch was padded.
       key: int64 tensor of shape [2] of this fit.
-      noise_multiplier: standard deviation of the noise over the clip.
+      noise: the noise multiplier, its standard deviation over the clip.
       replicas: who shares the records of a batch.
 
     #### Formal guarantee
@@ -82,16 +82,8 @@ def private_step(
         return mechanism.add(sums, *replicas.clipped_sum(gradient)(batch, mask, own_key))
 
     sampler = mechanism.sampler.on(records)
-    sums = sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient))
-    sums = replicas.total(sums)
-    released = optimizer.privatize(
-        mechanism.clipped_sum(sums, gradient),
-        key=noise_key,
-        expected_batch_size=mechanism.expected_batch_size,
-        pull_back=gradient.pull_back,
-        data_independent=gradient.data_independent,
-        noise_multiplier=noise_multiplier,
-    )
+    sums = replicas.total(sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient)))
+    released = mechanism.release(optimizer, sums, gradient, noise_key, noise)
     replicas.apply(optimizer, zip(released.tensors, variables, strict=True))
     return _after(mechanism, gradient, state, sums, released)
 
@@ -125,7 +117,7 @@ def _after(
 
 
 Steps = Callable[..., StepState]
-"""`steps(state, num_steps, records, key, noise_multiplier) -> state`."""
+"""`steps(state, num_steps, records, key, noise) -> state`."""
 
 
 def make_steps(
@@ -137,7 +129,7 @@ def make_steps(
     run_eagerly: bool = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Steps:
-    """Returns `steps(state, num_steps, records, key, noise_multiplier=...) -> state`, which runs many steps in one call.
+    """Returns `steps(state, num_steps, records, key, noise) -> state`, which runs many steps in one call.
 
     Args:
       mechanism: see `private_step`.
