@@ -57,14 +57,14 @@ OF_OTHERS = {
 TENSORFLOW = ("tensorflow", "tensorflow_probability", "keras", "tf_keras")
 
 LIMITS = {
-    "lines": 18_300,  # To fall to 10,500, and 900 for calibrated posteriors, which have 2,150.
+    "lines": 17_400,  # To fall to 10,500, and 900 for calibrated posteriors, which have 2,150.
     "lines of the longest file": 450,
     "lines of the longest function": 60,
     "`Any` and `object` annotations": 249,
     "files that name l2_norm_clip": 9,  # To fall to 8.
-    "files that name noise_multiplier": 25,  # To fall to 8.
+    "files that name noise_multiplier": 18,  # To fall to 8.
     "functions that read l2_norm_clip": 1,
-    "functions that read noise_multiplier": 16,  # To fall to 1.
+    "functions that read noise_multiplier": 7,  # To fall to 1.
     "files on a record's path": 8,
     "imports against the order": 0,
     "circles": 0,
