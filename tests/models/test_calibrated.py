@@ -354,13 +354,15 @@ def test_coordinates_go_there_and_back(make):
     np.testing.assert_allclose(coordinates.log_prior(vector), made.log_prob(params) + volume, rtol=1e-4)
 
 
-def test_the_pilot_proposes_the_median_length_of_a_pair():
-    """For logistic regression a pair's gradient is x or nothing, and x where outcomes are sure is rare among pairs."""
+@pytest.mark.parametrize(("epsilon", "share"), [(0.1, 0.7), (8.0, 2.0)])
+def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
+    """Lower where noise counts most. A pair's gradient is x or nothing, and x where outcomes are sure is rare among pairs."""
     x = np.random.default_rng(0).normal(size=(4000, WIDTH))
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
-    found = dpvi.pilot(model, x, num_records=5000, epsilon=1.0, delta=1e-5)
-    assert found.l2_norm_clip == pytest.approx(0.9 * np.median(np.linalg.norm(x, axis=1)), rel=0.1)
-    assert found == dpvi.pilot(model, x, num_records=5000, epsilon=1.0, delta=1e-5)
+    settings = {"num_records": 5000, "epsilon": epsilon, "delta": 1e-5}
+    found = dpvi.pilot(model, x, **settings)
+    assert found.l2_norm_clip == pytest.approx(share * 0.9 * np.median(np.linalg.norm(x, axis=1)), rel=0.1)
+    assert found == dpvi.pilot(model, x, **settings)
     assert found.fit_settings == {"batch_size": 1000, "epochs": 60}
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 64
 _STEPS, _RATE = 300, 0.2
 _LEARNING_RATE = 0.1
+_CLIPS = (1.0, 0.7, 1.4, 2.0)  # Over the median length of a pair's gradient.
 _FALLS = 0.4  # The share of steps over which it falls.
 _RELAXATIONS = (
     2.0  # Of the iterates in the window. More, and they jitter; fewer, and its mean lies far from the posterior's.
@@ -36,7 +37,8 @@ class Pilot:
     """Settings for a private fit, from simulated records.
 
     Attributes:
-      l2_norm_clip: the median length of a pair's gradient, over draws from the prior.
+      l2_norm_clip: 0.7 to 2 times the median length of a pair's gradient, over draws from the prior: that of the narrowest
+        posterior expected.
       learning_rate: of Adam at the first step.
       last_rate: the share of it that is left in the window: two relaxations are made there, see `pilot`.
       batch_size: expected batch size.
@@ -108,7 +110,7 @@ def pilot(
             "pilot: no simulated pair has a finite gradient; see that the prior draws sensible parameters."
         )
     model.calibration.use(simulator)
-    clip = float(np.median(medians))
+    median = float(np.median(medians))
     batch = max(1, math.ceil(_RATE * num_records))
     epochs = max(1, round(_STEPS / math.ceil(num_records / batch)))
     steps = epochs * math.ceil(num_records / batch)
@@ -117,12 +119,17 @@ def pilot(
         delta=delta,
         sampling=PoissonSampling(batch / num_records),
         num_releases=steps,
-        sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(clip)), Sensitivity()),
+        sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(median)), Sensitivity()),
     )
     count = (1.0 - BURN_IN) * steps
-    noise = (plan.noise_multiplier * clip * num_records / batch) ** 2 / count
-    spreads = [pairs.spread(num_records, clip, noise) for pairs in drawn if len(pairs.deltas) > simulator.size]
-    last = _RELAXATIONS * float(np.median(spreads or [_LEARNING_RATE])) / math.sqrt(count)
+    usable = [pairs for pairs in drawn if len(pairs.deltas) > simulator.size]
+
+    def spread(clip: float) -> float:
+        noise = (plan.noise_multiplier * clip * num_records / batch) ** 2 / count
+        return float(np.median([pairs.spread(num_records, clip, noise) for pairs in usable] or [_LEARNING_RATE]))
+
+    clip = min((share * median for share in _CLIPS), key=spread)
+    last = _RELAXATIONS * spread(clip) / math.sqrt(count)
     return Pilot(clip, _LEARNING_RATE, min(last / _LEARNING_RATE, 1.0), batch, epochs)
 
 
