@@ -343,6 +343,30 @@ def draw(done, path):
     plt.close(figure)
 
 
+def table(done):
+    """The table of `docs/studies.md`."""
+    lines = [
+        "| model, N, epsilon | data sets | paired | worst | width | CRPS | warned | no public inputs | warned | flat, clip 1 | "
+        "flat, pilot's clip | its CRPS |",
+        "| --- " * 12 + "|",
+    ]
+    for one in done:
+        paired, warned = one["paired"], one["warned"]
+        name = one["cell"].split("-")
+        name = f"{name[0]}, {int(name[1]):,}, {float(name[2]):g}"
+        others = [
+            f"{one[kind]['coverage']:.2f}, {one[kind]['width']:.2f}" if kind in one else ""
+            for kind in ("no inputs", "flat, clip 1.0", "flat, clip pilot")
+        ]
+        score = f"{one['flat, clip pilot']['crps']:.3f}" if others[2] else ""
+        lines.append(
+            f"| {name} | {one['num']} | {paired['coverage']:.3f} ± {paired['error']:.3f} | {min(paired['by_coordinate']):.2f} | "
+            f"{paired['width']:.2f} | {paired['crps']:.3f} | {warned['paired']:.2f} | {others[0]} | {warned['no inputs']:.2f} | "
+            f"{others[1]} | {others[2]} | {score} |"
+        )
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", nargs="*", default=CELLS)
@@ -356,16 +380,8 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         done = list(pool.map(lambda cell: made(cell, arguments), arguments.cells))
     draw(done, arguments.out / "coverage.png")
-    kinds = [kind for kind in done[0] if isinstance(done[0][kind], dict)]
-    print("| cell | data sets | " + " | ".join(f"{kind}: coverage, width, CRPS" for kind in kinds) + " |")
-    for one in done:
-        figures = [
-            f"{one[kind]['coverage']:.2f} +- {one[kind]['error']:.2f}, {one[kind]['width']:.2f}, {one[kind]['crps']:.3f}"
-            if kind in one
-            else ""
-            for kind in kinds
-        ]
-        print(f"| {one['cell']} | {one['num']} | " + " | ".join(figures) + " |")
+    print(table(done))
+    kinds = ("paired", "no inputs", "flat, clip 1.0", "flat, clip pilot", "prior")
     print(json.dumps({one["cell"]: {kind: one[kind] for kind in kinds if kind in one} for one in done}))
 
 
