@@ -352,8 +352,9 @@ def table(done):
     ]
     for one in done:
         paired, warned = one["paired"], one["warned"]
+        warned = warned if isinstance(warned, dict) else {"paired": warned, "no inputs": math.nan}  # Of older files.
         name = one["cell"].split("-")
-        name = f"{name[0]}, {int(name[1]):,}, {float(name[2]):g}"
+        name = f"{name[0]}, {int(name[1]):,}, {float(name[2]):g}" + ("" if "revision" in one else " †")
         others = [
             f"{one[kind]['coverage']:.2f}, {one[kind]['width']:.2f}" if kind in one else ""
             for kind in ("no inputs", "flat, clip 1.0", "flat, clip pilot")
