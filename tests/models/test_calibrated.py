@@ -366,6 +366,15 @@ def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
     assert found.fit_settings == {"batch_size": 1000, "epochs": 60}
 
 
+def test_directions_without_information_do_not_choose_the_clip():
+    """Four copies of one input: the clip still depends on epsilon."""
+    x = np.random.default_rng(0).normal(size=(2000, 1)) + 1e-3 * np.random.default_rng(1).normal(size=(2000, 4))
+    wide = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 4)})
+    model = dpvi.DPVI(wide, likelihood, clipping="paired")
+    low, high = (dpvi.pilot(model, x, num_records=1000, epsilon=epsilon, delta=1e-5) for epsilon in (0.1, 8.0))
+    assert high.l2_norm_clip == pytest.approx(2.0 / 0.7 * low.l2_norm_clip)
+
+
 def test_the_pilot_knows_the_shape_of_the_curvature():
     x = np.random.default_rng(0).normal(size=(2000, WIDTH)) * [3.0, 0.3]
     model = dpvi.DPVI(prior, likelihood, clipping="paired")

@@ -80,6 +80,16 @@ def test_noise_that_is_stated_three_times_too_small_is_caught():
     assert ranks(30.0, stated=10.0) < 1e-6
 
 
+def test_no_draw_passes_the_public_bound():
+    """Where noise drowns the release, draws of the Laplace approximation do."""
+    prior, generator = CurvaturePrior.isotropic(SIZE, NUM, 1.0), np.random.default_rng(0)
+    sd = np.linalg.norm(prior.matrix) / 0.1 / np.sqrt(SIZE * (SIZE + 1) / 2)
+    for _ in range(20):
+        known = dataclasses.replace(window(noisy(prior.matrix, sd, generator), sd), most_trace=NUM / 2)
+        _, matrices = draw_curvature(known, prior, generator)
+        assert np.trace(matrices, axis1=1, axis2=2).max() < 1.1 * NUM / 2
+
+
 def test_without_noise_the_release_is_the_curvature():
     matrix = np.diag([1.0, 2.0, 3.0])
     slopes, matrices = draw_curvature(window(matrix, 0.0), PRIOR, np.random.default_rng(0))

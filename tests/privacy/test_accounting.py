@@ -29,6 +29,7 @@ from tfp_dpvi.privacy import (
     scheme_from_json,
 )
 from tfp_dpvi.privacy.budgets import EpsilonBudget
+from tfp_dpvi.privacy.calibration import largest_count, smallest_noise_multiplier
 from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.privacy.planner import plan_privacy
 
@@ -428,3 +429,19 @@ def test_infinite_noise_is_free():
     event = dp_accounting.GaussianDpEvent(math.inf)
     for name in ("pld", "rdp"):
         assert get_accountant(name).epsilon(event, 1e-5, REPLACE) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("plateau", [1.0006, 1.01])
+def test_a_plateau_over_the_target_is_halved(plateau):
+    tried = []
+
+    def epsilon_of(noise):
+        tried.append(noise)
+        return plateau if noise < 300.0 else 0.3
+
+    assert smallest_noise_multiplier(epsilon_of, 1.0, 0.0, 1.0, -1.0) == pytest.approx(300.0, rel=1e-3)
+    assert len(tried) < 40
+
+
+def test_a_price_that_is_not_a_number_does_not_fit():
+    assert largest_count(lambda count: math.nan if count > 3 else 0.1 * count, 1.0, 100) == 3

@@ -329,6 +329,8 @@ def test_advanced_composition_gives_the_figure_of_the_2017_paper():
     assert epsilon(2.74, composition_constant=1.25) < 1.0 < epsilon(2.73, composition_constant=1.25)
     assert not 0.9 < jalko2017_epsilon(2.74, 0.003, 1000, 1e-3) < 1.1
     assert epsilon(2.74) == pytest.approx(epsilon(2.74, composition_constant=1.25), rel=0.02)
+    with pytest.raises(ValueError, match=r"composition_constant=0.5 must be at least 1"):
+        epsilon(2.74, composition_constant=0.5)
 
 
 def test_advanced_composition_admits_where_its_gaussian_bound_fails():

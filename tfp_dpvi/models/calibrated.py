@@ -110,6 +110,8 @@ class Calibrator:
                 mismatch = simulated.mismatch(window)
                 bends = mismatch <= posterior.MOST_MISMATCH
                 prior = simulated if bends else prior
+            else:
+                LOG.info("The pilot's simulation has too few pairs here: the posterior is made without it.")
         # Where a bend follows, this posterior is its starting point.
         slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=2 if bends else 16)
         terms = posterior.Terms.of(window, slopes, matrices, index)

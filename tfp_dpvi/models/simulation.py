@@ -101,7 +101,8 @@ def pilot(
     simulator = PairSimulator(model, x)
     generator = np.random.default_rng(seed)
     medians, drawn = [], []
-    for vector in simulator.pairing.coordinates.prior_draws(_NUM_DRAWS, generator.integers(2**31, size=2)):
+    vectors = simulator.pairing.coordinates.prior_draws(_NUM_DRAWS, generator.integers(2**31, size=2))
+    for vector in vectors:
         drawn.append(simulator.pairs(vector, generator, 512))
         if len(drawn[-1].deltas):
             medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
@@ -122,11 +123,13 @@ def pilot(
         sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(median)), Sensitivity()),
     )
     count = (1.0 - BURN_IN) * steps
+    precision = 1.0 / np.var(np.asarray(vectors)[:, simulator.pairing.index], axis=0)
     usable = [pairs for pairs in drawn if len(pairs.deltas) > simulator.size]
 
     def spread(clip: float) -> float:
         noise = (plan.noise_multiplier * clip * num_records / batch) ** 2 / count
-        return float(np.median([pairs.spread(num_records, clip, noise) for pairs in usable] or [_LEARNING_RATE]))
+        found = [pairs.spread(num_records, clip, noise, precision) for pairs in usable]
+        return float(np.median(found or [_LEARNING_RATE]))
 
     clip = min((share * median for share in _CLIPS), key=spread)
     last = _RELAXATIONS * spread(clip) / math.sqrt(count)
@@ -238,19 +241,20 @@ class Pairs:
         x, outcomes = tf.nest.map_structure(lambda *each: np.concatenate(each), *fields)
         return x, outcomes
 
-    def spread(self, num_records: int, clip: float, noise: float) -> float:
-        """Returns the posterior's median standard deviation under a flat prior, for N records.
+    def spread(self, num_records: int, clip: float, noise: float, precision: np.ndarray) -> float:
+        """Returns the posterior's median standard deviation for N records.
 
         Args:
           num_records: N.
           clip: C.
           noise: variance of the noise on a coordinate of the window's mean score.
+          precision: of the coordinates' priors, shape [d].
         """
-        prior = self.curvature_prior(num_records, clip)
-        assert prior.curvature is not None
-        inverse = np.linalg.inv(prior.curvature)
-        covariance = inverse @ (prior.matrix + noise * np.eye(len(inverse))) @ inverse
-        return float(np.median(np.sqrt(np.diag(covariance))))
+        found = self.curvature_prior(num_records, clip)
+        assert found.curvature is not None
+        spread = found.matrix + noise * np.eye(len(precision))
+        seen = found.curvature @ np.linalg.solve(spread, found.curvature)
+        return float(np.median(np.sqrt(np.diag(np.linalg.inv(np.diag(precision) + seen)))))
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
         """Returns what the simulation says of the curvature at its parameters, for N records.

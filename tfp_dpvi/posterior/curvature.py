@@ -176,8 +176,10 @@ class _Bartlett:
             value, gradient = self.log_density(mode + z @ inverse)
             return value, gradient @ inverse.T
 
-        start = generator.normal(size=(num, len(mode)))
-        z = hamiltonian(whitened, start, generator, num_steps=num_steps, num_leapfrogs=5)
+        start = mode + generator.normal(size=(num, len(mode))) @ inverse
+        traces = np.trace(self.matrices(start), axis1=1, axis2=2)
+        start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Beyond, steps would diverge.
+        z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=num_steps, num_leapfrogs=5)
         return self.matrices(mode + z[-1] @ inverse)
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

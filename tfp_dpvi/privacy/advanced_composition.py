@@ -42,17 +42,20 @@ def jalko2017_epsilon(
       sampling_probability: q.
       num_releases: T.
       delta: the total delta.
-      composition_constant: c, 1 as in the theorem, 1.25 as in the authors' code.
+      composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
     """
     delta = check.delta(delta)
     z = check.positive("noise_multiplier", noise_multiplier)
     q = check.probability("sampling_probability", sampling_probability)
     releases = check.count("num_releases", num_releases, 1)
+    constant = check.positive("composition_constant", composition_constant)
+    if constant < 1.0:
+        raise ValueError(f"composition_constant={constant} must be at least 1; the theorem's is 1.")
     epsilon_0, _ = _of_one_step(z, q, releases, delta)
     epsilon_1 = math.log1p(q * math.expm1(epsilon_0)) if epsilon_0 < 700.0 else math.inf
     if epsilon_1 > 300.0:
         return math.inf
-    spread = math.sqrt(2.0 * releases * math.log(composition_constant / (COMPOSITION_SHARE * delta))) * epsilon_1
+    spread = math.sqrt(2.0 * releases * math.log(constant / (COMPOSITION_SHARE * delta))) * epsilon_1
     return spread + releases * epsilon_1 * math.expm1(epsilon_1)
 
 

@@ -51,5 +51,5 @@ class Sampler(abc.ABC):
 
     @property
     def identity(self) -> Hashable:
-        """Hashable; equal for samplers whose traced `for_each_batch` is the same: by default class and attributes."""
+        """Hashable; equal for samplers whose traced `for_each_batch` is the same: by default class and attributes, which must be hashable."""
         return (type(self), *sorted(vars(self).items()))
