@@ -84,13 +84,13 @@ def test_no_record_weighs_more_than_the_clip():
     generator = np.random.default_rng(3)
     x, y = np.insert(generator.normal(size=(200, 2)), 0, 1.0, axis=1), generator.integers(2, size=200) * 1.0
     target, noise, clip, factor = noise_aware.Logistic(3), 1e-6, 0.1, 20.0
-    kept = noise_aware.descend(target, x, y, noise, clip, factor, 1e-9, np.random.default_rng(4), steps=5)
+    kept = noise_aware.descend(target, x, y, noise, 5, clip, factor, 1e-9, np.random.default_rng(4))
     batches = np.random.default_rng(4)
     chosen = batches.random(200, np.float32) < noise_aware.RATE
     first = kept.gradients[0] * np.repeat([1.0, factor], 3)
     assert 0.0 < np.linalg.norm(first) <= clip * chosen.sum() + 1e-4
     unclipped = [
-        noise_aware.descend(target, x, y, noise, wide, factor, 1e-9, np.random.default_rng(4), steps=5).gradients[0]
+        noise_aware.descend(target, x, y, noise, 5, wide, factor, 1e-9, np.random.default_rng(4)).gradients[0]
         for wide in (100.0, 200.0)
     ]
     assert np.linalg.norm(unclipped[0]) > 1.5 * np.linalg.norm(kept.gradients[0])
