@@ -20,10 +20,10 @@ their seconds are not those of NUTS. Their approximation starts Adam where the g
 and the mode is found in one dimension, not by 100,000 steps. They calibrate with Opacus's PRV accountant at add-or-remove, here
 `PrivacyPlan.calibrate`. Gradients are in closed form. Priors and likelihoods are those of the cells.
 
-Their clips and factors are for other data. Here steps (also fewer than theirs), clip, factor and learning rate (its multiple of the above) come from a
-small grid, by the truth of ten data sets of the same cell from other seeds: once those of the least CRPS, once those of the narrowest intervals among
-settings that cover at least 0.85 there (else of the best coverage). A user does not know that, and no budget pays for it: it favours the
-peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`.
+Their clips and factors are for other data. Here steps (also fewer than theirs), clip, factor and learning rate (its multiple of the
+above) come from a small grid, by the truth of ten data sets of the same cell from other seeds: once those of the least CRPS, once those
+of the narrowest intervals among settings that cover at least 0.85 there (else of the best coverage). A user does not know that, and no
+budget pays for it: it favours the peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`.
 """
 
 from __future__ import annotations
