@@ -24,6 +24,7 @@ Their clips and factors are for other data. Here steps (also fewer than theirs),
 above) come from a small grid, by the truth of ten data sets of the same cell from other seeds: once those of the least CRPS, once those
 of the narrowest intervals among settings that cover at least 0.85 there (else of the best coverage). A user does not know that, and no
 budget pays for it: it favours the peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`.
+What the grid came to is kept in the file, and not tried again where it is there.
 """
 
 from __future__ import annotations
@@ -277,8 +278,8 @@ def scores(draws, truth, mean, sd):
     }
 
 
-def tuned(cell, exact, generator):
-    """Clip, factor and speed of the least CRPS and of the narrowest intervals that cover, and all that were tried."""
+def try_settings(cell, exact, generator):
+    """What each setting of the grid comes to on data sets of their own."""
     sets = [
         (x, y, truth, *exact.fit(truth, x, y)) for x, y, truth in itertools.islice(cell.sets(PILOT_SEED), NUM_PILOTS)
     ]
@@ -291,15 +292,22 @@ def tuned(cell, exact, generator):
         means = {key: round(float(np.mean([row[key] for row in found])), 4) for key in ("crps", "covered", "width")}
         tried.append({"settings": settings, **means})
         print(tried[-1], flush=True)
+    return tried
+
+
+def chosen(tried):
+    """The settings of the least CRPS, and of the narrowest intervals that cover."""
     covering = min(tried, key=lambda one: (max(0.0, 0.85 - one["covered"]), one["width"]))
-    chosen = {"by CRPS": min(tried, key=lambda one: one["crps"]), "by coverage": covering}
-    return {kind: one["settings"] for kind, one in chosen.items()}, tried
+    best = {"by CRPS": min(tried, key=lambda one: one["crps"]), "by coverage": covering}
+    return {kind: tuple(one["settings"]) for kind, one in best.items()}
 
 
-def run(name, num, seed):
+def run(name, num, seed, done, save):
     cell, generator = Cell(name), np.random.default_rng(seed + 77)
     exact = NonPrivate(cell.prior, cell.likelihood, cell.coordinates)
-    settings, tried = tuned(cell, exact, generator)
+    tried = done.get("tried") or try_settings(cell, exact, generator)
+    save({"tried": tried})
+    settings = chosen(tried)
     sets = cell.sets(seed)
     x, y, _ = next(sets)  # As there, where it is for tracing.
     paired = Fits(cell.make, "paired", cell.public(np.random.default_rng(7), 1000), cell.size, cell.epsilon, x, y)
@@ -366,8 +374,12 @@ def main(given=None):
         "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
     }
     for name in arguments.cells:
-        done[name] = {**run(name, arguments.num, arguments.seed), **versions}
-        arguments.output.write_text(json.dumps(done, indent=1) + "\n")
+
+        def save(cell, name=name):
+            done[name] = cell
+            arguments.output.write_text(json.dumps(done, indent=1) + "\n")
+
+        save({**run(name, arguments.num, arguments.seed, done.get(name, {}), save), **versions})
     print(
         "| cell | data sets | posterior | coverage | width | CRPS | seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
