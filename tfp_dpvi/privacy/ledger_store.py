@@ -55,6 +55,7 @@ _CONFIRM = (
     .where(RESERVATIONS.c.id == sa.bindparam("reservation"))
     .values(steps_run=sa.bindparam("run"))
 )
+_FORMAT = sa.select(LEDGER.c.format)
 _LEDGER = sa.select(LEDGER)
 _VERSION = sa.select(LEDGER.c.version)
 
@@ -83,14 +84,17 @@ class LedgerStore:
             raise
 
     def _open(self, dataset_id: str | None) -> None:
-        # A file that has its first row is opened without waiting for those who write.
-        if not self._database.read_only and not self._begun():
+        # A file of this format is opened without waiting for those who write.
+        if not self._database.read_only and self._format() != FORMAT:
             with self._database.write() as connection:
                 self._database.create_tables(connection)
                 if not any(connection.execute(sa.select(one).limit(1)).first() for one in (LEDGER, RESERVATIONS)):
                     name = dataset_id or (None if self._database.in_memory else uuid.uuid4().hex)
                     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": name}
                     connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
+                elif connection.execute(_FORMAT).scalar_one_or_none() == 2:  # Format 3 has one column more.
+                    connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                    connection.execute(sa.update(LEDGER).values(format=3))
         state = self._state()
         if dataset_id is not None and dataset_id != state.dataset_id:
             raise LedgerError(
@@ -98,11 +102,12 @@ class LedgerStore:
                 "Each data set keeps its own ledger; pass another path."
             )
 
-    def _begun(self) -> bool:
+    def _format(self) -> int | None:
+        """Returns the format of a file that has its first row."""
         if self._database.path is None:
-            return False
+            return None
         with self._database.read() as connection:
-            return connection.execute(_LEDGER).first() is not None
+            return connection.execute(_FORMAT).scalar()
 
     @property
     def path(self) -> str | None:
