@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 64
 _STEPS, _RATE = 300, 0.2
 _LEARNING_RATE = 0.1
-_CLIPS = (1.0, 0.7, 1.4, 2.0)  # Over the median length of a pair's gradient.
+_CLIPS = (1.0, 1.4, 2.0)  # Over the median length of a pair's gradient.
 _FALLS = 0.4  # The share of steps over which it falls.
 _RELAXATIONS = (
     2.0  # Of the iterates in the window. More, and they jitter; fewer, and its mean lies far from the posterior's.
@@ -37,7 +37,7 @@ class Pilot:
     """Settings for a private fit, from simulated records.
 
     Attributes:
-      l2_norm_clip: 0.7 to 2 times the median length of a pair's gradient, over draws from the prior: that of the narrowest
+      l2_norm_clip: 1 to 2 times the median length of a pair's gradient, over draws from the prior: that of the narrowest
         posterior expected.
       learning_rate: of Adam at the first step.
       last_rate: the share of it that is left in the window: two relaxations are made there, see `pilot`.
