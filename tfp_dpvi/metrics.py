@@ -38,7 +38,7 @@ class PrivateMetric(Metric, JointRelease):
 
     A record's presence moves the centred sum by at most `(high - low) / 2`, its replacement by `high - low`: with the
     gradient's, that is the sensitivity that the plan is priced for (`joint_release`). A record whose loss or gradient is
-    NaN or Inf adds zero.
+    NaN or Inf adds zero. `low`, `high` and `noise_ratio` are priced when a fit begins, which ends if they are changed.
     """
 
     noise_ratio = 10.0
