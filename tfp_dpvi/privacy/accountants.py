@@ -149,7 +149,7 @@ def poisson_replace_refusal() -> tuple[str, str]:
     """Returns what has no price where Poisson sampling under replace-one has none, and what to do instead."""
     fix = "use accountant='pld'"
     if not PRICES_POISSON_REPLACE_ONE:
-        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), or use full batches"
+        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), or use full batches, or add_or_remove_one"
     return "Poisson sampling", fix
 
 
