@@ -27,6 +27,7 @@ from tfp_dpvi.privacy import PrivacyLedger
 
 tfd = tfp.distributions
 DELTA, LEVEL, NUM_DRAWS = 1e-5, 0.9, 1000
+NUM_TEST, NUM_PREDICTIVE = 2000, 200  # Records and draws of a test log-likelihood.
 
 
 def eta(params, x):
@@ -211,6 +212,23 @@ def flat_draws(drawn, coordinates):
     return tf.concat(coordinates.flatten_batch(drawn), axis=-1).numpy().astype("float64")
 
 
+def log_likelihood(likelihood, coordinates):
+    """Returns a function: mean log predictive density of test records, over draws of the parameters."""
+
+    @tf.function(autograph=False)
+    def of_each(vectors, x, y):
+        def one(vector):
+            return likelihood(coordinates.constrain(tf.split(vector, coordinates.sizes)), x).log_prob(y)
+
+        return tf.map_fn(one, vectors)
+
+    def mean(draws, x, y):
+        logs = of_each(tf.constant(draws[:NUM_PREDICTIVE], tf.float32), x, y)
+        return float(tf.reduce_mean(tf.reduce_logsumexp(logs, axis=0))) - math.log(len(logs))
+
+    return mean
+
+
 def run(cell, num, baseline, seed):
     name, size, epsilon = cell.split("-")
     (make, inputs, public), size, epsilon = MODELS[name], int(size), float(epsilon)
@@ -218,23 +236,27 @@ def run(cell, num, baseline, seed):
     coordinates = Coordinates(prior)
     generator = np.random.default_rng(seed)
 
+    def outcomes(params, x):
+        return likelihood(params, x).sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32)).numpy()
+
     def records():
         x = inputs(generator, size)
         params = prior.sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32))
-        y = likelihood(params, x).sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32)).numpy()
-        return x, y, tf.concat(coordinates.flatten(params), axis=0).numpy().astype("float64")
+        test = inputs(generator, NUM_TEST)
+        truth = tf.concat(coordinates.flatten(params), axis=0).numpy().astype("float64")
+        return x, outcomes(params, x), truth, (test, outcomes(params, test))
 
     x_public = public(np.random.default_rng(7), 1000)
-    x, y, _ = records()
+    x, y, *_ = records()
     paired = Fits(make, "paired", x_public, size, epsilon, x, y)
     flat = {clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip) for clip in ((1.0, None) if baseline else ())}
-    exact = NonPrivate(prior, likelihood, coordinates)
+    exact, predictive = NonPrivate(prior, likelihood, coordinates), log_likelihood(likelihood, coordinates)
     prior_draws = tf.concat(coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1).numpy()
     rows, checks, took, begun = {"paired": [], "no inputs": []}, [], [], time.perf_counter()
     warned = {"paired": [], "no inputs": []}
     rows.update({f"flat, clip {clip or 'pilot'}": [] for clip in flat}, prior=[])
     for number in range(num):
-        x, y, truth = records()
+        x, y, truth, test = records()
         mean, sd = exact.fit(truth, x, y)
         every = {"paired": paired.draws(x, y, coordinates)}
         every["no inputs"] = paired.draws_without_inputs(coordinates)
@@ -263,6 +285,7 @@ def run(cell, num, baseline, seed):
                     "width": (high - low) / (2 * 1.645 * sd),
                     "crps": crps(draws, truth),
                     "bias": (draws.mean(axis=0) - mean) / draws.std(axis=0),
+                    "log_likelihood": predictive(draws, *test),
                 }
             )
     summary = {
@@ -288,7 +311,12 @@ def run(cell, num, baseline, seed):
             "width": round(float(np.mean([row["width"].mean() for row in found])), 3),
             "crps": float(np.mean([row["crps"].mean() for row in found])),
             "bias": round(float(np.sqrt(np.mean([row["bias"] ** 2 for row in found]))), 3),
+            "log_likelihood": round(float(np.mean([row["log_likelihood"] for row in found])), 5),
         }
+        if flat:  # On the data sets that flat clipping was run on.
+            same = found[:baseline]
+            summary[kind]["same_crps"] = float(np.mean([row["crps"].mean() for row in same]))
+            summary[kind]["same_log_likelihood"] = round(float(np.mean([row["log_likelihood"] for row in same])), 5)
     return summary
 
 
@@ -347,8 +375,8 @@ def table(done):
     """The table of `docs/studies.md`."""
     lines = [
         "| model, N, epsilon | data sets | paired | worst | width | CRPS | warned | no public inputs | warned | flat, clip 1 | "
-        "flat, pilot's clip | its CRPS |",
-        "| --- " * 12 + "|",
+        "flat, pilot's clip | CRPS over its | log-likelihood over its |",
+        "| --- " * 13 + "|",
     ]
     for one in done:
         paired, warned = one["paired"], one["warned"]
@@ -359,11 +387,15 @@ def table(done):
             f"{one[kind]['coverage']:.2f}, {one[kind]['width']:.2f}" if kind in one else ""
             for kind in ("no inputs", "flat, clip 1.0", "flat, clip pilot")
         ]
-        score = f"{one['flat, clip pilot']['crps']:.3f}" if others[2] else ""
+        score, gain = "", ""
+        if "same_crps" in paired:
+            flat = one["flat, clip pilot"]
+            score = f"{paired['same_crps'] / flat['crps']:.2f}"
+            gain = f"{paired['same_log_likelihood'] - flat['log_likelihood']:+.4f}"
         lines.append(
             f"| {name} | {one['num']} | {paired['coverage']:.3f} ± {paired['error']:.3f} | {min(paired['by_coordinate']):.2f} | "
             f"{paired['width']:.2f} | {paired['crps']:.3f} | {warned['paired']:.2f} | {others[0]} | {warned['no inputs']:.2f} | "
-            f"{others[1]} | {others[2]} | {score} |"
+            f"{others[1]} | {others[2]} | {score} | {gain} |"
         )
     return "\n".join(lines)
 
