@@ -23,6 +23,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_it_finds_the_mixture_privately(example, tmp_path, capsys):
     """The held-out score at epsilon 1 is within 0.03 nats of the non-private one in every tuning run; 0.3 is allowed.
 

@@ -24,6 +24,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_it_learns_the_groups_privately(example, tmp_path, capsys):
     """Accuracy at epsilon 1 is about 0.80 beside 0.81 non-private and 0.6 for the more frequent label.
 

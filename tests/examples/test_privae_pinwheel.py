@@ -26,8 +26,9 @@ def example():
 PRIVATE = ("regularized", "unregularized")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # Three models are traced: much work for one processor.
-@pytest.mark.parametrize("methods", [PRIVATE, pytest.param((*PRIVATE, "non_private"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("methods", [PRIVATE, (*PRIVATE, "non_private")])
 def test_quick_run(example, tmp_path, capsys, monkeypatch, methods):
     """So few steps settle nothing: figures are finite, in their ranges, and those that were printed."""
     assert {*PRIVATE, "non_private"} == set(example.METHODS)

@@ -32,8 +32,9 @@ def example():
         yield module
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # Three models are traced: much work for one processor.
-@pytest.mark.parametrize("two_draws", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("two_draws", [False, True])
 def test_quick_run(example, tmp_path, capsys, monkeypatch, two_draws):
     """The figures are those of a few steps: that they are in their ranges and tell the methods apart is all they say."""
     if not two_draws:

@@ -28,6 +28,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_quick_run(example, tmp_path, capsys):
     """No accuracy is promised of so few steps: only that it runs, stays within its budget, and says what it did."""
     result = example.main(["--quick", "--output", str(tmp_path)])

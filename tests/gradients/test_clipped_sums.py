@@ -58,7 +58,11 @@ def test_under_xla(surrogate, case):
 
 @pytest.mark.parametrize(
     ("surrogate", "case", "jit_compile"),
-    [("mean_field", "unknown_scale", False), ("mean_field", "mixture", False), ("mean_field", "bernoulli", True)],
+    [
+        pytest.param("mean_field", "unknown_scale", False, marks=pytest.mark.slow),
+        pytest.param("mean_field", "mixture", False, marks=pytest.mark.slow),
+        ("mean_field", "bernoulli", True),
+    ],
 )
 def test_float32(surrogate, case, jit_compile):
     """C9: float32 to 1e-5."""

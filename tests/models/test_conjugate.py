@@ -113,6 +113,7 @@ def test_beta_bernoulli_within_mean_field():
     np.testing.assert_allclose(scipy.special.expit(z).mean(), a / (a + b), atol=0.1 * float(tfd.Beta(a, b).stddev()))
 
 
+@pytest.mark.slow
 def test_the_error_shrinks_as_epsilon_grows():
     """C1: mean squared distance to the noise-free posterior mean falls with each larger epsilon. False alarms: 1e-7.
 

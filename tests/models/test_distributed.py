@@ -439,7 +439,8 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
     assert 0 < one["third"] < 14  # Both stop where the first worker's budget ends.
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_dies(request, tmp_path, victim):
     """The other stops with an error that says what is spent; both ledgers hold what was begun; all goes on from them."""
     script = TO_THE_END + "with_a_ledger_each(epochs)"

@@ -116,6 +116,7 @@ def check_resumed(resumed: list, alone: list, epochs: int) -> None:
     assert min(means) > 0.9
 
 
+@pytest.mark.slow
 def test_three_kills_and_a_resumed_fit(tmp_path):
     resumed, alone = kill_and_resume(tmp_path, 3, epochs=60, seed=0, kind="logistic")
     check_resumed(resumed, alone, epochs=60)
