@@ -9,9 +9,9 @@ PYTHON ?=
 VENV ?= .venv$(if $(filter-out current,$(STACK)),-$(STACK))$(if $(PY),-py$(PY))
 PYTEST_ARGS ?=
 # Processes that run tests, a file in one of them: most of the work is tracing, which has one thread in each, and fixtures
-# of a module are made once.
+# of a module are made once. OpenBLAS has one thread in each: more of them only wait for one another on small matrices.
 WORKERS ?= 2
-RUN_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+RUN_TESTS = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 BIN := $(VENV)/bin
 JAX := .venv-jax
 TORCH := .venv-torch
