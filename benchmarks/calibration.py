@@ -171,21 +171,20 @@ class Fits:
         clip = clip or self.pilot.l2_norm_clip
         self.settings = dict(self.pilot.fit_settings, verbose=0)
 
-        def compiled(noise):
+        def compiled(noise, accountant):
             optimizer = self.pilot.optimizer(num_records, noise_multiplier=noise)
             optimizer.l2_norm_clip = clip
-            self.model.compile(
-                optimizer, jit_compile=make is not MODELS["negbin"][0]
-            )  # TensorFlow draws no gammas under XLA.
+            xla = make is not MODELS["negbin"][0]  # TensorFlow draws no gammas under XLA.
+            self.model.compile(optimizer, jit_compile=xla, accountant=accountant)
 
-        compiled(1.0)
+        compiled(1.0, "pld")
         data = self.model.make_data(x, y, batch_size=self.pilot.batch_size)
         steps = self.pilot.epochs * data.steps_per_epoch
         calibrated = self.model.mechanism(data).calibrated(
             PrivacyLedger(), epsilon=epsilon, delta=DELTA, num_releases=steps
         )
         self.noise = calibrated.noise_multiplier
-        compiled(self.noise)
+        compiled(self.noise, "rdp")  # Faster, for the noise is set: this ledger grows with every data set.
         self.start, self.without = self.model.get_weights(), None
 
     def draws(self, x, y, coordinates):
