@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 from support.gaussian_oracle import gaussian_epsilon
+from support.joint import GaussianPart, JointGaussian
 
 from tfp_dpvi.privacy import (
     FullBatch,
-    GaussianPart,
-    JointGaussian,
     PoissonSampling,
     PrivacyPlan,
     Sensitivity,
@@ -50,9 +49,7 @@ def test_parts_in_their_own_units():
     plan = PrivacyPlan(FullBatch(), joint.noise_multiplier, 1, "replace_one", joint.sensitivity)
     assert plan.epsilon(1e-5) == pytest.approx(gaussian_epsilon(1e-5, distance), rel=1e-9)
     with pytest.raises(ValueError, match="noise_multipliers is empty"):
-        _ = JointGaussian(()).noise_multiplier
-    with pytest.raises(ValueError, match="standard_deviation"):
-        GaussianPart("x", 0.0, Sensitivity())
+        joint_noise_multiplier([])
 
 
 def test_a_joint_release_replayed():

@@ -9,6 +9,7 @@ import time
 import dp_accounting
 import pytest
 from dp_accounting import NeighboringRelation, pld, rdp
+from support.joint import GaussianPart, JointGaussian
 from support.stack import PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
 from tfp_dpvi import _validate as check
@@ -17,8 +18,6 @@ from tfp_dpvi.privacy import (
     EpsilonCurve,
     FixedSizeSampling,
     FullBatch,
-    GaussianPart,
-    JointGaussian,
     PoissonSampling,
     PrivacyLedger,
     PrivacyPlan,

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 from support.gaussian_oracle import gaussian_epsilon
+from support.joint import GaussianPart, JointGaussian
 from termwise_noise import compare_schemes, total_variance, variance_at_equal_privacy
 
 from tfp_dpvi.privacy import (
     FullBatch,
-    GaussianPart,
-    JointGaussian,
     PoissonSampling,
     PrivacyPlan,
     Sensitivity,

@@ -21,7 +21,7 @@ from tfp_dpvi.privacy.sampling import (
     SamplingScheme,
     scheme_from_json,
 )
-from tfp_dpvi.privacy.sensitivity import GaussianPart, JointGaussian, Sensitivity, joint_noise_multiplier
+from tfp_dpvi.privacy.sensitivity import Sensitivity, joint_noise_multiplier
 from tfp_dpvi.privacy.termwise import (
     TermwiseNoise,
     block_sensitivity,
@@ -37,8 +37,6 @@ __all__ = [
     "EpsilonCurve",
     "FixedSizeSampling",
     "FullBatch",
-    "GaussianPart",
-    "JointGaussian",
     "LedgerEntry",
     "LedgerError",
     "NeighboringRelation",

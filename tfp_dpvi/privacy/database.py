@@ -95,7 +95,7 @@ class Database:
     """A ledger's SQLite file, tables in memory (`where` is None), or server by URL.
 
     Formal guarantee: when `write` ends without an error, what it wrote is on the disk, and nothing else was written
-    since it began. All errors are `LedgerError`s.
+    since it began. Errors of the database are raised as `LedgerError`s.
     """
 
     def __init__(self, where: str | os.PathLike[str] | None, *, read_only: bool = False) -> None:
