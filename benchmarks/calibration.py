@@ -3,7 +3,7 @@
     python benchmarks/calibration.py [--cells NAME ...] [--num 200] [--jobs 2] [--out FOLDER]
 
 A cell is a model, a number of records and an epsilon. One setting serves all cells: clip and batches from `dpvi.pilot` with made-up
-inputs. Each cell writes a JSON file and is skipped where that exists; the last line is a summary as JSON.
+inputs. Each cell writes a JSON file; where that exists, only the data sets that it lacks are run. The last line is a summary as JSON.
 """
 
 import argparse
@@ -304,6 +304,7 @@ def run(cell, num, baseline, seed):
         covered = np.array([row["covered"] for row in found], float)
         by_set = covered.mean(axis=1)
         summary[kind] = {
+            "num": len(found),
             "coverage": round(float(by_set.mean()), 4),
             "error": round(float(by_set.std(ddof=1) / math.sqrt(len(found))), 4),
             "by_coordinate": covered.mean(axis=0).round(3).tolist(),
@@ -319,24 +320,52 @@ def run(cell, num, baseline, seed):
     return summary
 
 
+def pooled(old, new):
+    """Returns the figures of two runs of a cell as those of one; quantiles of the checks are the second's."""
+    nums = np.array([old["num"], new["num"]])
+    flats = np.array([run["flat, clip pilot"]["num"] if "flat, clip pilot" in run else 0 for run in (old, new)])
+    summary = {**old, **new, "num": int(nums.sum()), "seconds": old["seconds"] + new["seconds"]}
+    summary["revision"] = ", ".join(sorted({*old["revision"].split(", "), new["revision"]}))
+    both = [old["warned"], new["warned"]]
+    summary["warned"] = {kind: float(np.average([one[kind] for one in both], weights=nums)) for kind in both[0]}
+    for kind in [kind for kind, one in old.items() if isinstance(one, dict) and "coverage" in one and kind in new]:
+        first, second = old[kind], new[kind]
+        n, m = first["num"], second["num"]
+        summary[kind] = {**first, "num": n + m}
+        for name in [name for name in first if name in second and name != "num"]:
+            values = np.array([first[name], second[name]])
+            if name == "bias":
+                found = np.sqrt(np.average(values**2, weights=[n, m]))
+            elif name == "error":
+                apart = n * m / (n + m) * (first["coverage"] - second["coverage"]) ** 2
+                squares = n * (n - 1) * values[0] ** 2 + m * (m - 1) * values[1] ** 2 + apart
+                found = np.sqrt(squares / (n + m - 1) / (n + m))
+            else:
+                found = np.average(values, axis=0, weights=flats if name.startswith("same") else [n, m])
+            summary[kind][name] = found.round(5).tolist()
+    return summary
+
+
 def made(cell, arguments):
-    """Returns a cell's figures, from its file where that exists."""
+    """Returns a cell's figures: those of its file, and of as many more data sets as that lacks."""
     path = arguments.out / f"{cell}.json"
-    if not path.exists():
-        if arguments.jobs > 1:  # In a process of its own: traces and constants of many models fill the memory.
-            options = [f"--{name}={getattr(arguments, name)}" for name in ("num", "baseline", "seed", "out")]
-            subprocess.run(
-                [sys.executable, __file__, "--jobs=1", "--cells", cell, *options], check=True, stdout=sys.stderr
-            )
-        else:
-            versions = {
-                "python": platform.python_version(),
-                "tensorflow": tf.__version__,
-                "machine": platform.processor(),
-                "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
-            }
-            found = run(cell, arguments.num, arguments.baseline, arguments.seed)
-            path.write_text(json.dumps({**found, **versions}, indent=1))
+    old = json.loads(path.read_text()) if path.exists() else None
+    have = old["num"] if old else 0
+    if have >= arguments.num:
+        return old
+    if arguments.jobs > 1:  # In a process of its own: traces and constants of many models fill the memory.
+        options = [f"--{name}={getattr(arguments, name)}" for name in ("num", "baseline", "seed", "out")]
+        subprocess.run([sys.executable, __file__, "--jobs=1", "--cells", cell, *options], check=True, stdout=sys.stderr)
+    else:
+        versions = {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "machine": platform.processor(),
+            "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
+        }
+        flat = old["flat, clip pilot"]["num"] if old else 0
+        new = {**run(cell, arguments.num - have, max(0, arguments.baseline - flat), arguments.seed + have), **versions}
+        path.write_text(json.dumps(pooled(old, new) if old else new, indent=1))
     return json.loads(path.read_text())
 
 
