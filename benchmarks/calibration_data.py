@@ -1,11 +1,11 @@
 """Do private intervals on real data hold the non-private means, and do private posteriors predict as well? At epsilon 1.
 
-    python benchmarks/calibration_data.py [--data adult abalone] [--fits 20] [--output docs/figures/calibration/data.json]
+    python benchmarks/calibration_data.py [--data adult abalone abalone_rows] [--fits 20] [--output docs/figures/calibration/data.json]
 
 Logistic regression on Adult's 14 ordinal codes and on Abalone's 8 (at least 10 rings), against the Laplace approximation of the
 posterior without privacy. Adult is fitted whole (48,842 records), Abalone on another 80 % of its records in each fit, and accuracy is
 that on the rest. Columns are standardised with the records' own means and standard deviations, which is not private. The pilot's
-inputs are made up: independent standard normals.
+inputs are made up: independent standard normals. For `abalone_rows` they are 300 records, taken to be public and not fitted.
 """
 
 import argparse
@@ -27,7 +27,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples")
 from data import load_abalone, load_adult
 
 tfd = tfp.distributions
-DATA = {"adult": (load_adult, 1.0), "abalone": (load_abalone, 0.8)}  # The share of the records that is fitted.
+# What loads them, the share of the records that is fitted, and how many are public.
+DATA = {"adult": (load_adult, 1.0, 0), "abalone": (load_abalone, 0.8, 0), "abalone_rows": (load_abalone, 0.8, 300)}
 
 
 def model_of(width):
@@ -49,17 +50,20 @@ def accuracy(draws, x, y, coordinates):
 
 def run(name, num_fits, epsilon):
     """Returns the figures of one data set."""
-    load, share = DATA[name]
+    load, share, num_public = DATA[name]
     data = load("ordinal")
     x, y = np.asarray(data.x, "float32"), np.asarray(data.y, "float32")
     x = (x - x.mean(axis=0)) / x.std(axis=0)
-    size, width = round(share * len(x)), x.shape[1]
+    order, width = np.random.default_rng(77).permutation(len(x)), x.shape[1]
+    public, (x, y) = x[order[:num_public]], (x[order[num_public:]], y[order[num_public:]])
+    size = round(share * len(x))
     prior, likelihood = model_of(width)
     coordinates = Coordinates(prior)
     exact = NonPrivate(prior, likelihood, coordinates)
-    made_up = np.random.default_rng(0).normal(size=(1000, width)).astype("float32")
+    if not num_public:
+        public = np.random.default_rng(0).normal(size=(1000, width)).astype("float32")
     fits = {
-        clipping: Fits(lambda: model_of(width), clipping, made_up, size, epsilon, x[:size], y[:size])
+        clipping: Fits(lambda: model_of(width), clipping, public, size, epsilon, x[:size], y[:size])
         for clipping in ("paired", "flat")
     }
     rows, without, seconds = {clipping: [] for clipping in fits}, [], []
