@@ -131,7 +131,7 @@ def test_losses_of_a_release_equal_those_of_dp_accounting(relation, probability,
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, value_discretization_interval=step, sampling_prob=probability, **other
     )
-    for epsilon in np.array([0.0, 0.1, 1.0, 3.0]) * step / 1e-4:
+    for epsilon in np.minimum(np.array([0.0, 0.1, 1.0, 3.0]) * step / 1e-4, 700.0):  # exp overflows beyond.
         assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(
             theirs.get_delta_for_epsilon(epsilon), rel=1e-9, abs=1e-14
         )
