@@ -52,6 +52,17 @@ def test_the_gradient_is_that_of_the_density(prior):
         np.testing.assert_allclose(gradient[0, number], slope[0], rtol=1e-5)
 
 
+def test_the_mode_is_found_where_the_prior_is_sure():
+    """From the release alone, 50 coordinates with 1,600 degrees of freedom lie 1,000 nats below it after all steps."""
+    size = 50
+    prior = CurvaturePrior(np.eye(size) * 100.0, (1600.0,), 0.3)
+    seen = noisy(np.eye(size) * 120.0, 60.0, np.random.default_rng(0))
+    model = lib._Bartlett(window(seen, 60.0), prior, 1600.0)
+    mode, root = model.laplace()
+    _, gradient = model.log_density(mode[None])
+    assert np.linalg.norm(np.linalg.solve(root, gradient[0])) < 0.5  # In standard deviations.
+
+
 def drawn_from(prior, generator):
     factor = np.exp(prior.log_factor_sd * generator.normal())
     (degrees,) = prior.degrees

@@ -220,16 +220,19 @@ class _Bartlett:
         return value, gradient
 
     def _start(self) -> np.ndarray:
-        """Returns the release, without its smallest and its negative eigenvalues."""
+        """Returns the better of two: the release without its smallest and negative eigenvalues, and a multiple of the prior's mean."""
         inverse = linalg.solve_triangular(self._root, np.eye(self._size), lower=True)
         values, vectors = np.linalg.eigh(inverse @ self._seen @ inverse.T)
         kept = vectors[:, -self._rank :] * np.sqrt(self._nu * np.maximum(values[-self._rank :], 0.1))
         factor = np.linalg.qr(kept.T)[1].T
         factor = factor * np.sign(np.diag(factor))
-        x = np.zeros((1, len(self._rows) + 1))
+        x = np.zeros((2, len(self._rows) + 1))
         x[0, :-1] = factor[self._rows, self._columns]
         x[0, self._diagonal] = np.log(np.maximum(x[0, self._diagonal], 0.1))
-        return x
+        mean = self._root @ self._root.T
+        x[1, self._diagonal] = np.log(np.maximum(self._shape, 1.0)) / 2.0
+        x[1, -1] = math.log(max(np.sum(self._seen * mean) / np.sum(mean**2), 0.1))
+        return x[[np.argmax(self.log_density(x)[0])]]
 
     def laplace(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian there."""
@@ -242,7 +245,7 @@ class _Bartlett:
             trial = x + np.clip(step, -1.0, 1.0)
             (new,), slope = self.log_density(trial)
             if new > value:
-                small = new - value < 1e-3
+                small = new - value < 1e-2
                 x, value, gradient, damping = trial, new, slope, damping / 5.0
                 if small:
                     break
