@@ -113,7 +113,7 @@ class Calibrator:
             else:
                 LOG.info("The pilot's simulation has too few pairs here: the posterior is made without it.")
         # Where a bend follows, this posterior is its starting point.
-        slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=2 if bends else 16)
+        slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=0 if bends else 16)
         terms = posterior.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
             mixture = posterior.exact_mixture(terms, *self._normal)

@@ -108,7 +108,7 @@ def draw_curvature(
       window: averages of released values.
       prior: of M.
       generator: of the draws.
-      num_steps: of HMC, from draws of the Laplace approximation; two make starting points.
+      num_steps: of HMC, from draws of the Laplace approximation; none make starting points.
 
     Returns:
       Arrays of shape [K, d, d]; K = 1 where there is no noise.
@@ -170,17 +170,20 @@ class _Bartlett:
     def draws(self, num: int, generator: np.random.Generator, num_steps: int) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
         mode, root = self.laplace()
-        inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
+        # In float32, whose products take half the time: a proposal's error is none of the acceptance's.
+        inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True).astype(np.float32)
 
         def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value, gradient = self.log_density(mode + z @ inverse)
-            return value, gradient @ inverse.T
+            value, gradient = self.log_density(mode + z.astype(np.float32) @ inverse)
+            return value, gradient.astype(np.float32) @ inverse.T
 
         start = mode + generator.normal(size=(num, len(mode))) @ inverse
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
         start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Beyond, steps would diverge.
-        z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=num_steps, num_leapfrogs=5)
-        return self.matrices(mode + z[-1] @ inverse)
+        if num_steps:
+            z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=num_steps, num_leapfrogs=5)
+            start = mode + z[-1].astype(np.float32) @ inverse
+        return self.matrices(start)
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = x[:, :-1].copy()
