@@ -115,7 +115,7 @@ def test_refined_is_the_linear_posterior_where_nothing_bends():
     linear = exact_mixture(terms_of(np.array([[9.0, 2.0], [2.0, 4.0]]), np.zeros(2), np.arange(2)), prior, prior @ mean)
     precision = np.linalg.inv(linear.covariance)
     log_density = normal_log_prior(precision, linear.mean)
-    found = posterior.refined_mixture(linear, lambda x, draws: log_density(x), 32, np.random.default_rng(0))
+    found = posterior.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
     sd = np.sqrt(np.diag(linear.covariance))
     assert np.all(np.abs(found.mean - linear.mean) < 0.25 * sd)
     np.testing.assert_allclose(np.sqrt(np.diag(found.covariance)), sd, rtol=0.2)
@@ -124,15 +124,15 @@ def test_refined_is_the_linear_posterior_where_nothing_bends():
 def test_refined_follows_a_density_that_bends():
     """A score of tanh(theta): against quadrature, from a start that does not bend; seeded."""
 
-    def log_density(x, draws):
+    def log_density(x):
         moved = np.tanh(x[:, 0])
         gradient = -(moved - 0.6) * (1 - moved**2) / 0.05 - x[:, 0]
         return -((moved - 0.6) ** 2) / 0.1 - x[:, 0] ** 2 / 2, gradient[:, None]
 
     linear = exact_mixture(terms_of(np.array([[20.0]]), np.array([0.6]), np.array([0])), np.eye(1), np.zeros(1))
-    found = posterior.refined_mixture(linear, log_density, 32, np.random.default_rng(0))
+    found = posterior.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
     grid = np.linspace(-6, 6, 20_001)
-    weight = np.exp(log_density(grid[:, None], None)[0])
+    weight = np.exp(log_density(grid[:, None])[0])
     weight /= weight.sum()
     mean = np.sum(grid * weight)
     assert found.mean[0] == pytest.approx(mean, abs=0.08)

@@ -89,7 +89,8 @@ class Bend(NamedTuple):
 
         deltas = simulator.deltas(path, x, outcomes)
         psi = clipped(deltas, clip)
-        along = [one * np.exp(excess) / (len(path) * simulated.sum()) for one in weights_of(path)]
+        scale = np.exp(excess) / (len(path) * simulated.sum())
+        along = [(one * scale).astype(psi.dtype) for one in weights_of(path)]
         weighted = [one[..., None] * psi for one in along]
         means = [one.sum(axis=0) / 2.0 for one in weighted]
         slopes = [one.transpose(1, 2, 0) @ deltas.transpose(1, 0, 2) / 4.0 for one in weighted]
@@ -100,11 +101,12 @@ class Bend(NamedTuple):
             psi.reshape(-1, psi.shape[-1]), deltas.reshape(-1, psi.shape[-1]), pair.reshape(-1) / 2.0, clip, num_records
         )
         size = psi.shape[-1]
-        slope = np.einsum("n,nij->ij", first, slopes[1]) + np.einsum("n,nij->ij", second, slopes[0])
+        slope = np.tensordot(first, slopes[1], axes=1) + np.tensordot(second, slopes[0], axes=1)
         slope = (slope + slope.T) / 2.0
         root = np.linalg.cholesky(slope + _RIDGE * np.trace(slope) / size * np.eye(size))
         inverse = np.linalg.inv(root)
         means = [one @ inverse.T for one in means]
+        inverse = inverse.astype(psi.dtype)
         slopes = [_packed(inverse @ one @ inverse.T) for one in slopes]
         factor = (root.T @ root) @ (root.T @ root)
         tensors = (*base, means[1], means[0], slopes[1], slopes[0], root, factor / np.trace(factor))
@@ -141,7 +143,10 @@ class Bend(NamedTuple):
 
 def _packed(matrices: np.ndarray) -> np.ndarray:
     """Returns lower triangles of shape [n, d (d + 1) / 2] whose sum with their transposes is symmetric and that of the matrices."""
-    symmetric = (matrices + np.swapaxes(matrices, 1, 2)) / 2.0
-    halved = np.tril(symmetric) - np.eye(matrices.shape[1]) * symmetric / 2.0
-    packed: np.ndarray = tfp.math.fill_triangular_inverse(halved).numpy()
+    size = matrices.shape[1]
+    places = tfp.math.fill_triangular(np.arange(1, size * (size + 1) // 2 + 1)).numpy().ravel()
+    rows, columns = np.divmod(np.argsort(places)[-places.max() :], size)
+    packed: np.ndarray = (matrices[:, rows, columns] + matrices[:, columns, rows]) * np.where(
+        rows == columns, 0.25, 0.5
+    )
     return packed

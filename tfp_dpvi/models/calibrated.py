@@ -128,7 +128,7 @@ class Calibrator:
                 bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
                 drawn = posterior.draw_curvature(window, known, generator)
                 curve = self._curve(bend, window, *drawn, known.release_share(window))
-                bent = posterior.refined_mixture(mixture, curve, len(drawn[0]), generator)
+                bent = posterior.refined_mixture(mixture, curve, generator)
                 linear, mixture, (slopes, matrices) = mixture, bent, drawn
             except FAILURES as error:
                 LOG.info("The simulation gives no bend (%s): the posterior is that of a straight score.", error)
@@ -152,20 +152,26 @@ class Calibrator:
         slopes: np.ndarray,
         matrices: np.ndarray,
         share: float,
-    ) -> posterior.DensityOfDraw:
-        """Returns the posterior's log density where the expected score bends as it does in the simulation."""
+    ) -> posterior.DensityOfChains:
+        """Returns the posterior's log density where the expected score bends as it does in the simulation; chains take draws in turn."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
         roots = np.linalg.inv(np.linalg.cholesky(spread))
         seen, reach = roots @ window.score, roots @ bend.root.numpy()
         inverse = np.linalg.inv(bend.root.numpy())
         relative = inverse @ slopes @ inverse.T
 
-        def log_density(points: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            parts = (points, seen[draws], reach[draws], relative[draws], share)
-            value, gradient = self._bent(*(tf.constant(part, self._coordinates.dtype) for part in parts), bend)
-            return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+        def density_of(num: int) -> posterior.LogDensity:
+            draws = np.arange(num) % len(slopes)
+            dtype = self._coordinates.dtype
+            parts = [tf.constant(part, dtype) for part in (seen[draws], reach[draws], relative[draws], share)]
 
-        return log_density
+            def log_density(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+                value, gradient = self._bent(tf.constant(points, dtype), *parts, bend)
+                return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+            return log_density
+
+        return density_of
 
     @functools.cached_property
     def _bent(self) -> tf.types.experimental.PolymorphicFunction:

@@ -196,7 +196,7 @@ class PairSimulator:
         return Pairs(x, (first, second), deltas.astype(np.float64), tuple(logs), differing / simulated)
 
     def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
-        """Returns the differences of pairs' scores at other parameters, zero where not finite: shape [b, n, d].
+        """Returns the differences of pairs' scores at other parameters, zero where not finite: shape [b, n, d], in the model's dtype.
 
         Args:
           vectors: all coordinates of the parameters, shape [b, D].
@@ -204,7 +204,6 @@ class PairSimulator:
           outcomes: both.
         """
         found = self._traced_deltas(tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes).numpy()
-        found = found.astype(np.float64)
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
         return finite
 
@@ -283,8 +282,8 @@ def curvature_prior(
       num_records: N.
     """
     size = psi.shape[1]
-    weighted = num_records / 2.0 * weights[:, None] * psi
-    matrix, slope = weighted.T @ psi, weighted.T @ deltas
+    weighted = (num_records / 2.0 * weights[:, None]).astype(psi.dtype) * psi
+    matrix, slope = (np.asarray(weighted.T @ one, np.float64) for one in (psi, deltas))
     ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
     shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
     kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))

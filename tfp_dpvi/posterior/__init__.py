@@ -4,7 +4,7 @@ from tfp_dpvi.posterior.curvature import CurvaturePrior, draw_curvature
 from tfp_dpvi.posterior.mixture import (
     MOST_MISMATCH,
     Checks,
-    DensityOfDraw,
+    DensityOfChains,
     LogDensity,
     Mixture,
     Terms,
@@ -22,7 +22,7 @@ __all__ = [
     "MOST_MISMATCH",
     "Checks",
     "CurvaturePrior",
-    "DensityOfDraw",
+    "DensityOfChains",
     "LogDensity",
     "Mixture",
     "ReleaseNoise",

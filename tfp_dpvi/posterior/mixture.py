@@ -15,8 +15,8 @@ from tfp_dpvi.posterior.window import Window
 LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Values and gradients at points of shape [n, d]."""
 
-DensityOfDraw = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Values and gradients at points of shape [n, d], each given one of the draws of the curvature, whose numbers have shape [n]."""
+DensityOfChains = Callable[[int], LogDensity]
+"""Of n chains, each of which has its own draw of the curvature."""
 
 _CHAINS_OF_EACH, _KEPT, _CHAINS = 4, 8, 32
 MOST_MISMATCH = 0.4
@@ -154,25 +154,22 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
     return _kernels(draws)
 
 
-def refined_mixture(
-    linear: Mixture, log_density: DensityOfDraw, num_draws: int, generator: np.random.Generator
-) -> Mixture:
+def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.random.Generator) -> Mixture:
     """Returns HMC draws of a density that bends, as kernels; chains start from the mixture where it does not.
 
     Args:
       linear: the posterior without the bend, whose covariance whitens.
-      log_density: given a draw of the curvature.
-      num_draws: how many of these there are.
+      density_of: the density, given each chain's draw of the curvature.
       generator: of the draws.
     """
     picks = np.arange(_CHAINS) % len(linear.locs)
     scales = np.broadcast_to(linear.scales, (len(linear.locs), *linear.scales.shape[1:]))[picks]
     start = linear.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(_CHAINS, scales.shape[1])))
     root = linalg.cholesky(linear.covariance, lower=True)
-    draws = np.arange(_CHAINS) % num_draws
+    log_density = density_of(_CHAINS)
 
     def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = log_density(z @ root.T, draws)
+        value, gradient = log_density(z @ root.T)
         return value, gradient @ root
 
     z = linalg.solve_triangular(root, start.T, lower=True).T
