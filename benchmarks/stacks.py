@@ -1,8 +1,10 @@
-"""The suite's own rows on two stacks, in turn: how long a step takes on this TensorFlow over how long on the other.
+"""The suite's own rows on two stacks, or of two revisions, in turn: how long a step takes over how long on the other.
 
     python benchmarks/stacks.py --other .venv-tf215/bin/python [--rows "logistic, XLA" ...] [--rounds 15] [--quick]
+    python benchmarks/stacks.py --before CHECKOUT [...]
 
-Both interpreters run this checkout, each in a process of its own that is made once and kept; in every round each row is
+`--before` takes a checkout of an older revision, whose own suite is run by this interpreter. Else both interpreters run this
+checkout. Each side has a process of its own that is made once and kept; in every round each row is
 timed on one stack and then on the other, and the order changes from round to round. Compiling is left out and given as
 `first_call_seconds`. A ratio is one of medians; `rounds` has those of single rounds and `of_minima` that of the least times.
 The last line is one JSON object with the ratio of each row; `TARGETS` are what they are to reach.
@@ -20,7 +22,7 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # This checkout on both, whatever is installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
 
 import harness
 from harness import Peer, Runner
@@ -33,18 +35,20 @@ ROWS = {  # Name, case of the suite, way.
     "vae 128": ("vae 128", "tfp_dpvi"),
     "conv": ("conv", "tfp_dpvi"),
     "sampler": ("sampler", "N = 10^9"),
+    "streaming": ("streaming", "tfp_dpvi, from disk"),
 }
 TARGETS = {"logistic, XLA": 1.2, "vae 128": 1.15}
 STACKS = ("this", "other")
 
 
-def answer(quick: bool) -> None:
+def answer(quick: bool, checkout: pathlib.Path | None) -> None:
     """Runs rows on request, as `harness.Peer` asks for them."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What else is printed must not mix with answers.
+    if checkout is not None:
+        sys.path[:0] = [str(checkout.resolve() / "benchmarks"), str(checkout.resolve())]
     import suite
-
-    from tfp_dpvi._tf import tf
+    import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
     found = harness.versions(tensorflow="tensorflow", tfp="tensorflow-probability", numpy="numpy")
@@ -84,6 +88,8 @@ def measured(
 def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", help="interpreter of an environment with the other stack")
+    parser.add_argument("--before", type=pathlib.Path, help="a checkout of an older revision")
+    parser.add_argument("--checkout", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark"))
@@ -91,12 +97,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.answer:
-        return answer(options.quick)
-    if options.other is None:
-        parser.error("--other is missing: the python of an environment with the other stack")
+        return answer(options.quick, options.checkout)
+    if (options.other is None) == (options.before is None):
+        parser.error("give --other, the python of an environment with the other stack, or --before, a checkout")
     more = ["--answer", *(["--quick"] if options.quick else [])]
-    pythons = dict(zip(STACKS, (sys.executable, options.other), strict=True))
-    peers = {stack: Peer(python, pathlib.Path(__file__).resolve(), *more) for stack, python in pythons.items()}
+    older = ["--checkout", str(options.before)] if options.before else []
+    peers = {
+        "this": Peer(sys.executable, pathlib.Path(__file__).resolve(), *more),
+        "other": Peer(options.other or sys.executable, pathlib.Path(__file__).resolve(), *more, *older),
+    }
     times, first = measured(peers, options.rows, 2 if options.quick else options.rounds)
     for peer in peers.values():
         peer.close()
@@ -104,7 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
     for name, by_stack in times.items():
         found = harness.ratio(by_stack, *STACKS)
         assert found is not None
-        target = TARGETS.get(name)
+        target = 1.1 if options.before else TARGETS.get(name)
         rows[name] = {
             **found,
             "of_minima": min(by_stack["this"]) / min(by_stack["other"]),
@@ -115,6 +124,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
         }
     versions = {stack: peer.versions for stack, peer in peers.items()}
     titles = [f"TensorFlow {versions[stack]['tensorflow']}, ms" for stack in STACKS]
+    if options.before:
+        titles = ["now, ms", "before, ms"]
     print(f"\n{'row':16s}" + "".join(f"{title:>24s}" for title in (*titles, "ratio", "of minima", "target")))
     for name, row in rows.items():
         times_of = [f"{row['milliseconds_per_step'][stack]['median']:.4g}" for stack in STACKS]
@@ -127,10 +138,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
         "machine": harness.machine(),
         "quick": options.quick,
         "benchmark": "stacks",
-        "command": "python benchmarks/stacks.py --other .venv-tf215/bin/python",
+        "command": f"python benchmarks/stacks.py {'--before CHECKOUT' if options.before else '--other .venv-tf215/bin/python'}",
     }
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "stacks.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.output / ("before.json" if options.before else "stacks.json")).write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
     print(json.dumps({name: row["ratio"] for name, row in rows.items()}))
     return result
 
