@@ -179,12 +179,18 @@ class _Bartlett:
         # In float32, whose products take half the time: a proposal's error is none of the acceptance's.
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
+        def times_inverse(z: np.ndarray, transposed: int) -> np.ndarray:
+            found: np.ndarray = linalg.blas.strmm(
+                1.0, inverse, z.astype(np.float32).T, lower=1, trans_a=1 - transposed
+            ).T
+            return found
+
         def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            value, gradient = self.log_density(mode + z.astype(np.float32) @ inverse)
-            return value, gradient.astype(np.float32) @ inverse.T
+            value, gradient = self.log_density(mode + times_inverse(z, 0))
+            return value, times_inverse(gradient, 1)
 
         z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=num_steps, num_leapfrogs=5)
-        return self.matrices(mode + z[-1].astype(np.float32) @ inverse)
+        return self.matrices(mode + times_inverse(z[-1], 0))
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         entries = x[:, :-1].copy()
