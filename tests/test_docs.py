@@ -14,7 +14,13 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if blocks])
+SLOW = ("guides/vae_researcher.md",)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page, blocks in PAGES.items() if blocks],
+)
 def test_the_pages_code_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}

@@ -29,6 +29,7 @@ def study():
         yield module
 
 
+@pytest.mark.slow
 def test_quick_run(study, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(study.tf.get_logger(), "level", 0)  # The script lowers it for its own run.
     result = study.main(["--quick", "--data", "abalone", "--output", str(tmp_path)])

@@ -21,9 +21,8 @@ def example():
     return module
 
 
-@pytest.mark.parametrize(
-    ("data", "network"), [("mnist", "dense"), pytest.param("fashion_mnist", "convolutional", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "network"), [("mnist", "dense"), ("fashion_mnist", "convolutional")])
 def test_it_trains_draws_and_says_what_was_spent(example, tmp_path, capsys, data, network):
     result = example.main(["--quick", "--data", data, "--network", network, "--output", str(tmp_path)])
     last = capsys.readouterr().out.strip().splitlines()[-1]

@@ -211,6 +211,7 @@ def test_a_loaded_model_is_the_saved_one(tmp_path, name):
 LOADED = ["regression", "partials", "generative", "termwise"]
 
 
+@pytest.mark.slow
 def test_a_fresh_process_goes_on_with_everything(tmp_path):
     """Also on a ledger that this process has open."""
     np.savez(tmp_path / "data.npz", x=X, y=Y)

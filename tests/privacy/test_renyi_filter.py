@@ -393,6 +393,7 @@ def _adaptive_delta(first, seconds, epsilon):
     return float(mass @ np.max([_second_delta(plan, left) for plan in seconds], axis=0))
 
 
+@pytest.mark.slow
 def test_choosing_by_the_first_result_breaks_an_ordinary_budget_and_not_the_adaptive_one():
     """Each choice alone keeps epsilon 1 at delta 1e-5; with the choice made after the first release only the filter does."""
     first = PrivacyPlan(FullBatch(), 6.0, 1)

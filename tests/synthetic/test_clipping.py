@@ -199,6 +199,7 @@ def test_huge_parameters_stay_finite_and_clipped():
         assert np.linalg.norm(found) <= 0.5 * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_a_fit_runs_with_poisson_batches_under_xla_and_not():
     table = Table({"a": Categorical(["x", "y", "z"]), "b": Continuous(0, 1, bins=4, shape="normal", missing=True)})
     values = []
