@@ -20,7 +20,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Callback, Optimizer, learning_rate_variable, tf
+from tfp_dpvi._tf import Callback, Optimizer, keras, learning_rate_variable, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
@@ -111,6 +111,33 @@ def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
         (name if names.count(name) == 1 else f"{name}_{names[:place].count(name)}", variable)
         for place, (name, variable) in enumerate(zip(names, variables, strict=True))
     ]
+
+
+class StepsBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, which counts the steps that ran: a budget may end an execution of several before its last.
+
+    Args:
+      steps: gives their number so far.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        super().__init__(count_mode="steps")
+        self._steps, self._before = steps, 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Begins a bar."""
+        self._before = self._steps()
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Shows the steps of this epoch so far."""
+        super().on_train_batch_end(self._steps() - self._before - 1, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Ends the bar where the steps ended."""
+        planned, self.target = self.target, self._steps() - self._before
+        super().on_epoch_end(epoch, logs)
+        self.target = planned
 
 
 def _learning_rate(optimizer: Optimizer) -> float:

@@ -201,7 +201,8 @@ class DPModel(FittedModel):
           ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
           neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
           accountant: "pld" (tight) or "rdp".
-          validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and validation data.
+          validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
+            `evaluate` and validation data.
           physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
           jit_compile: compile the step with XLA; None does so where a model gains from it and its operations allow it.
@@ -356,12 +357,14 @@ class DistributionModel(DPModel):
         released posterior and `x` at no cost; of a `DPVAE` reconstructions.
 
         Args:
-          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
+          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame; or batches of these, as Keras takes them.
           batch_size: records at a time, default 1024.
           verbose: as in Keras.
           **kwargs: as in Keras.
         """
-        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
+        if not arguments.is_batches(x):
+            x, batch_size = self._inputs(x), batch_size or 1024
+        return super().predict(x, batch_size=batch_size, verbose=verbose, **kwargs)
 
     def _inputs(self, x: Structure) -> Structure:
         """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
