@@ -79,6 +79,7 @@ def make_data(
     sampling_probability: float | None = None,
     steps_per_epoch: int | None = None,
     physical_batch_size: int | None = None,
+    pricing: tuple[Any, ...] = (),
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
@@ -94,11 +95,11 @@ def make_data(
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
         declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
-        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
+        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype, *pricing))
     if is_batches(x):
         raise TypeError(
-            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by itself, "
-            "or a\ntf.data.Dataset of its batches, with how they were drawn: see sampling= in the docstring of fit."
+            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
+            "itself, or\na tf.data.Dataset of its batches (from_generator makes one); without sampling= the error says which are priced."
         )
     if sampling_probability is not None:
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._tf import Optimizer, Structure, clear_losses, refuse_keras_3, tf
 from tfp_dpvi.data import Records, make_records
@@ -178,7 +179,7 @@ class DPModel(FittedModel):
         noise_multiplier: float | None = None,
         planned_epochs: int | None = None,
         ledger: PrivacyLedger | None = None,
-        neighboring_relation: dp_accounting.NeighboringRelation = (dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        neighboring_relation: dp_accounting.NeighboringRelation | str = "add_or_remove_one",
         accountant: str = "pld",
         validation_metrics: Sequence[Any] | None = None,
         physical_batch_size: int | None = None,
@@ -199,7 +200,7 @@ class DPModel(FittedModel):
           noise_multiplier: noise standard deviation over the clip, likewise; instead of `epsilon`.
           planned_epochs: with `epsilon`, how many epochs the budget is to last for; by default the first `fit` spends it.
           ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
-          neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
+          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum.
           accountant: "pld" (tight) or "rdp".
           validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
             `evaluate` and validation data.
@@ -233,7 +234,7 @@ class DPModel(FittedModel):
             noise=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
-            neighboring_relation=neighboring_relation,
+            neighboring_relation=check.relation(neighboring_relation),
             physical_batch_size=physical_batch_size,
             jit_compile=jit_compile,
             unsafe_training_metrics=bool(unsafe_training_metrics),

@@ -205,8 +205,10 @@ class FittedModel(evaluation.EvaluatedModel):
           sample_weight: see `x`.
           **settings: of `fit`, as far as they concern records and sampling.
         """
-        physical = None if self._dp.target is None else self._dp.target.physical_batch_size
-        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
+        target = self._dp.target
+        physical = None if target is None else target.physical_batch_size
+        pricing = () if target is None else (target.neighboring_relation, target.accountant)
+        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, pricing=pricing, **settings)
 
     def mechanism(self, data: Data) -> Mechanism:
         """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
