@@ -96,11 +96,7 @@ def make_data(
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
         declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         return _of_dataset(model, DatasetData(x, *declared, model.record_dtype, *pricing))
-    if is_batches(x):
-        raise TypeError(
-            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
-            "itself, or\na tf.data.Dataset of its batches (from_generator makes one); without sampling= the error says which are priced."
-        )
+    _refuse_batches(x)
     if sampling_probability is not None:
         raise ValueError(
             f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
@@ -162,6 +158,14 @@ def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
 def is_batches(data: object) -> bool:
     """Returns whether these are batches that somebody else makes: a dataset, a Keras `Sequence` or a generator."""
     return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
+
+
+def _refuse_batches(x: object) -> None:
+    if is_batches(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
+            "itself,\nor a tf.data.Dataset of its batches (from_generator makes one) with sampling=, how they were drawn."
+        )
 
 
 def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> Validation | None:

@@ -195,7 +195,7 @@ class Autoencoder(base.DistributionModel):
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """As in Keras; the prior tells the shape of what is decoded."""
-        if not self.built and getattr(self.encoder, "built", False):
+        if getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
             self.decode(self.prior.sample(1, seed=(0, 0)))
         super().summary(*args, **kwargs)
 

@@ -295,11 +295,17 @@ class DPModel(FittedModel):
         """The lifetime epsilon that `compile` was given, or None."""
         return None if self._dp.target is None else self._dp.target.epsilon
 
+    @property
+    def privacy_delta(self) -> float | None:
+        """The delta that `compile` was given, or None."""
+        return None if self._dp.target is None else self._dp.target.delta
+
     def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
         """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
 
-        Signatures, where the model has them: `predict`, `log_prob` (posterior predictive log density), and
-        `sample_posterior` and `sample_predictive` of `num` (int32) and `seed` (int32 [2]). Beside them the report
+        Signatures, where the model has them: `predict`, `log_prob` (posterior predictive log density), `sample_posterior` and
+        `sample_predictive` of `num` (int32) and `seed` (int32 [2]), `encode` and `decode` of a `DPVAE`; `serving_default` is
+        `predict`, or `sample_predictive` where a model predicts nothing. Beside them the report
         (`assets.extra/privacy_report.json`) and a model card (`README.md`) that says how to call them.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,11 @@ class EvaluatedModel(saving.SavedModel):
     def metrics_names(self) -> list[str]:
         """The names of what `evaluate` returns, in its order."""
         return [] if not hasattr(self, "_dp") else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
+
+    @property
+    def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
+        """The trainable variables under what they belong to, as TensorBoard shows them; for subclasses."""
+        return {"weights": self.trainable_variables}
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """As in Keras; a model whose layers have their shapes need not be built first."""
@@ -68,7 +73,7 @@ class EvaluatedModel(saving.SavedModel):
                 "validation_metrics compare one array of y with one of predict's output, and this model has several: leave them "
                 "out of compile."
             )
-        truth, prediction = compared
+        truth, prediction = map(tf.convert_to_tensor, compared)
         if y is None and not truth.shape.is_compatible_with(prediction.shape):
             raise ValueError(
                 f"validation_metrics compare y with predict's output, and there is no y; the output of shape {prediction.shape} is "

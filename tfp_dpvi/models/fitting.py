@@ -152,7 +152,7 @@ class FittedModel(evaluation.EvaluatedModel):
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
                 return self._history_of_nothing(epochs)
-            callbacks = _with_bar(callbacks, backup, run, verbose)
+            callbacks = _with_ours(callbacks, backup, run, verbose)
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
@@ -408,15 +408,17 @@ class FittedModel(evaluation.EvaluatedModel):
         raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
 
 
-def _with_bar(
+def _with_ours(
     callbacks: Sequence[keras.callbacks.Callback] | None,
     backup: PrivateBackupAndRestore | None,
     run: PrivateFit,
     verbose: int | str,
-) -> Sequence[keras.callbacks.Callback] | None:
-    """Returns the callbacks with the backup last, and with a bar that counts the steps that ran where Keras would add its own."""
-    listed = tf.nest.flatten(callbacks or [])
-    others = keras.callbacks.CallbackList | keras.callbacks.ProgbarLogger
-    if verbose and not any(isinstance(one, others) for one in listed):
-        callbacks = [*listed, StepsBar(lambda: run.num_steps)]
-    return callbacks if backup is None or callbacks is None else checkpoint.put_last(callbacks, backup)
+) -> Sequence[keras.callbacks.Callback]:
+    """Returns the callbacks between ours: the ledger is settled before others end, the bar counts what ran, a backup is last."""
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        listed = tf.nest.flatten(callbacks or [])
+        bars = [StepsBar(lambda: run.num_steps)] if verbose else []
+        if any(isinstance(one, keras.callbacks.ProgbarLogger) for one in listed):
+            bars = []
+        callbacks = [keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close()), *listed, *bars]
+    return callbacks if backup is None else checkpoint.put_last(callbacks, backup)
