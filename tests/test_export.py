@@ -413,6 +413,7 @@ def test_an_earlier_export_is_replaced_when_asked(tmp_path, regression, generati
         "sample_predictive",
         "sample_posterior",
         "log_prob",
+        "serving_default",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ from tfp_dpvi.data import (
 from tfp_dpvi.sampling import make_sampler
 from tfp_dpvi.training.distribution import Workers
 
-Validation: TypeAlias = tuple[Structure, ...] | tf.data.Dataset | keras.utils.Sequence
+Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.utils.Sequence
 
 _DEFAULT_BATCH_SIZE = 256
 
@@ -79,7 +79,7 @@ def make_data(
     sampling_probability: float | None = None,
     steps_per_epoch: int | None = None,
     physical_batch_size: int | None = None,
-    pricing: tuple[Any, ...] = (),
+    pricing: Sequence[Any] = (),
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
@@ -203,7 +203,7 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()
-    return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
+    return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
 
 def check_checkpoints(callbacks: Any, save: Callable[[str], None]) -> None:

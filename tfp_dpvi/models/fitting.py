@@ -190,9 +190,11 @@ class FittedModel(evaluation.EvaluatedModel):
         """Raises for files and evaluations that could not be made after an epoch, when it has been paid for."""
         arguments.check_checkpoints(callbacks, self.save)
         if validation is not None:
-            parts = validation if isinstance(validation, tuple) else (validation,)
-            few = tf.nest.map_structure(lambda part: part[:2], parts) if isinstance(validation, tuple) else parts
-            self.evaluate(*few[:2], sample_weight=few[2] if few[2:] else None, steps=1, verbose=0)
+            few: Any = (validation,)
+            if isinstance(validation, tuple):  # Of arrays a row or more for each replica.
+                few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
+            x, y, weight = (*few, None, None)[:3]
+            self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0)
 
     def make_data(
         self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
