@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.toy import records, toy
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -51,7 +54,9 @@ def test_the_events_are_the_published_values(tmp_path):
         "privacy/learning_rate",
         "surrogate_posterior/loc",
         "surrogate_posterior/scale",
+        "privacy/report",
     }
+    assert found["privacy/report"][0].item().decode() == textwrap.indent(str(model.privacy_report()), "    ")
     np.testing.assert_allclose(found["privacy/epsilon_spent"], history.history["epsilon"], rtol=1e-6)
     np.testing.assert_allclose(found["privacy/epsilon_left"], 1.0 - np.array(history.history["epsilon"]), atol=1e-6)
     assert [int(n) for n in found["privacy/releases"]] == [2, 4, 6]
@@ -59,6 +64,37 @@ def test_the_events_are_the_published_values(tmp_path):
     assert found["privacy/l2_norm_clip"][0] == 0.5
     assert found["privacy/learning_rate"][0] == pytest.approx(0.05)
     assert len(found["surrogate_posterior/loc"]) == 3
+
+
+def test_the_weights_of_an_autoencoder_go_by_part_and_layer(tmp_path):
+    encoder, decoder = (
+        keras.Sequential([keras.layers.Dense(4, name="hidden"), keras.layers.Dense(width, name="last"), last])
+        for width, last in ((2, tfp.layers.IndependentNormal(1)), (4, tfp.layers.IndependentNormal(2)))
+    )
+    model = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(1), tf.ones(1)))
+    model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0))
+    model.fit(X, batch_size=50, verbose=0, callbacks=[dpvi.callbacks.PrivacyTensorBoard(tmp_path)])
+    found = read(tmp_path)
+    assert {tag for tag in found if not tag.startswith("privacy/")} == {
+        f"{part}/{layer}/{kind}"
+        for part in ("encoder", "decoder")
+        for layer in ("hidden", "last")
+        for kind in ("kernel", "bias")
+    }
+    assert "privacy/report" not in found  # It states epsilon at a delta, and there is none.
+
+
+def test_the_report_after_an_early_stop_is_that_of_the_steps_that_ran(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 2
+
+    model = toy(5.0)
+    callbacks = [dpvi.callbacks.PrivacyTensorBoard(tmp_path), Stop()]
+    model.fit(*records(), batch_size=50, epochs=50, verbose=0, callbacks=callbacks)
+    report = str(model.privacy_report())
+    assert "12 steps" in report
+    assert read(tmp_path)["privacy/report"][0].item().decode() == textwrap.indent(report, "    ")
 
 
 def test_histograms_can_be_left_out(tmp_path):

@@ -128,7 +128,7 @@ def test_the_functions_are_the_models(tmp_path, surrogate, regression):
     model.export(tmp_path / "model")
     loaded = tf.saved_model.load(str(tmp_path / "model"))
 
-    assert set(loaded.signatures) == {"predict", "sample_posterior", "log_prob"}
+    assert set(loaded.signatures) == {"predict", "sample_posterior", "log_prob", "serving_default"}
     for num in (60, 7, 1):
         np.testing.assert_allclose(loaded.predict(x=X[:num])["mean"], model.predict(X[:num]), rtol=1e-5)
     np.testing.assert_allclose(loaded.log_prob(x=X, y=Y)["log_prob"], model.predictive(X).log_prob(Y), rtol=1e-4)
@@ -173,6 +173,9 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regressi
         vae = tf.saved_model.load("vae")
         made["reconstructed"] = vae.predict(x=x[:5])["mean"].numpy().tolist()
         made["images"] = vae.sample_predictive(num=3, seed=[1, 2])["x"].shape.as_list()
+        codes = vae.encode(x=x[:5])
+        made["sizes"] = [codes[name].shape.as_list() for name in ("mean", "stddev")]
+        made["decoded"] = vae.decode(z=codes["mean"])["mean"].numpy().tolist()
         exec(open("card.py").read(), {"tf": tf, "x": tf.zeros([2, 3])})
         saved = {}
         lines = open("lines.py").read()
@@ -191,7 +194,39 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regressi
     np.testing.assert_allclose(made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4)
     np.testing.assert_allclose(made["score"], generative.predictive().log_prob(X[:5]), rtol=1e-4)
     np.testing.assert_allclose(made["reconstructed"], vae.predict(X[:5]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made["decoded"], made["reconstructed"], rtol=1e-5, atol=1e-6)
+    assert made["sizes"] == [[5, 2], [5, 2]]
     assert (made["generated"], made["images"], made["names"]) == ([4, 3], [3, 3], ["loc", "scale"])
+
+
+def test_codes_are_the_encoders(tmp_path, vae):
+    vae.export(tmp_path / "vae")
+    codes, own = tf.saved_model.load(str(tmp_path / "vae")).encode(x=X[:7]), vae.encode(X[:7])
+    np.testing.assert_allclose(codes["mean"], own.mean(), rtol=1e-5)
+    np.testing.assert_allclose(codes["stddev"], own.stddev(), rtol=1e-5)
+    assert "| `decode` | `z`: float32 [n, 2] | `mean`: float32 [n, 3] |" in (tmp_path / "vae" / "README.md").read_text()
+
+
+def test_somebody_who_names_no_signature_gets_the_prediction(tmp_path, regression, generative, vae):
+    """As TensorFlow Serving and Keras's TFSMLayer do."""
+    for name, model in (("regression", regression), ("vae", vae)):
+        model.export(tmp_path / name)
+        default = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"]
+        np.testing.assert_allclose(default(x=tf.constant(X[:5]))["mean"], model.predict(X[:5]), rtol=1e-5)
+    generative.export(tmp_path / "generative")
+    default = tf.saved_model.load(str(tmp_path / "generative")).signatures["serving_default"]
+    assert default(num=tf.constant(4), seed=tf.constant([1, 2]))["x"].shape == [4, 3]
+
+
+def test_what_keras_would_save_points_to_export(tmp_path, regression, vae):
+    for model in (regression, vae):
+        for save in (tf.saved_model.save, keras.models.save_model):
+            with pytest.raises(ValueError, match=r"export\(path\)|save_format|model\.keras"):
+                save(model, str(tmp_path / "model"))
+        with pytest.raises(ValueError, match=r"model\.export\(path\)"):
+            tf.saved_model.save(model, str(tmp_path / "model"))
+    regression.save_weights(str(tmp_path / "weights"))  # A checkpoint, which asks for the same parts.
+    assert (tmp_path / "weights.index").exists()
 
 
 def test_sampled_records_have_the_models_distribution(tmp_path, generative, vae):
@@ -378,6 +413,7 @@ def test_an_earlier_export_is_replaced_when_asked(tmp_path, regression, generati
         "sample_predictive",
         "sample_posterior",
         "log_prob",
+        "serving_default",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

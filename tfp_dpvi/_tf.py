@@ -155,6 +155,22 @@ def calls_seen(
                 object.__delattr__(layer, "call")
 
 
+class ExportedModel(Model):
+    """A Keras model that `tf.saved_model.save` does not take, but sends to its `export`.
+
+    TensorFlow asks a model for its parts, and has no public point at which a model says that it has a SavedModel of its own.
+    Checkpoints of weights ask likewise, and are answered.
+    """
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        if save_type == "savedmodel":
+            raise ValueError(
+                f"tf.saved_model.save({type(self).__name__}) would hold the optimizer and no privacy report: use model.export(path), "
+                "which\nwrites a SavedModel of the learned functions, or model.save('model.keras') to go on training."
+            )
+        return dict(super()._trackable_children(save_type, **kwargs))
+
+
 def steps_per_execution(model: Model) -> tf.Variable:
     """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none.
 
@@ -244,6 +260,7 @@ def _convert_segments(kind: str, inputs: Any) -> Any:
 
 __all__ = [
     "Callback",
+    "ExportedModel",
     "Layer",
     "LegacyOptimizer",
     "Metric",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import textwrap
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.scalar import summary_v2 as scalar_summary
+from tensorboard.plugins.text import summary_v2 as text_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Callback, Optimizer, learning_rate_variable, tf
+from tfp_dpvi._tf import Callback, Optimizer, keras, learning_rate_variable, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
@@ -28,11 +30,12 @@ _BUCKETS = 30
 
 
 class PrivacyTensorBoard(Callback):
-    """Writes the privacy spent, privatised metrics and the surrogate's variables to TensorBoard after every epoch.
+    """Writes the privacy spent, privatised metrics and the learned variables to TensorBoard after every epoch.
 
     Scalars under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
     releases, and what else `fit` logs; losses of public validation data under their own names; exact training losses, if
-    somebody asked for them, under "non_private/". Histograms: the model's trainable variables.
+    somebody asked for them, under "non_private/". Histograms: the model's trainable variables, by layers and part of the model.
+    At the end of a fit the privacy report as text, where a delta was given.
 
     Args:
       log_dir: where to write event files.
@@ -48,10 +51,11 @@ class PrivacyTensorBoard(Callback):
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = check.count("histogram_freq", histogram_freq)
         self._writer: Any = None
+        self._epoch = 0
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
-        self.on_train_end()  # Left open where the last fit was interrupted.
+        self._close()  # Left open where the last fit was interrupted.
         try:
             self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
@@ -74,12 +78,21 @@ class PrivacyTensorBoard(Callback):
         scalars["learning_rate"] = _learning_rate(model.optimizer)
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            values = {name: variable.numpy() for name, variable in _named(model.trainable_variables)}
+            for group, variables in model.weight_groups.items():
+                values.update({f"{group}/{name}": variable.numpy() for name, variable in _named(variables)})
+        self._epoch = epoch
         # Written by a thread of the writer's: TensorFlow's own summaries take longer than an epoch of a small model.
         self._writer.add_event(_event(epoch, scalars, values))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Closes the event file."""
+        """Writes the privacy report, in Markdown a block of code, and closes the event file."""
+        if self._writer is not None and self.model.privacy_delta is not None:
+            text = textwrap.indent(str(self.model.privacy_report()), "    ")
+            summary = text_summary.text_pb("privacy/report", text)
+            self._writer.add_event(Event(wall_time=time.time(), step=self._epoch, summary=summary))
+        self._close()
+
+    def _close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -92,7 +105,7 @@ def _event(step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) 
         tag = name if name.startswith("val_loss") else f"{group}/{name}"
         summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
     for name, array in values.items():
-        _add_histogram(summary, f"surrogate_posterior/{name}", array)
+        _add_histogram(summary, name, array)
     return Event(wall_time=time.time(), step=step, summary=summary)
 
 
@@ -111,6 +124,34 @@ def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
         (name if names.count(name) == 1 else f"{name}_{names[:place].count(name)}", variable)
         for place, (name, variable) in enumerate(zip(names, variables, strict=True))
     ]
+
+
+class StepsBar(keras.callbacks.ProgbarLogger):
+    """Keras's progress bar, which counts the steps that ran: a budget may end an execution of several before its last.
+
+    Args:
+      steps: gives their number so far.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        super().__init__(count_mode="steps")
+        self.target: int | None = None  # Keras's: what the bar ends at.
+        self._steps, self._before = steps, 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Begins a bar."""
+        self._before = self._steps()
+        super().on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Shows the steps of this epoch so far."""
+        super().on_train_batch_end(self._steps() - self._before - 1, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Ends the bar where the steps ended."""
+        planned, self.target = self.target, self._steps() - self._before
+        super().on_epoch_end(epoch, logs)
+        self.target = planned
 
 
 def _learning_rate(optimizer: Optimizer) -> float:

@@ -20,6 +20,7 @@ from tfp_dpvi.privacy import PrivacyReport
 
 REPORT = os.path.join("assets.extra", "privacy_report.json")
 CARD = "README.md"
+SERVED = "serving_default"  # What TensorFlow Serving and Keras's TFSMLayer call where nobody names a signature.
 _EXAMPLES = {"num": "100", "seed": "[1, 2]"}
 
 
@@ -106,6 +107,7 @@ def write(
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
             made, earlier = pathlib.Path(beside, "model"), pathlib.Path(beside, "earlier")
             signatures = {one.name: getattr(module, one.name) for one in functions}
+            signatures[SERVED] = signatures[_served(functions)]
             tf.saved_model.save(module, str(made), signatures=signatures)
             (made / REPORT).parent.mkdir(exist_ok=True)
             (made / REPORT).write_text(json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -171,6 +173,11 @@ def _check_free(target: pathlib.Path, overwrite: bool) -> None:
 # ------------------------------------------------------------------ the model card
 
 
+def _served(functions: Sequence[ExportedFunction]) -> str:
+    names = [one.name for one in functions]
+    return "predict" if "predict" in names else names[0]
+
+
 def _describe(spec: tf.TensorSpec) -> str:
     shape = ", ".join("n" if size is None else str(size) for size in spec.shape)
     return f"{tf.as_dtype(spec.dtype).name} [{shape}]" if spec.shape.rank else f"{tf.as_dtype(spec.dtype).name} scalar"
@@ -204,8 +211,8 @@ def _card(
         lines += textwrap.wrap(f"* `{one.name}`: {one.meaning}", 118, subsequent_indent="  ")
     lines += [
         "",
-        "Each is a signature too, for TensorFlow Serving. Arguments go by keyword. The folder holds released values alone: no",
-        "record, no key, no state of the optimizer. To use it spends no privacy budget.",
+        f"Each is a signature too, for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. Arguments go by keyword. The",
+        "folder holds released values alone: no record, no key, no state of the optimizer. To use it spends no privacy budget.",
         "",
         "## Privacy report",
         "",

@@ -157,3 +157,27 @@ def test_poisson_batches_are_not_used_twice():
 def test_an_endless_pass_is_refused():
     with pytest.raises(ValueError, match="endless"):
         make_model().fit(batches().repeat(), verbose=0, **ONCE)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_what_the_message_recommends_works_under_the_settings_in_force(relation, accountant):
+    def endless():
+        return batches().repeat().take(4)
+
+    model = make_model(relation=relation, accountant=accountant)
+    with pytest.raises(ValueError, match="declare how") as caught:
+        model.fit(batches(), verbose=0)
+    message = str(caught.value)
+    assert model.num_releases == 0
+    assert len(message.splitlines()) <= 2
+    recipe, *others = message.split("fit(dataset, ")[1].split(". Shuffling")[0].replace(")", "").split(", or ")
+    declared = recipe.split(", sampling=")[0]
+    for way in ["sampling=" + recipe.split(", sampling=")[1], *others]:
+        settings = eval(f"dict({declared}, {way})", {"N": 200, "T": 4, "q": 0.25})
+        model.fit(endless(), verbose=0, **settings)
+    arrays = {"sampling": "fixed_size"} if "fixed_size" in message else {}
+    make_model(relation=relation, accountant=accountant).fit(X, Y, batch_size=50, verbose=0, **arrays)
+    if "needs compile(" in message:
+        relation = eval("dict(" + message.split("needs compile(")[1].split(")")[0] + ")")["neighboring_relation"]
+        make_model(relation=relation, accountant=accountant).fit(endless(), verbose=0, **ONCE)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Metric, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Metric, Structure, keras, refuse_keras_3, tf
 from tfp_dpvi.data import (
     ArrayData,
     Data,
@@ -24,6 +26,8 @@ from tfp_dpvi.data import (
 )
 from tfp_dpvi.sampling import make_sampler
 from tfp_dpvi.training.distribution import Workers
+
+Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.utils.Sequence
 
 _DEFAULT_BATCH_SIZE = 256
 
@@ -75,6 +79,7 @@ def make_data(
     sampling_probability: float | None = None,
     steps_per_epoch: int | None = None,
     physical_batch_size: int | None = None,
+    pricing: Sequence[Any] = (),
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
@@ -90,7 +95,8 @@ def make_data(
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
         declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
-        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
+        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype, *pricing))
+    _refuse_batches(x)
     if sampling_probability is not None:
         raise ValueError(
             f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
@@ -149,8 +155,21 @@ def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
     return data
 
 
-def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> tuple[tf.Tensor, ...] | None:
-    """Returns `validation_data` as a tuple of tensors, or None.
+def is_batches(data: object) -> bool:
+    """Returns whether these are batches that somebody else makes: a dataset, a Keras `Sequence` or a generator."""
+    return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
+
+
+def _refuse_batches(x: object) -> None:
+    if is_batches(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
+            "itself,\nor a tf.data.Dataset of its batches (from_generator makes one) with sampling=, how they were drawn."
+        )
+
+
+def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> Validation | None:
+    """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
 
     Raises:
       ValueError: private and not declared unsafe, or of another form.
@@ -162,17 +181,47 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
             "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those records.\nSay "
             "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
         )
-    if not isinstance(data, tuple) or len(data) not in (2, 3):
+    if isinstance(data, Iterator):
         raise ValueError(
-            f"validation_data must be (x, y) or (x, y, sample_weight), got {type(data).__name__}; for a model "
-            "without y give (x, None)."
+            f"validation_data is a {type(data).__name__}, which is at its end after one epoch: give arrays, a tf.data.Dataset of "
+            "batches or a keras.utils.Sequence."
         )
-    x, y, weight = (*data, None) if len(data) == 2 else data
+    if isinstance(data, tf.data.Dataset):
+        ranks = [spec.shape.rank for spec in tf.nest.flatten(data.element_spec)]
+        if 0 in ranks or data.cardinality() == tf.data.INFINITE_CARDINALITY:
+            fault = "has single records: say dataset.batch(1024)" if 0 in ranks else "is endless: leave out repeat()"
+            raise ValueError(f"validation_data is a dataset that {fault}; one pass over its batches is one evaluation.")
+    if is_batches(data):
+        return data
+    if not isinstance(data, tuple | list) or len(data) not in (1, 2, 3):
+        raise ValueError(
+            f"validation_data must be (x, y) or (x, y, sample_weight), or a dataset of such batches, got {type(data).__name__}; "
+            "for a model without y give (x, None)."
+        )
+    x, y, weight = (*data, None, None)[:3]
     checked = make_records(x, y, weight, dtype=dtype, validate=True)
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()
-    return tuple(tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
+    return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
+
+
+def check_checkpoints(callbacks: Any, save: Callable[[str], None]) -> None:
+    """Raises if a `ModelCheckpoint` would fail when it saves, after an epoch that was paid for."""
+    saving = [
+        one
+        for one in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+        if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only
+    ]
+    for one in saving:
+        if not one.filepath.endswith(".keras"):
+            raise ValueError(
+                f"ModelCheckpoint(filepath={one.filepath!r}): a model with its ledger is saved in Keras's own format. End "
+                'the path in ".keras", or say save_weights_only=True. Nothing was spent.'
+            )
+    if saving:
+        with tempfile.TemporaryDirectory() as folder:
+            save(os.path.join(folder, "tried.keras"))  # A lambda, say, cannot be.
 
 
 def validation_metrics(metrics: Any) -> list[Metric]:
@@ -189,6 +238,11 @@ def validation_metrics(metrics: Any) -> list[Metric]:
         if not isinstance(found, Metric):
             found = keras.metrics.MeanMetricWrapper(found, name=getattr(found, "__name__", "metric"))
         objects.append(found)
+    names = [one.name for one in objects]
+    if len({"loss", "epsilon", *names}) < len(names) + 2:
+        raise ValueError(
+            f"validation_metrics have the names {names}: give each one of its own with name=, not loss or epsilon."
+        )
     return objects
 
 

@@ -193,6 +193,12 @@ class Autoencoder(base.DistributionModel):
         posterior = self._distribution("encoder", self.encoder(inputs))
         return mean_of(self._distribution("decoder", self.decoder(mean_of(posterior))))
 
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """As in Keras; the prior tells the shape of what is decoded."""
+        if getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
+            self.decode(self.prior.sample(1, seed=(0, 0)))
+        super().summary(*args, **kwargs)
+
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns negative bounds."""
         del y

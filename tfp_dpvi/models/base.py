@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._tf import Optimizer, Structure, clear_losses, refuse_keras_3, tf
 from tfp_dpvi.data import Records, make_records
@@ -178,7 +179,7 @@ class DPModel(FittedModel):
         noise_multiplier: float | None = None,
         planned_epochs: int | None = None,
         ledger: PrivacyLedger | None = None,
-        neighboring_relation: dp_accounting.NeighboringRelation = (dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE),
+        neighboring_relation: dp_accounting.NeighboringRelation | str = "add_or_remove_one",
         accountant: str = "pld",
         validation_metrics: Sequence[Any] | None = None,
         physical_batch_size: int | None = None,
@@ -199,9 +200,10 @@ class DPModel(FittedModel):
           noise_multiplier: noise standard deviation over the clip, likewise; instead of `epsilon`.
           planned_epochs: with `epsilon`, how many epochs the budget is to last for; by default the first `fit` spends it.
           ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
-          neighboring_relation: of `dp_accounting`: ADD_OR_REMOVE_ONE or REPLACE_ONE.
+          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum.
           accountant: "pld" (tight) or "rdp".
-          validation_metrics: Keras metrics of `predict`'s output, for `evaluate` and validation data.
+          validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
+            `evaluate` and validation data.
           physical_batch_size: records whose gradients are held in memory at a time; changes no figure.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
           jit_compile: compile the step with XLA; None does so where a model gains from it and its operations allow it.
@@ -232,7 +234,7 @@ class DPModel(FittedModel):
             noise=optimizer.noise_multiplier,
             planned_epochs=planned_epochs,
             accountant=accountant,
-            neighboring_relation=neighboring_relation,
+            neighboring_relation=check.relation(neighboring_relation),
             physical_batch_size=physical_batch_size,
             jit_compile=jit_compile,
             unsafe_training_metrics=bool(unsafe_training_metrics),
@@ -293,11 +295,17 @@ class DPModel(FittedModel):
         """The lifetime epsilon that `compile` was given, or None."""
         return None if self._dp.target is None else self._dp.target.epsilon
 
+    @property
+    def privacy_delta(self) -> float | None:
+        """The delta that `compile` was given, or None."""
+        return None if self._dp.target is None else self._dp.target.delta
+
     def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
         """Writes what was learned as a plain SavedModel, which TensorFlow alone loads, with its privacy report.
 
-        Signatures, where the model has them: `predict`, `log_prob` (posterior predictive log density), and
-        `sample_posterior` and `sample_predictive` of `num` (int32) and `seed` (int32 [2]). Beside them the report
+        Signatures, where the model has them: `predict`, `log_prob` (posterior predictive log density), `sample_posterior` and
+        `sample_predictive` of `num` (int32) and `seed` (int32 [2]), `encode` and `decode` of a `DPVAE`; `serving_default` is
+        `predict`, or `sample_predictive` where a model predicts nothing. Beside them the report
         (`assets.extra/privacy_report.json`) and a model card (`README.md`) that says how to call them.
 
         Args:
@@ -356,12 +364,14 @@ class DistributionModel(DPModel):
         released posterior and `x` at no cost; of a `DPVAE` reconstructions.
 
         Args:
-          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame.
+          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame; or batches of these, as Keras takes them.
           batch_size: records at a time, default 1024.
           verbose: as in Keras.
           **kwargs: as in Keras.
         """
-        return super().predict(self._inputs(x), batch_size=batch_size or 1024, verbose=verbose, **kwargs)
+        if not arguments.is_batches(x):
+            x, batch_size = self._inputs(x), batch_size or 1024
+        return super().predict(x, batch_size=batch_size, verbose=verbose, **kwargs)
 
     def _inputs(self, x: Structure) -> Structure:
         """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""

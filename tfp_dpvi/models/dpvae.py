@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,6 +231,12 @@ class DPVAE(Autoencoder):
             )
 
     # ------------------------------------------------------------------ checks
+
+    @property
+    def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
+        """See `DPModel`."""
+        parts = {"encoder": self._encoder_layers, "decoder": self._decoder_layers}
+        return {name: [one for layer in layers for one in layer.trainable_variables] for name, layers in parts.items()}
 
     @property
     def caveats(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -257,6 +257,11 @@ class DPVI(base.DistributionModel):
         super().set_weights(weights)
         if self._dp.running is None:
             self.calibration.load({})
+
+    @property
+    def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
+        """See `DPModel`."""
+        return {"surrogate_posterior": self.trainable_variables}
 
     @property
     def caveats(self) -> tuple[str, ...]:

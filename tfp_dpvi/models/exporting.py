@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tfp_dpvi import export
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.export import ExportedFunction, flat_names
-from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
+from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, posterior_draws
 
 if TYPE_CHECKING:
     from tfp_dpvi.data import Records
@@ -119,8 +119,27 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
         code_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
         return _named(model.decode(model.prior.sample(num, seed=code_seed)).sample(seed=record_seed), "x")
 
+    def encode(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
+        posterior = model.encode(*records.values())
+        try:
+            return {"mean": mean_of(posterior), "stddev": posterior.stddev()}
+        except NotImplementedError:
+            return {"mean": mean_of(posterior)}
+
+    def decode(given: dict[str, Structure]) -> dict[str, tf.Tensor]:
+        return _named(mean_of(model.decode(given["z"], *[given[name] for name in given if name != "z"])), "mean")
+
+    one = tf.nest.map_structure(lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), inputs)
+    codes = model.encode(*one.values())
+    latent = tf.TensorSpec([None, *codes.event_shape], codes.dtype)
+    beside = {name: spec for name, spec in inputs.items() if name != "x"}
     meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It is that record's own."
+    coded = "the encoder's mean of each record's code, and its standard deviation where there is one. They are that record's own."
     return [
         _of_draws("sample_predictive", sample_predictive, "synthetic records: draws from the prior, decoded"),
         mean_function(model.call, inputs["x"], meaning),
+        _of_records("encode", encode, inputs, coded),
+        _of_records(
+            "decode", decode, {**beside, "z": latent}, "the decoder's mean at each code z, of the shape of records."
+        ),
     ]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, Structure, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
-from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
+from tfp_dpvi._tf import Structure, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
-from tfp_dpvi.models import arguments, exporting, saving
+from tfp_dpvi.models import arguments, evaluation, exporting, saving
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism, checkpoint
 from tfp_dpvi.training.budget import calibrate
@@ -27,8 +27,8 @@ LOG = logging.getLogger("tfp_dpvi")
 _STEPS_PER_CALL = 50
 
 
-class FittedModel(saving.SavedModel):
-    """The part of `DPModel` that fits and evaluates."""
+class FittedModel(evaluation.EvaluatedModel):
+    """The part of `DPModel` that fits."""
 
     @abc.abstractmethod
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
@@ -43,24 +43,11 @@ class FittedModel(saving.SavedModel):
         """The clip that the optimizer carries."""
         return self.optimizer.clip
 
-    @property
-    def record_dtype(self) -> np.dtype:
-        """The float type that records are cast to."""
-        return np.dtype(self.dtype)
-
     def after_fit(self) -> None:
         """Runs when a fit has ended; for subclasses."""
 
     def check_records(self, records: Records) -> None:
         """Raises if these records (or one of their shapes) do not fit the model, before anything is spent; for subclasses."""
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """Epsilon spent, the privatised metrics and the validation metrics."""
-        if not hasattr(self, "_dp"):
-            return []
-        shown = [one for one in self._dp.private_metrics if isinstance(one, Metric)]
-        return [self._dp.epsilon_metric, self._dp.loss_metric, *shown, *self._dp.validation_metrics]
 
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
@@ -97,7 +84,7 @@ class FittedModel(saving.SavedModel):
         sampling_probability: float | None = None,
         steps_per_epoch: int | None = None,
         initial_epoch: int = 0,
-        validation_data: tuple[Structure, ...] | None = None,
+        validation_data: arguments.Validation | None = None,
         validation_is_public: bool = False,
         unsafe_validation: bool = False,
         validation_freq: int | Sequence[int] = 1,
@@ -126,11 +113,12 @@ class FittedModel(saving.SavedModel):
           sampling_probability: of a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
-          validation_data: `(x, y)` or `(x, y, sample_weight)`; needs one of the next two arguments.
+          validation_data: `(x, y)` or `(x, y, sample_weight)`, or batches of these as a `tf.data.Dataset` or Keras `Sequence`;
+            needs one of the next two arguments.
           validation_is_public: you state that the validation records are public.
           unsafe_validation: show exact losses of private validation records; the report says so.
           validation_freq: as in Keras.
-          validation_batch_size: default 1024.
+          validation_batch_size: of arrays, default 1024.
           validate: look for NaN and infinite values first, a check outside the guarantee; without it, and where records are
             streamed, such records contribute exactly zero.
           stream: read the rows that a step draws from where they are stored; by default for sources and for memory maps
@@ -160,11 +148,11 @@ class FittedModel(saving.SavedModel):
             validate=validate,
             stream=stream,
         )
+        self._try_before(callbacks, validation)
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
                 return self._history_of_nothing(epochs)
-            if backup is not None and callbacks is not None:
-                callbacks = checkpoint.put_last(callbacks, backup)
+            callbacks = _with_ours(callbacks, backup, run, verbose)
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
@@ -198,6 +186,16 @@ class FittedModel(saving.SavedModel):
         refuse_keras_3("callbacks", callbacks)
         return checkpoint.find(callbacks)
 
+    def _try_before(self, callbacks: object, validation: arguments.Validation | None) -> None:
+        """Raises for files and evaluations that could not be made after an epoch, when it has been paid for."""
+        arguments.check_checkpoints(callbacks, self.save)
+        if validation is not None:
+            few: Any = (validation,)
+            if isinstance(validation, tuple):  # Of arrays a row or more for each replica.
+                few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
+            x, y, weight = (*few, None, None)[:3]
+            self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0)
+
     def make_data(
         self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
     ) -> Data:
@@ -209,8 +207,10 @@ class FittedModel(saving.SavedModel):
           sample_weight: see `x`.
           **settings: of `fit`, as far as they concern records and sampling.
         """
-        physical = None if self._dp.target is None else self._dp.target.physical_batch_size
-        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
+        target = self._dp.target
+        physical = None if target is None else target.physical_batch_size
+        pricing = () if target is None else (target.neighboring_relation, target.accountant)
+        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, pricing=pricing, **settings)
 
     def mechanism(self, data: Data) -> Mechanism:
         """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
@@ -394,19 +394,6 @@ class FittedModel(saving.SavedModel):
         """Refused: a batch that was not sampled here cannot be accounted for."""
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
-    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
-        x, y, weight = (*data, None, None)[:3] if isinstance(data, tuple) else (data, None, None)
-        state = self._dp
-        state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
-        results = {self._loss_name: state.loss_metric.result()}
-        compared = self._compared(x, y) if state.validation_metrics else None
-        for metric in state.validation_metrics:
-            if compared is not None:
-                metric.update_state(*compared, sample_weight=weight)
-            results[f"unsafe_{metric.name}" if state.unsafe_validation else metric.name] = metric.result()
-        return results
-
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
@@ -414,35 +401,26 @@ class FittedModel(saving.SavedModel):
         clear_losses(self)
         return losses
 
-    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor] | None:
-        """Returns what validation metrics compare: the truth and the prediction."""
-        return None if y is None else (y, self(x))
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
-        with self._one_step_an_execution():
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's outputs for the given inputs."""
-        with self._one_step_an_execution():
-            return super().predict(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _one_step_an_execution(self) -> Iterator[None]:
-        """Has Keras count batches one by one: of a function traced for more it would drop the rest."""
-        counter = steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
-        before = counter.numpy()
-        counter.assign(1)
-        try:
-            yield
-        finally:
-            counter.assign(before)
-
-    @property
-    def _loss_name(self) -> str:
-        return "unsafe_loss" if self._dp.unsafe_validation else "loss"
+    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
+        return x if y is None else y, self(x)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
         raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
+
+
+def _with_ours(
+    callbacks: Sequence[keras.callbacks.Callback] | None,
+    backup: PrivateBackupAndRestore | None,
+    run: PrivateFit,
+    verbose: int | str,
+) -> Sequence[keras.callbacks.Callback]:
+    """Returns the callbacks between ours: the ledger is settled before others end, the bar counts what ran, a backup is last."""
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        listed = tf.nest.flatten(callbacks or [])
+        bars = [StepsBar(lambda: run.num_steps)] if verbose else []
+        if any(isinstance(one, keras.callbacks.ProgbarLogger) for one in listed):
+            bars = []
+        callbacks = [keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close()), *listed, *bars]
+    return callbacks if backup is None else checkpoint.put_last(callbacks, backup)

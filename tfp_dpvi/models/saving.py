@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import Model, keras, steps_per_execution, tf
+from tfp_dpvi._tf import ExportedModel, Model, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
@@ -30,7 +30,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-class SavedModel(Model):
+class SavedModel(ExportedModel):
     """The part of `DPModel` that is saved and loaded. `_dp` holds everything that concerns privacy."""
 
     _dp: State

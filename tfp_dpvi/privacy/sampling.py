@@ -47,7 +47,7 @@ class SamplingScheme(abc.ABC):
         if relation not in self.relations:
             raise UnsupportedPairError(
                 f"sampling={self.name!r} has no price under {relation.name.lower()}; use "
-                f"{' or '.join(r.name.lower() for r in self.relations)}."
+                f"{' or '.join(r.name.lower() for r in self.relations)}, which compile takes as neighboring_relation=."
             )
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:

@@ -149,6 +149,11 @@ class PrivateFit:
         self._curve = epsilon_curve(plan, self._ledger, self._target, self._data.steps_per_epoch)
 
     @property
+    def num_steps(self) -> int:
+        """Steps that ran."""
+        return self._done
+
+    @property
     def steps_ahead(self) -> int:
         """Steps that are reserved and have not run."""
         return self._reservations.ahead

@@ -1,0 +1,118 @@
+"""`evaluate`, `predict` and `summary` of a private model, and the metrics of records that are not the training records."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._tf import Metric, Structure, keras, layers_within, steps_per_execution, tf
+from tfp_dpvi.models import saving
+
+
+class EvaluatedModel(saving.SavedModel):
+    """The part of `DPModel` that evaluates."""
+
+    @property
+    def record_dtype(self) -> np.dtype:
+        """The float type that records are cast to."""
+        return np.dtype(self.dtype)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Epsilon spent, the privatised metrics and the validation metrics."""
+        if not hasattr(self, "_dp"):
+            return []
+        shown = [one for one in self._dp.private_metrics if isinstance(one, Metric)]
+        return [self._dp.epsilon_metric, self._dp.loss_metric, *shown, *self._dp.validation_metrics]
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of what `evaluate` returns, in its order."""
+        return [] if not hasattr(self, "_dp") else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
+
+    @property
+    def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
+        """The trainable variables under what they belong to, as TensorBoard shows them; for subclasses."""
+        return {"weights": self.trainable_variables}
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """As in Keras; a model whose layers have their shapes need not be built first."""
+        layers = layers_within(self, include_self=False)
+        if layers and all(layer.built for layer in layers):
+            self.built = True
+        super().summary(*args, **kwargs)
+
+    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
+        """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
+        x, y, weight = tf.nest.map_structure(self._cast, keras.utils.unpack_x_y_sample_weight(data))
+        state = self._dp
+        state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
+        results = {self._loss_name: state.loss_metric.result()}
+        compared = self._checked(x, y) if state.validation_metrics else ()
+        for metric in state.validation_metrics:
+            metric.update_state(*compared, sample_weight=weight)
+            results[self._name_of(metric)] = metric.result()
+        return results
+
+    def _cast(self, part: tf.Tensor | None) -> tf.Tensor | None:
+        """Returns a part of records in the dtype that `fit` gives it."""
+        if part is None:
+            return None
+        part = tf.convert_to_tensor(part)
+        return tf.cast(part, self.record_dtype) if part.dtype.is_floating or part.dtype.is_bool else part
+
+    def _checked(self, x: Structure, y: Structure | None) -> list[tf.Tensor]:
+        """Returns the truth and the prediction, with a value for each record behind their first dimension, as in Keras."""
+        compared = self._compared(x, y)
+        if any(map(tf.nest.is_nested, compared)):
+            raise ValueError(
+                "validation_metrics compare one array of y with one of predict's output, and this model has several: leave them "
+                "out of compile."
+            )
+        truth, prediction = map(tf.convert_to_tensor, compared)
+        if y is None and not truth.shape.is_compatible_with(prediction.shape):
+            raise ValueError(
+                f"validation_metrics compare y with predict's output, and there is no y; the output of shape {prediction.shape} is "
+                f"no reconstruction of x of shape {truth.shape}: give y, or leave them out of compile."
+            )
+        return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)]
+
+    @abc.abstractmethod
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns the losses of a batch of records, shape [n]."""
+
+    @abc.abstractmethod
+    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """Returns what validation metrics compare: the truth and the prediction."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
+        with self._one_step_an_execution():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the model's outputs for the given inputs."""
+        with self._one_step_an_execution():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _one_step_an_execution(self) -> Iterator[None]:
+        """Has Keras count batches one by one: of a function traced for more it would drop the rest."""
+        counter = steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
+        before = counter.numpy()
+        counter.assign(1)
+        try:
+            yield
+        finally:
+            counter.assign(before)
+
+    @property
+    def _loss_name(self) -> str:
+        return self._name_of(self._dp.loss_metric)
+
+    def _name_of(self, metric: Metric) -> str:
+        return f"unsafe_{metric.name}" if self._dp.unsafe_validation else str(metric.name)
