@@ -127,9 +127,16 @@ def clear_losses(layer: Layer) -> None:
     layer._clear_losses()
 
 
-def expects_training(layer: object) -> bool:
-    """Returns whether a layer takes the argument `training`; Keras computes it from the signature of `call`."""
-    return bool(getattr(layer, "_expects_training_arg", False))
+class _Outer(Layer):
+    """A layer around a function: layers inherit `training` from the layer whose call they are in."""
+
+    def call(self, function: Callable[[], _Found], training: bool | None = None) -> _Found:
+        return function()
+
+
+def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
+    """Calls a function whose Keras layers are in training or inference mode where they are not told by `training=`."""
+    return _Outer(name="training" if training else "inference")(function, training=training)
 
 
 @contextlib.contextmanager
@@ -252,7 +259,7 @@ __all__ = [
     "Structure",
     "calls_seen",
     "clear_losses",
-    "expects_training",
+    "in_mode",
     "in_multi_worker_mode",
     "keras",
     "layers_within",

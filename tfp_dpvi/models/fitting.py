@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, Structure, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi._tf import (
+    Metric, Structure, clear_losses, in_mode, keras, layers_within, refuse_keras_3, steps_per_execution, tf,
+)  # fmt: skip
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -410,13 +412,13 @@ class FittedModel(saving.SavedModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
-        losses = tf.vectorized_map(lambda record: self.record_loss(*record), records)
+        losses = tf.vectorized_map(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
         clear_losses(self)
         return losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor] | None:
         """Returns what validation metrics compare: the truth and the prediction."""
-        return None if y is None else (y, self(x))
+        return None if y is None else (y, self(x, training=False))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
