@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import (
-    Metric, Structure, clear_losses, in_mode, keras, layers_within, refuse_keras_3, steps_per_execution, tf,
-)  # fmt: skip
+from tfp_dpvi._tf import Structure, clear_losses, in_mode, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -57,11 +55,11 @@ class FittedModel(saving.SavedModel):
         """Raises if these records (or one of their shapes) do not fit the model, before anything is spent; for subclasses."""
 
     @property
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> list[keras.metrics.Metric]:
         """Epsilon spent, the privatised metrics and the validation metrics."""
         if not hasattr(self, "_dp"):
             return []
-        shown = [one for one in self._dp.private_metrics if isinstance(one, Metric)]
+        shown = [one for one in self._dp.private_metrics if isinstance(one, keras.metrics.Metric)]
         return [self._dp.epsilon_metric, self._dp.loss_metric, *shown, *self._dp.validation_metrics]
 
     def _refuse_while_fitting(self, call: str) -> None:
