@@ -181,6 +181,9 @@ class TestKeras:
 
         assert _tf.in_mode(both, training=True) == (0.0, 1.0)
         assert _tf.in_mode(both, training=False) == (1.0, 1.0)
+        with pytest.raises(KeyError) as caught:
+            _tf.in_mode(lambda: {}["name"], training=True)
+        assert caught.value.args == ("name",)
 
     def test_a_schedule_hides_behind_its_value(self):
         """`learning_rate_variable`: `learning_rate` gives a schedule's present value."""

@@ -113,8 +113,11 @@ def own_weights(layer: Layer) -> list[tf.Variable]:
 
 
 def losses_added(layer: Layer) -> list[tf.Tensor]:
-    """Returns what `add_loss` holds of the latest call; `losses` would also compute weight regularizers."""
-    return [*layer._losses, *layer._eager_losses]
+    """Returns what `add_loss` holds of the latest call, or else of a functional model's making, as `losses` does.
+
+    `losses` would also compute weight regularizers.
+    """
+    return list(layer._eager_losses or layer._losses)
 
 
 def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
@@ -130,13 +133,21 @@ def clear_losses(layer: Layer) -> None:
 class _Outer(Layer):
     """A layer around a function: layers inherit `training` from the layer whose call they are in."""
 
-    def call(self, function: Callable[[], _Found], training: bool | None = None) -> _Found:
-        return function()
+    def call(
+        self, function: Callable[[], _Found], training: bool | None = None
+    ) -> tuple[_Found | None, Exception | None]:
+        try:
+            return function(), None
+        except Exception as error:  # Keras would wrap it in words about this layer.
+            return None, error
 
 
 def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
     """Calls a function whose Keras layers are in training or inference mode where they are not told by `training=`."""
-    return _Outer(name="training" if training else "inference")(function, training=training)
+    found, error = _Outer(name="training" if training else "inference")(function, training=training)
+    if error is not None:
+        raise error
+    return found
 
 
 @contextlib.contextmanager

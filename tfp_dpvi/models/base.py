@@ -126,9 +126,13 @@ class DPModel(FittedModel):
                 "take entry [0] of a batch of one."
             )
         # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
-        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
+        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses_of_record()]])
         clear_losses(self)
         return loss * record["sample_weight"] if "sample_weight" in record else loss
+
+    def losses_of_record(self) -> list[tf.Tensor]:
+        """Returns what layers added to the loss of the record that they saw last; for subclasses."""
+        return list(self.losses)
 
     @property
     def batch_needs(self) -> BatchNeeds:
