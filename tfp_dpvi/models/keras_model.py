@@ -68,7 +68,8 @@ class DPKerasModel(base.DistributionModel):
 
     Norms and sums of per-example gradients come from layers' inputs and output gradients. A network for which that does not
     hold (`add_loss`, a variable that is used outside its layer, layers over axis 0) is learned record by record, with
-    `tf.vectorized_map`, which takes more time and memory; the log says so. Recurrent layers need `unroll=True`.
+    `tf.vectorized_map`, which takes more time and memory; the log says so. Recurrent layers need `unroll=True` and a
+    fixed length.
 
     Args:
       network: Keras model or layer with one output, whose first dimension is that of x; or a function without arguments that
