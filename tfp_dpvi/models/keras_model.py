@@ -83,7 +83,9 @@ class DPKerasModel(base.DistributionModel):
 
     #### Formal guarantee
 
-    That of `DPModel`. Weight regularizers touch no record and are exact, outside clip and noise.
+    That of `DPModel`, if an example's loss depends on no other example. Layers that mix examples are refused where they are
+    known, and network and loss are tried once after `compile`, on synthetic records against TensorFlow's own gradients,
+    before anything is spent; record by record it holds by itself. Weight regularizers touch no record and are exact.
     """
 
     def __init__(
