@@ -171,11 +171,19 @@ class TestKeras:
 
         assert [int(part) for part in both()] == [2, 1, 1]
 
-    def test_no_public_way_to_ask_for_training(self):
-        """`expects_training`."""
-        layers = keras.layers.Dropout(0.5), keras.layers.Dense(2)
-        assert [_tf.expects_training(layer) for layer in layers] == [True, False]
-        assert not any(hasattr(layer, "expects_training_arg") for layer in layers)
+    def test_layers_inherit_training(self):
+        """`in_mode`: in the modes there are, nested layers too, but for those that are told."""
+        drop = keras.layers.Dropout(1.0 - 1e-6)
+        nested = keras.Sequential([keras.Sequential([drop])])
+
+        def both():
+            return float(nested(tf.ones([1]))[0]), float(drop(tf.ones([1]), training=False)[0])
+
+        assert _tf.in_mode(both, training=True) == (0.0, 1.0)
+        assert _tf.in_mode(both, training=False) == (1.0, 1.0)
+        with pytest.raises(KeyError) as caught:
+            _tf.in_mode(lambda: {}["name"], training=True)
+        assert caught.value.args == ("name",)
 
     def test_a_schedule_hides_behind_its_value(self):
         """`learning_rate_variable`: `learning_rate` gives a schedule's present value."""

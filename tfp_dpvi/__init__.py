@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         training,
     )
     from tfp_dpvi._tf import keras
-    from tfp_dpvi.models import DPVAE, DPVI, DPModel, Synthesizer, load_model, pilot
+    from tfp_dpvi.models import DPVAE, DPVI, DPKerasModel, DPModel, Synthesizer, load_model, pilot
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.serialization import register
 
@@ -43,6 +43,7 @@ if "tensorflow" not in sys.modules:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _NAMES = {
+    "DPKerasModel": "models",
     "DPModel": "models",
     "DPVAE": "models",
     "DPVI": "models",
@@ -59,6 +60,7 @@ _NAMES = {
 __all__ = [
     "DPVAE",
     "DPVI",
+    "DPKerasModel",
     "DPModel",
     "PrivacyLedger",
     "PrivacyPlan",

@@ -113,8 +113,11 @@ def own_weights(layer: Layer) -> list[tf.Variable]:
 
 
 def losses_added(layer: Layer) -> list[tf.Tensor]:
-    """Returns what `add_loss` holds of the latest call; `losses` would also compute weight regularizers."""
-    return [*layer._losses, *layer._eager_losses]
+    """Returns what `add_loss` holds of the latest call, or else of a functional model's making, as `losses` does.
+
+    `losses` would also compute weight regularizers.
+    """
+    return list(layer._eager_losses or layer._losses)
 
 
 def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
@@ -127,9 +130,24 @@ def clear_losses(layer: Layer) -> None:
     layer._clear_losses()
 
 
-def expects_training(layer: object) -> bool:
-    """Returns whether a layer takes the argument `training`; Keras computes it from the signature of `call`."""
-    return bool(getattr(layer, "_expects_training_arg", False))
+class _Outer(Layer):
+    """A layer around a function: layers inherit `training` from the layer whose call they are in."""
+
+    def call(
+        self, function: Callable[[], _Found], training: bool | None = None
+    ) -> tuple[_Found | None, Exception | None]:
+        try:
+            return function(), None
+        except Exception as error:  # Keras would wrap it in words about this layer.
+            return None, error
+
+
+def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
+    """Calls a function whose Keras layers are in training or inference mode where they are not told by `training=`."""
+    found, error = _Outer(name="training" if training else "inference")(function, training=training)
+    if error is not None:
+        raise error
+    return found
 
 
 @contextlib.contextmanager
@@ -269,7 +287,7 @@ __all__ = [
     "Structure",
     "calls_seen",
     "clear_losses",
-    "expects_training",
+    "in_mode",
     "in_multi_worker_mode",
     "keras",
     "layers_within",

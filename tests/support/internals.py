@@ -148,9 +148,9 @@ def prepare(model, x, y=None):
     model.prepare(make_records(x, y, None, dtype=np.asarray(x).dtype, validate=False))
 
 
-def check_and_price(model, x, sampling, expected_batch_size):
+def check_and_price(model, x, sampling, expected_batch_size, y=None):
     """All that `fit` does before it plans."""
-    records = make_records(x, None, None, dtype=x.dtype, validate=False)
+    records = make_records(x, y, None, dtype=x.dtype, validate=False)
     model.prepare(records)
     model.check_records(records)
     _SPECS[model] = (sampling, expected_batch_size)

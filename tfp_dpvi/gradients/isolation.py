@@ -49,8 +49,8 @@ def refuse_writes(graph: tf.Graph, num_known: int) -> None:
         writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
-                f"The loss of a record writes to a variable or elsewhere ({op.name}): that is neither clipped nor noisy. Call batch "
-                "normalisation with training=False, and keep metrics, tables, summaries and printing out of the loss."
+                f"The loss of a record writes to a variable or elsewhere ({op.name}): that is neither clipped nor noisy. Use "
+                "GroupNormalization for batch normalisation, or freeze it (trainable=False); keep metrics and printing out of the loss."
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Layer, Structure, expects_training, layers_within, tf, tfp
+from tfp_dpvi._tf import Layer, Structure, in_mode, layers_within, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
@@ -74,13 +74,13 @@ class Autoencoder(base.DistributionModel):
 
     def _terms(self, x: Structure, key: tf.Tensor, num_draws: int, training: bool = False) -> Terms:
         """Returns the losses of a batch of records, from `num_draws` draws for each."""
-        posterior = self._distribution("encoder", _called(self.encoder, x, training))
+        posterior = self._distribution("encoder", in_mode(lambda: self.encoder(x), training=training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
         event = samples.shape[2:]
         # All draws of one record side by side: its rows in the decoder follow each other.
         codes = tf.reshape(samples, [-1, *event])
-        conditional = self._distribution("decoder", _called(self.decoder, codes, training))
+        conditional = self._distribution("decoder", in_mode(lambda: self.decoder(codes), training=training))
         repeated = x if num_draws == 1 else tf.nest.map_structure(lambda part: tf.repeat(part, num_draws, axis=0), x)
         log_prob = conditional.log_prob(as_event(repeated, conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
@@ -221,11 +221,6 @@ class Parts:
     given: dict[str, Any]  # As the constructor was.
     layers: Sequence[Layer]
     tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
-
-
-def _called(part: Callable[..., Any], inputs: Structure, training: bool) -> tf.Tensor:
-    """Returns a network's output, in training mode where it has one (dropout)."""
-    return part(inputs, training=training) if expects_training(part) else part(inputs)
 
 
 def outermost(part: Callable[..., tfd.Distribution]) -> list[Layer]:

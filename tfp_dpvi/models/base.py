@@ -11,7 +11,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Optimizer, Structure, clear_losses, refuse_keras_3, tf
+from tfp_dpvi._tf import Optimizer, Structure, clear_losses, in_mode, refuse_keras_3, tf
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
@@ -71,6 +71,9 @@ class DPModel(FittedModel):
     def record_loss(self, x: Any, y: Any = None) -> Any:
         """The loss of one record: a scalar. Override this.
 
+        `fit` calls it with layers in training mode, so that Dropout drops, with draws of each record's own; `evaluate` in
+        inference mode. Layers that are told `training=` do as they are told.
+
         Args:
           x: one record of what `fit` was given as `x`, without a batch dimension.
           y: likewise, if `fit` was given a `y`.
@@ -116,17 +119,21 @@ class DPModel(FittedModel):
     def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns `record_loss` with everything that the record's layers add to it, times its weight."""
         clear_losses(self)
-        loss = self.record_loss(record["x"], record["y"]) if "y" in record else self.record_loss(record["x"])
-        loss = tf.convert_to_tensor(loss)
+        given = [record[name] for name in ("x", "y") if name in record]
+        loss = tf.convert_to_tensor(in_mode(lambda: self.record_loss(*given), training=True))
         if loss.shape.rank != 0:
             raise ValueError(
                 f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
                 "take entry [0] of a batch of one."
             )
         # add_loss and activity terms may depend on the record, so they go through the clip (contract C2).
-        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses]])
+        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses_of_record()]])
         clear_losses(self)
         return loss * record["sample_weight"] if "sample_weight" in record else loss
+
+    def losses_of_record(self) -> list[tf.Tensor]:
+        """Returns what layers added to the loss of the record that they saw last; for subclasses."""
+        return list(self.losses)
 
     @property
     def batch_needs(self) -> BatchNeeds:

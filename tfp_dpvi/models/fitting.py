@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, clear_losses, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi._tf import Structure, clear_losses, in_mode, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -397,13 +397,13 @@ class FittedModel(evaluation.EvaluatedModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
-        losses = tf.vectorized_map(lambda record: self.record_loss(*record), records)
+        losses = tf.vectorized_map(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
         clear_losses(self)
         return losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
         """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
-        return x if y is None else y, self(x)
+        return x if y is None else y, self(x, training=False)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""

@@ -1,0 +1,347 @@
+"""`DPKerasModel`: a Keras model with a Keras loss, learned privately at the speed of ghost clipping."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi import serialization
+from tfp_dpvi._tf import (
+    Layer,
+    Structure,
+    clear_losses,
+    in_mode,
+    keras,
+    loss_functions,
+    losses_added,
+    refuse_keras_3,
+    register_keras_serializable,
+    tf,
+)
+from tfp_dpvi.data import Records
+from tfp_dpvi.gradients import (
+    ClippedGradient,
+    ClippedSum,
+    JointRelease,
+    LayerGradients,
+    PerExample,
+    StepGradient,
+    StepSpec,
+    UnsupportedLayerError,
+    layers_of,
+    refuse_mixing,
+)
+from tfp_dpvi.models import base
+from tfp_dpvi.models.autoencoder import TRIED
+from tfp_dpvi.models.fitting import LOG
+from tfp_dpvi.sampling import BatchNeeds
+
+Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+_ACCURACIES = {
+    "sparsecategorical": keras.metrics.SparseCategoricalAccuracy,
+    "categorical": keras.metrics.CategoricalAccuracy,
+    "binary": keras.metrics.BinaryAccuracy,
+}
+
+
+@register_keras_serializable("tfp_dpvi", "DPKerasModel")
+class DPKerasModel(base.DistributionModel):
+    """A Keras model of x that predicts y, learned with a Keras loss under differential privacy.
+
+    ```python
+    network = dpvi.keras.Sequential([dpvi.keras.layers.Dense(32, "relu"), dpvi.keras.layers.Dense(10)])
+    model = dpvi.DPKerasModel(network)
+    model.compile(
+        dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
+        loss=dpvi.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],  # Of `evaluate` and validation data; training records show none.
+        epsilon=2.0,
+        delta=1e-5,
+    )
+    model.fit(x, y, batch_size=256, epochs=20)
+    model.evaluate(x_test, y_test)
+    ```
+
+    Norms and sums of per-example gradients come from layers' inputs and output gradients. A network for which that does not
+    hold (`add_loss`, a variable that is used outside its layer, layers over axis 0) is learned record by record, with
+    `tf.vectorized_map`, which takes more time and memory; the log says so. Recurrent layers need `unroll=True` and a
+    fixed length.
+
+    Args:
+      network: Keras model or layer with one output, whose first dimension is that of x; or a function without arguments that
+        builds it (needed to save a model with Lambda layers, see `dpvi.register`).
+      gradients: "ghost", "vectorized" (record by record), or "auto": the first where the layers allow it.
+      seed: see `DPModel`.
+      name: name of the model.
+
+    Raises:
+      TypeError: no Keras model or layer.
+
+    #### Formal guarantee
+
+    That of `DPModel`, if an example's loss depends on no other example. Layers that mix examples are refused where they are
+    known, and network and loss are tried once after `compile`, on synthetic records against TensorFlow's own gradients,
+    before anything is spent; record by record it holds by itself. Weight regularizers touch no record and are exact.
+    """
+
+    def __init__(
+        self,
+        network: Layer | Callable[[], Layer],
+        *,
+        gradients: str = "auto",
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        built = network() if serialization.is_factory(network) else network
+        refuse_keras_3("network", built)
+        if not isinstance(built, Layer):
+            raise TypeError(f"network must be a Keras model or layer, or a function that builds one; got {network!r}.")
+        check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
+        super().__init__(seed=seed, name=name, dtype=built.dtype)
+        self.network, self.gradients = built, gradients
+        self._training = _Training(network)
+
+    def get_config(self) -> dict[str, Any]:
+        """See `DPModel.get_config`; the network must be a registered function, or without Lambda layers."""
+        parts = {"network": serialization.encode(self._training.given, "network")}
+        return {**super().get_config(), "gradients": self.gradients, "parts": parts}
+
+    # ------------------------------------------------------------------ compile
+
+    def compile(self, optimizer: Any = None, loss: Loss | None = None, metrics: Any = None, **settings: Any) -> None:
+        """See `DPModel.compile`.
+
+        Args:
+          optimizer: as there.
+          loss: a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
+            It is averaged over further axes, and never over examples, whatever its `reduction` says.
+          metrics: privatised metrics, and Keras metrics, which `evaluate` and validation data show. Training records show
+            the former alone.
+          **settings: of `DPModel.compile`.
+
+        Raises:
+          ValueError: no loss, and as there.
+        """
+        training = _Training(self._training.given, loss, _keras_loss(loss))
+        given = list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
+        shown = [training.metric(each) for each in given if not isinstance(each, JointRelease)]
+        settings["validation_metrics"] = [*shown, *(settings.pop("validation_metrics", None) or ())]
+        super().compile(optimizer, metrics=[each for each in given if isinstance(each, JointRelease)], **settings)
+        self._training = training
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns the arguments of `compile`, JSON-ready; None before it."""
+        config = super().get_compile_config()
+        return None if config is None else {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """See `DPModel`."""
+        super().compile_from_config({**config, "loss": keras.utils.deserialize_keras_object(config["loss"])})
+
+    # ------------------------------------------------------------------ the loss
+
+    def call(self, x: Structure) -> tf.Tensor:
+        """The network's output."""
+        return self.network(x)
+
+    def _example_losses(self, x: Structure, y: tf.Tensor) -> tf.Tensor:
+        outputs = self.network(x)
+        if not tf.is_tensor(outputs) or not tf.is_tensor(y):
+            raise ValueError("network and y: several of either, in a list or dictionary, are not supported; give one.")
+        return self._training.losses(y, outputs)
+
+    def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
+        """The loss of one record."""
+        return self._example_losses(*tf.nest.map_structure(lambda part: part[None], (x, y)))[0]
+
+    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
+        """Returns the losses of a batch of records, shape [n]."""
+        losses = in_mode(lambda: self._example_losses(x, y), training=False)
+        clear_losses(self)
+        return losses
+
+    def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
+        """Weight regularizers."""
+        penalties = [penalty() for layer in layers_of(self.network) for penalty in loss_functions(layer)]
+        return tf.add_n(penalties) if penalties else None
+
+    def losses_of_record(self) -> list[tf.Tensor]:
+        """See `DPModel`; without weight regularizers."""
+        return [loss for layer in layers_of(self.network) for loss in losses_added(layer)]
+
+    # ------------------------------------------------------------------ the step
+
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns the clipped gradient of records' losses."""
+        layers = self._layer_gradients
+        if layers is None:
+            return super().clipped_gradient(spec)
+        variables, clip = self.trainable_variables, self.clip
+
+        def clipped_sum(
+            records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
+        ) -> tuple[ClippedSum, PerExample]:
+            del key
+            one = layers.run(lambda: in_mode(lambda: self._example_losses(records["x"], records["y"]), training=True))
+            return one.clipped_sum(one.result, mask, clip, weights=records.get("sample_weight"))
+
+        def draw(key: tf.Tensor) -> StepGradient:
+            del key
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = self.data_independent_loss(spec.num_records)
+            exact = None if loss is None else tape.gradient(loss, variables, unconnected_gradients="zero")
+            return StepGradient(clipped_sum, variables, data_independent=exact, data_independent_loss=loss)
+
+        # As for `DPVAE`: products of large matrices are faster without XLA on CPUs.
+        return ClippedGradient(draw, clip, batchwise=True, gains_from_xla=False, identity=("layers", id(layers)))
+
+    @property
+    def batch_needs(self) -> BatchNeeds:
+        """What the network asks of a physical batch."""
+        layers, target = self._layer_gradients, self._dp.target
+        if layers is None:
+            return super().batch_needs
+        static = bool(self.run_eagerly) or bool(target is not None and target.jit_compile)
+        return BatchNeeds(4 * layers.bytes_each, batchwise=True, static=static)
+
+    @property
+    def _layer_gradients(self) -> LayerGradients | None:
+        """How the layers' gradients are computed, as the last trial found; None: record by record."""
+        if not self._training.tried:
+            raise RuntimeError("The network has not been tried since compile: call make_data first.")
+        return self._training.tried[-1][1]
+
+    # ------------------------------------------------------------------ checks
+
+    def prepare(self, records: Records) -> None:
+        """Makes the variables, and tries network and loss on zeros."""
+        if records.y is None:
+            raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
+        for num in (TRIED, 1):  # Of either, as a `Sequential` without input shape is made again for another number.
+            made = tf.nest.map_structure(
+                lambda part, num=num: tf.zeros([num, *part.shape[1:]], part.dtype), (records.x, records.y)
+            )
+            try:
+                if self._training.loss is None:  # A loaded model, which is compiled later.
+                    self(made[0])
+                else:
+                    self.test_losses(*made)
+            except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
+                shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in tf.nest.flatten(made)]
+                raise ValueError(
+                    f"network or loss failed on x, y = {', '.join(shapes)}: {type(error).__name__}: {error}"
+                ) from error
+        super().prepare(records)
+
+    def check_records(self, records: Records) -> None:
+        """Tries the layers on synthetic records, before anything is spent: once after `compile`, for each shape."""
+        rng = np.random.default_rng(0)
+
+        def synthetic(part: np.ndarray) -> tf.Tensor:
+            if np.dtype(part.dtype).kind == "f":
+                return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
+            return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
+
+        made = tf.nest.map_structure(synthetic, (records.x, records.y))
+        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
+        tried = self._training.tried
+        tried.sort(key=lambda found: found[0] == shapes)  # The one that serves comes last.
+        if not tried or tried[-1][0] != shapes:
+            tried.append((shapes, self._tried(made)))
+
+    def _tried(self, made: Structure) -> LayerGradients | None:
+        if self.gradients == "vectorized":
+            return None
+        layers = layers_of(self.network)
+        refuse_mixing([layer for layer in layers if layer.trainable])  # Frozen, it is a fixed map.
+        gradients = LayerGradients(layers, self.trainable_variables)
+        try:
+            checked = gradients.checked(lambda xy: in_mode(lambda: self._example_losses(*xy), training=True), made)
+        except UnsupportedLayerError as error:
+            if self.gradients == "ghost":
+                raise ValueError(
+                    f"gradients='ghost' does not serve this network; gradients='auto' does. {error}"
+                ) from error
+            LOG.warning("Gradients are computed record by record, which takes longer: %s", error)
+            return None
+        finally:
+            clear_losses(self)
+        for note in checked.notes:
+            LOG.info("%s", note)
+        return checked
+
+
+# ---------------------------------------------------------------------------- Keras losses, example by example
+
+
+def _keras_loss(loss: Loss | None) -> keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    refuse_keras_3("loss", loss)
+    if loss is None or isinstance(loss, list | tuple | dict):
+        raise ValueError(f"loss={loss!r}: give one Keras loss, such as 'sparse_categorical_crossentropy'.")
+    return keras.losses.get(loss)
+
+
+@dataclasses.dataclass(eq=False)
+class _Training:
+    """What `compile` was given and what trials found, out of sight of Keras.
+
+    Attributes:
+      given: the network, as the constructor was given it.
+      loss: as `compile` was given it; None before.
+      found: Keras's object or function of that name.
+      tried: shapes of records, and how their gradients are computed.
+    """
+
+    given: Layer | Callable[[], Layer]
+    loss: Loss | None = None
+    found: Any = None
+    tried: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
+
+    @property
+    def _of_labels(self) -> bool:
+        if isinstance(self.found, keras.losses.SparseCategoricalCrossentropy):
+            return self.found.get_config().get("ignore_class") is None
+        return self.found is keras.losses.sparse_categorical_crossentropy
+
+    def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each example, shape [n], without the reduction that a Keras loss may have."""
+        known = None
+        if self._of_labels:
+            # A label out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+            labels = tf.cast(y, tf.int64)
+            known = (labels >= 0) & (labels < outputs.shape[-1])
+            y = tf.where(known, labels, tf.zeros_like(labels))
+        # As Keras does: [n] beside [n, 1] would be broadcast to [n, n], a mean over all pairs.
+        if y.shape.rank == outputs.shape.rank - 1 and outputs.shape[-1] == 1:
+            y = y[..., None]
+        elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
+            y = y[..., 0]
+        function = self.found.call if isinstance(self.found, keras.losses.Loss) else self.found
+        losses = function(y, outputs)
+        if losses.shape.rank == 0:
+            raise ValueError(
+                "loss returned a scalar for a batch: return one value for each example, without mean or sum."
+            )
+        num = tf.shape(outputs)[0]
+        losses = tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
+        if known is None:
+            return losses
+        known = tf.reduce_all(tf.reshape(known, [num, -1]), axis=1)
+        return tf.where(known, losses, tf.constant(float("nan"), losses.dtype))
+
+    def metric(self, given: Any) -> Any:
+        """Returns a Keras metric, of which "accuracy" is the one that goes with the loss."""
+        if given not in ("accuracy", "acc"):
+            return given
+        name = getattr(self.found, "__name__", type(self.found).__name__).replace("_", "").lower()
+        for start, kind in _ACCURACIES.items():
+            if name.startswith(start):
+                return kind(name=given)
+        raise ValueError(
+            f"metrics={given!r} has no meaning for loss={self.loss!r}: name one, such as 'binary_accuracy'."
+        )
