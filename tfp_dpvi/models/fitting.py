@@ -403,7 +403,7 @@ class FittedModel(evaluation.EvaluatedModel):
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
         """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
-        return x if y is None else y, self(x, training=False)
+        return x if y is None else y, in_mode(lambda: self(x), training=False)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
