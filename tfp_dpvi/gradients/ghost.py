@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, map_apart, operations_since, own_weights, tf
+from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
 from tfp_dpvi.gradients.factors import Contribution, Direct, combined, total
-from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
-from tfp_dpvi.gradients.layers import RULES, ByRecord, Found, Probed, UnsupportedLayerError
+from tfp_dpvi.gradients.isolation import refuse_writes
+from tfp_dpvi.gradients.layers import RULES, ByRecord, Probed, UnsupportedLayerError
+from tfp_dpvi.gradients.units import around, by_map, is_unit
 
-_RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 
@@ -37,6 +36,7 @@ class LayerGradients:
       mapped: hold every layer's per-example gradients, by `tf.vectorized_map`, and use no rule but for embeddings.
       rows_each: for each call of a layer in order, how many rows it saw for one record; None to infer it from the number
         of records, which must then be known while tracing. Set by `checked`.
+      units: layers that are mapped whole, with the layers in them: recurrent ones, and what `checked` adds.
       bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
       notes: sentences about layers without a rule; set by `checked`.
     """
@@ -45,6 +45,7 @@ class LayerGradients:
     variables: Sequence[tf.Variable]
     mapped: bool = False
     rows_each: tuple[int, ...] | None = None
+    units: tuple[Layer, ...] = ()
     bytes_each: int = 0
     notes: tuple[str, ...] = ()
 
@@ -69,6 +70,9 @@ class LayerGradients:
     def checked(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
         """Tries the layers on synthetic records.
 
+        A layer whose sublayers cannot be taken apart (they run in a loop, or their variables are used out of their sight) is
+        mapped over records as one, or what holds it is.
+
         Gradients by single records are compared with TensorFlow's own; and a record in the middle is replaced by NaN and by
         huge numbers, which must leave the others' losses and gradients as they were. What mixes records, reorders rows or
         uses a variable out of sight is found, unless it acts on none of the records tried: this is a check and no proof.
@@ -83,6 +87,19 @@ class LayerGradients:
         Raises:
           UnsupportedLayerError: gradients differ, or records influence each other.
         """
+        gradients, first = self, None
+        while True:
+            try:
+                return gradients._tried(function, x)
+            except ValueError as error:
+                first = first or error
+                layer = getattr(error, "layer", None)
+                unit = None if layer is None else around(layer, self.layers, gradients.units)
+                if unit is None:
+                    raise first from (None if error is first else error)
+                gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
+
+    def _tried(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
         num_records = int(tf.nest.flatten(x)[0].shape[0])
         passes: list[Pass[tf.Tensor]] = []
 
@@ -101,7 +118,8 @@ class LayerGradients:
             if (float(scale) > 0 and not right) or not np.isfinite(float(scale)):
                 raise UnsupportedLayerError(
                     f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
-                    "(tried on synthetic records): records influence each other, or the variable is used outside its layer."
+                    "(tried on synthetic records): records influence each other, or the variable is used outside its layer.",
+                    next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
                 )
         one = passes[0]
         learned = dataclasses.replace(
@@ -215,22 +233,29 @@ class Pass(Generic[_Result]):
         self.notes: list[str] = []
         self._num_records = num_records
         self._calls: list[_Call] = []
-        self._paused = False
+        self._inside = False  # Of a unit.
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While active, calls of the layers are recorded."""
-        layers = [layer for layer in self.gradients.layers if own_weights(layer)]
+        layers = [layer for layer in self.gradients.layers if self._weights(layer)]
         with self.tape, calls_seen(layers, self._watched):
             yield
+
+    def _weights(self, layer: Layer) -> list[tf.Variable]:
+        """Returns the variables whose gradients a call of this layer accounts for."""
+        return layer.trainable_weights if self._is_unit(layer) else own_weights(layer)
+
+    def _is_unit(self, layer: Layer) -> bool:
+        return is_unit(layer) or any(one is layer for one in self.gradients.units)
 
     def _watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
             # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
-            if self._paused or tf.compat.v1.get_default_graph() is not self._graph:
+            if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
             rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
@@ -238,7 +263,11 @@ class Pass(Generic[_Result]):
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
             if probed is None:
-                probed = self._by_map(layer, original, inputs, args, kwargs)
+                self._inside = self._is_unit(layer)
+                try:
+                    probed = by_map(layer, self._weights(layer), original, inputs, args, kwargs)
+                finally:
+                    self._inside = False
                 if rule is None and not mapped:
                     self.notes.append(
                         f"{layer.name} ({type(layer).__name__}): no rule for its gradient norms, so its per-record "
@@ -249,50 +278,6 @@ class Pass(Generic[_Result]):
             return probed.finish()
 
         return call
-
-    def _by_map(
-        self,
-        layer: Layer,
-        original: Callable[..., Structure],
-        inputs: Structure,
-        args: tuple[Structure, ...],
-        kwargs: dict[str, Structure],
-    ) -> Probed:
-        """Any layer: its own variables' gradients by one record, mapped over the records."""
-        outputs = original(inputs, *args, **kwargs)
-        variables = own_weights(layer)
-        given = (inputs, args, kwargs)
-        tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
-
-        def again(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            left = iter(leaves)
-            filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
-            one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
-            return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
-
-        def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
-            leaves, by_outputs = values
-            graph = tf.compat.v1.get_default_graph()
-            known = len(graph.get_operations())
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                results = again(leaves)
-                _refuse_random(layer, graph, known)
-            found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
-            refuse_varying_shapes(graph, known)
-            return found
-
-        def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-            self._paused = True
-            try:
-                rows = [by_record.split(part) for part in tensors], [by_record.split(part) for part in gradients]
-                each = map_apart(one, rows)
-            finally:
-                self._paused = False
-            pairs = zip(variables, each, strict=True)
-            return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
-
-        return Probed(tf.nest.flatten(outputs), lambda: outputs, contributions)
 
     @property
     def rows_each(self) -> list[int]:
@@ -311,7 +296,8 @@ class Pass(Generic[_Result]):
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
                     f"{call.layer.name} saw {call.rows} rows for {num} records: the first dimension of what layers see "
-                    "must run over records, with equally many rows for each."
+                    "must run over records, with equally many rows for each.",
+                    call.layer,
                 )
             found.append(call.rows // num)
         return found
@@ -374,12 +360,3 @@ class Pass(Generic[_Result]):
         sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         return ClippedSum(tensors, clip), examples
-
-
-def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
-    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
-    if drawn is not None:
-        raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "
-            "gradients would come from other draws than the loss (contract C5). Draw in a layer of its own."
-        )

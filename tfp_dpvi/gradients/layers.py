@@ -18,7 +18,15 @@ Found = list[tuple[tf.Variable, Contribution]]
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do."""
+    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do.
+
+    Attributes:
+      layer: the one that another way may be found for, or None.
+    """
+
+    def __init__(self, message: str, layer: Layer | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +73,7 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 
 
 @contextlib.contextmanager
-def _without(layer: Layer, **attributes: object) -> Iterator[None]:
+def without(layer: Layer, **attributes: object) -> Iterator[None]:
     """While active, a layer has other attributes, past Keras's tracking of them: its own forward pass less its last part."""
     before = {name: getattr(layer, name) for name in attributes}
     try:
@@ -84,7 +92,7 @@ def _with_kernel(
     of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
 ) -> Probed:
     """A layer that computes `activation(linear(inputs, kernel) + bias)`."""
-    with _without(layer, activation=keras.activations.linear):
+    with without(layer, activation=keras.activations.linear):
         outputs = call(inputs)
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
@@ -203,7 +211,7 @@ def _normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tens
     axes = [axis % rank for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])]
     if 0 in axes or sorted(axes) != axes:
         return None
-    with _without(layer, scale=False, center=False, gamma=None, beta=None):
+    with without(layer, scale=False, center=False, gamma=None, beta=None):
         normalized = outputs = call(inputs)
     shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
     if layer.scale:
@@ -291,10 +299,9 @@ def refuse_mixing(layers: Sequence[Layer]) -> None:
       ValueError: with the alternative.
     """
     for layer in layers:
-        names = {cls.__name__ for cls in type(layer).__mro__}
-        if names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"}:
+        if mixes(layer):
             raise ValueError(
                 f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one "
-                "record moves all gradients and no clip bounds its influence. Use dpvi.keras.layers.GroupNormalization or "
-                "LayerNormalization."
+                "record moves all gradients and no clip bounds its influence. Freeze it (layer.trainable = False), call it with "
+                "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
             )
