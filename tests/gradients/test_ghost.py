@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfp_dpvi import keras
-from tfp_dpvi.gradients import Clip, LayerGradients, UnsupportedLayerError, layers_of, refuse_mixing
+from tfp_dpvi.gradients import Clip, LayerGradients, UnsupportedLayerError, layers_of
 from tfp_dpvi.gradients.factors import Lookup, Outer
 
 layers = keras.layers
@@ -431,11 +431,6 @@ def test_what_shows_only_where_sizes_are_known_is_refused_too(layer):
         engine(model).checked(lambda part: losses_of(model, part), x)
     for one, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, value)
-
-
-def test_batch_normalization_is_refused_with_the_alternative():
-    with pytest.raises(ValueError, match="GroupNormalization"):
-        refuse_mixing(layers_of(sequential(layers.Dense(2), layers.BatchNormalization())))
 
 
 def test_a_random_layer_with_weights_is_refused():

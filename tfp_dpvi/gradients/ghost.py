@@ -17,13 +17,28 @@ import numpy as np
 from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
-from tfp_dpvi.gradients.factors import Contribution, Direct, combined, total
+from tfp_dpvi.gradients.factors import Contribution, combined, total
 from tfp_dpvi.gradients.isolation import refuse_writes
-from tfp_dpvi.gradients.layers import RULES, ByRecord, Probed, UnsupportedLayerError
+from tfp_dpvi.gradients.layers import (
+    RULES,
+    ByRecord,
+    Probed,
+    UnsupportedLayerError,
+    is_batch_normalization,
+    refuse_mixing,
+)
 from tfp_dpvi.gradients.units import around, by_map, is_unit
 
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
+_TOO_LARGE = 0.05
+_FLOOR = 0.01
+"""Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
+keys, is nothing but rounding, which is small beside the others'."""
+_WHY_OFF = {
+    False: "Records influence each other; or the variable is used outside its layer: use it in that layer's call alone.",
+    True: "The bound on the norm is loose, which would clip too much: use gradients='vectorized' for this model.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,12 +128,15 @@ class LayerGradients:
         if odd:
             raise UnsupportedLayerError("The loss of synthetic records between 0 and 1 is not finite.")
         tolerance = _TOLERANCE[self.variables[0].dtype.name]
-        for variable, (sums, too_small, too_large, scale) in zip(self.variables, rows, strict=True):
-            right = float(sums) < tolerance and float(too_small) < tolerance and float(too_large) < 0.05
-            if (float(scale) > 0 and not right) or not np.isfinite(float(scale)):
+        for variable, found in zip(self.variables, rows, strict=True):
+            sums, too_small, too_large, scale = map(float, found)
+            right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
+            if (scale > 0 and not right) or not np.isfinite(scale):
                 raise UnsupportedLayerError(
-                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
-                    "(tried on synthetic records): records influence each other, or the variable is used outside its layer.",
+                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say: of "
+                    f"synthetic records their sum is off by {sums:.2g} of its size, the largest squared norm is too small by "
+                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} of it (allowed: {tolerance:g}, "
+                    f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
                     next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
                 )
         one = passes[0]
@@ -135,8 +153,8 @@ class LayerGradients:
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
     """Compares norms and a weighted sum with those of TensorFlow's gradients by single records.
 
-    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative; and the
-    largest entry.
+    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative to the
+    variable's largest, or to a small part of the largest of all; and the largest entry.
     """
     variables, losses = one.gradients.variables, one.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
@@ -145,19 +163,21 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
         one.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
         for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
     ]
+    values = [
+        tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each]) for number in range(len(variables))
+    ]
+    squares = [tf.reduce_sum(tf.reshape(tf.square(part), [num_records, -1]), axis=1) for part in values]
+    largest = tf.reduce_max([tf.reduce_max(tf.abs(part)) for part in values])
+    longest = tf.reduce_max(tf.add_n(squares))
     rows = []
-    for number, part in enumerate(by_layers):
-        values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
-        squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
-        wanted = tf.tensordot(weights, values, axes=1)
-        if part is None:
-            mine, squared = tf.zeros_like(wanted), tf.zeros_like(squares)
-        else:
-            mine, squared = part.weighted_sum(weights), part.squared_norms()
-        scale = tf.reduce_max(tf.abs(values))
-        too_small = tf.reduce_max(squares - squared) / tf.reduce_max(squares)
-        too_large = tf.reduce_max(squared - squares) / tf.reduce_max(squares)
-        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / scale, too_small, too_large, scale])
+    for part, value, square in zip(by_layers, values, squares, strict=True):
+        wanted = tf.tensordot(weights, value, axes=1)
+        mine = tf.zeros_like(wanted) if part is None else part.weighted_sum(weights)
+        squared = tf.zeros_like(square) if part is None else part.squared_norms()
+        scale = tf.reduce_max(tf.abs(value))
+        size, norm = tf.maximum(scale, _FLOOR * largest), tf.maximum(tf.reduce_max(square), _FLOOR * longest)
+        too_small, too_large = tf.reduce_max(square - squared) / norm, tf.reduce_max(squared - square) / norm
+        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / size, too_small, too_large, scale])
     return rows
 
 
@@ -201,11 +221,18 @@ def _check_independence(
         for before, now in zip(base, replaced(value), strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
                 raise UnsupportedLayerError(
-                    f"Losses or gradients of synthetic records change when another record of their batch becomes {value:g}: "
-                    "a layer lets records influence each other, for instance by an operation over axis 0 or over the whole "
-                    "batch. One record would move all gradients, and no clip would bound its influence. Work along the other "
-                    "axes."
+                    f"Losses or gradients of synthetic records change ({_change(before, now)}) when another record of their batch "
+                    f"becomes {value:g}: a layer lets records influence each other, for instance by an operation over axis 0 or "
+                    "over the whole batch.\nOne record would move all gradients, and no clip would bound its influence. Work "
+                    "along the other axes."
                 )
+
+
+def _change(before: np.ndarray, now: np.ndarray) -> str:
+    """Says how far values moved, relative to the largest."""
+    if not np.isfinite(now).all():
+        return "they become NaN or Inf"
+    return f"by {np.abs(now - before).max() / np.abs(before).max():.2g} of the largest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +266,7 @@ class Pass(Generic[_Result]):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While active, calls of the layers are recorded."""
-        layers = [layer for layer in self.gradients.layers if self._weights(layer)]
+        layers = [layer for layer in self.gradients.layers if self._weights(layer) or is_batch_normalization(layer)]
         with self.tape, calls_seen(layers, self._watched):
             yield
 
@@ -256,6 +283,9 @@ class Pass(Generic[_Result]):
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
             # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
+                return original(inputs, *args, **kwargs)
+            refuse_mixing(layer, kwargs.get("training"))
+            if not self._weights(layer):
                 return original(inputs, *args, **kwargs)
             # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
             rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))

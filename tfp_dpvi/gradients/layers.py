@@ -292,16 +292,27 @@ def _reached_by(function: Callable[..., object]) -> list[object]:
     return held
 
 
-def refuse_mixing(layers: Sequence[Layer]) -> None:
-    """Raises for layers that let records influence each other (contract C3).
+def refuse_mixing(layer: Layer, training: object) -> None:
+    """Raises for a call in which a layer lets records influence each other (contract C3).
+
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments, and mixes nothing.
+
+    Args:
+      layer: any layer.
+      training: the argument of its call.
 
     Raises:
-      ValueError: with the alternative.
+      UnsupportedLayerError: with the alternatives.
     """
-    for layer in layers:
-        if mixes(layer):
-            raise ValueError(
-                f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one "
-                "record moves all gradients and no clip bounds its influence. Freeze it (layer.trainable = False), call it with "
-                "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
-            )
+    if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
+        raise UnsupportedLayerError(
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one record "
+            "moves all gradients and no clip bounds its influence.\nFreeze it (layer.trainable = False), call it with "
+            "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
+        )
+
+
+def is_batch_normalization(layer: Layer) -> bool:
+    """Whether a layer is a batch normalisation of Keras or of a subclass."""
+    names = {cls.__name__ for cls in type(layer).__mro__}
+    return bool(names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"})
