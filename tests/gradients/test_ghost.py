@@ -257,7 +257,7 @@ def test_the_check_on_made_up_records_accepts_what_is_right(name):
     model, x = make(name, "float32", 3)
     checked = engine(model).checked(lambda part: losses_of(model, part), x)
     assert set(checked.rows_each) == {1}
-    assert bool(checked.notes) == (name in ("subclassed", "without a rule", "nested"))
+    assert bool(checked.slow) == (name in ("subclassed", "without a rule", "nested"))
 
 
 class Mixes(layers.Layer):

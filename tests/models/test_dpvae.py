@@ -329,13 +329,26 @@ def test_weight_regularizers_are_exact_and_outside_the_clip():
     np.testing.assert_allclose(encoder.layers[0].kernel.numpy(), before * (1 - 0.01 * 2 * 10.0), rtol=1e-4)
 
 
-def test_a_layer_without_a_rule_is_said_in_the_log(caplog):
-    encoder = keras.Sequential(
-        [layers.Input([6]), layers.PReLU(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
-    )
+class Own(layers.Layer):
+    """A custom layer of one product."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", [shape[-1], 40])
+
+    def call(self, inputs):
+        return tf.nn.relu(tf.matmul(inputs, self.kernel))
+
+
+@pytest.mark.parametrize(("layer", "level"), [(Own, logging.WARNING), (layers.PReLU, logging.INFO)])
+def test_a_layer_without_a_rule_is_said_in_the_log(caplog, layer, level):
+    """With how much longer a step takes: a warning, unless that is little."""
+    encoder = keras.Sequential([layers.Input([6]), layer(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)])
     with caplog.at_level(logging.INFO, "tfp_dpvi"), no_fallback():
         fitted(make(encoder))
-    assert any("PReLU" in message and "no rule" in message for message in caplog.messages)
+    (said,) = [record for record in caplog.records if "no rule" in record.message]
+    assert layer.__name__ in said.message
+    assert "times as long" in said.message
+    assert said.levelno == level
 
 
 def test_integer_records_and_embeddings():

@@ -16,7 +16,7 @@ import numpy as np
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
-_DIRECT_COST = 16.0
+DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
 
 
@@ -139,7 +139,7 @@ class Outer(Contribution):
         """
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
-        if positions == 1 or (positions is not None and positions**2 * (k + d) <= _DIRECT_COST * k * d):
+        if positions == 1 or (positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d):
             return outer
         return outer.materialize()
 

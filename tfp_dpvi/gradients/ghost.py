@@ -27,7 +27,7 @@ from tfp_dpvi.gradients.layers import (
     is_batch_normalization,
     refuse_mixing,
 )
-from tfp_dpvi.gradients.units import around, by_map, is_unit
+from tfp_dpvi.gradients.units import Cost, around, by_map, is_unit, slowdown
 
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
@@ -53,7 +53,8 @@ class LayerGradients:
         of records, which must then be known while tracing. Set by `checked`.
       units: layers that are mapped whole, with the layers in them: recurrent ones, and what `checked` adds.
       bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
-      notes: sentences about layers without a rule; set by `checked`.
+      slow: layers without a rule, whose gradients are computed and held record by record; set by `checked`.
+      slowdown: how many times as long as a step without privacy one takes, roughly; set by `checked`.
     """
 
     layers: Sequence[Layer]
@@ -62,7 +63,19 @@ class LayerGradients:
     rows_each: tuple[int, ...] | None = None
     units: tuple[Layer, ...] = ()
     bytes_each: int = 0
-    notes: tuple[str, ...] = ()
+    slow: tuple[Layer, ...] = ()
+    slowdown: float = 1.0
+
+    @property
+    def note(self) -> str | None:
+        """A sentence about the layers that make a step slow, or None."""
+        if not self.slow:
+            return None
+        names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
+        return (
+            f"There is no rule for the gradient norms of {names}: their gradients are computed and held record by record. A step "
+            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md has the fast layers."
+        )
 
     def run(
         self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
@@ -143,8 +156,9 @@ class LayerGradients:
         learned = dataclasses.replace(
             self,
             rows_each=tuple(one.rows_each),
-            bytes_each=one.num_bytes // num_records,
-            notes=tuple(dict.fromkeys(one.notes)),
+            bytes_each=one.num_bytes // num_records + sum(call.cost.held for call in one.calls),
+            slowdown=slowdown([call.cost for call in one.calls], one.rows_each),
+            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.cost.held)),
         )
         _check_independence(learned, function, x, tolerance)
         return learned
@@ -240,6 +254,7 @@ class _Call:
     layer: Layer
     probed: Probed
     rows: int | None
+    cost: Cost
 
 
 class Pass(Generic[_Result]):
@@ -249,7 +264,6 @@ class Pass(Generic[_Result]):
       gradients: which layers and variables.
       result: what the function returned.
       tape: the persistent `tf.GradientTape` of the pass, which watches no variable by itself.
-      notes: sentences about layers that no rule knows.
     """
 
     result: _Result
@@ -257,9 +271,8 @@ class Pass(Generic[_Result]):
     def __init__(self, gradients: LayerGradients, num_records: int | None) -> None:
         self.gradients = gradients
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        self.notes: list[str] = []
         self._num_records = num_records
-        self._calls: list[_Call] = []
+        self.calls: list[_Call] = []
         self._inside = False  # Of a unit.
         self._graph = tf.compat.v1.get_default_graph()
 
@@ -292,19 +305,16 @@ class Pass(Generic[_Result]):
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
+            ruled = probed is not None
             if probed is None:
                 self._inside = self._is_unit(layer)
                 try:
                     probed = by_map(layer, self._weights(layer), original, inputs, args, kwargs)
                 finally:
                     self._inside = False
-                if rule is None and not mapped:
-                    self.notes.append(
-                        f"{layer.name} ({type(layer).__name__}): no rule for its gradient norms, so its per-record "
-                        "gradients are held in memory."
-                    )
             self.tape.watch(probed.probes)
-            self._calls.append(_Call(layer, probed, probed.probes[0].shape[0]))
+            cost = Cost.of(layer, self._weights(layer), [inputs, *probed.probes], slow=not ruled and not mapped)
+            self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], cost))
             return probed.finish()
 
         return call
@@ -314,15 +324,15 @@ class Pass(Generic[_Result]):
         """For each call, how many rows the layer saw for one record."""
         known = self.gradients.rows_each
         if known is not None:
-            if len(known) != len(self._calls):
+            if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self._calls)} times and {len(known)} times when the model was checked: a "
+                    f"The layers were called {len(self.calls)} times and {len(known)} times when the model was checked: a "
                     "pass must call the same layers each time."
                 )
             return list(known)
         num = self._num_records
         found = []
-        for call in self._calls:
+        for call in self.calls:
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
                     f"{call.layer.name} saw {call.rows} rows for {num} records: the first dimension of what layers see "
@@ -339,7 +349,7 @@ class Pass(Generic[_Result]):
 
     @property
     def _probes(self) -> list[tf.Tensor]:
-        return [probe for call in self._calls for probe in call.probed.probes]
+        return [probe for call in self.calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
         """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`."""
@@ -347,7 +357,7 @@ class Pass(Generic[_Result]):
             self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
         )
         parts: dict[tf.Variable, list[Contribution]] = {variable.ref(): [] for variable in self.gradients.variables}
-        for call, rows in zip(self._calls, self.rows_each, strict=True):
+        for call, rows in zip(self.calls, self.rows_each, strict=True):
             own = [next(at_probes) for _ in call.probed.probes]
             for variable, part in call.probed.contributions(own, ByRecord(rows)):
                 parts.setdefault(variable.ref(), []).append(part)

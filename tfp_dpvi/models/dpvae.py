@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -282,8 +283,8 @@ class DPVAE(Autoencoder):
             checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
-        for note in checked.notes:
-            LOG.info("%s", note)
+        if checked.note:
+            LOG.log(logging.WARNING if checked.slowdown >= 1.5 else logging.INFO, "%s", checked.note)
         parts.tried.append((identity, checked))
 
     def _check_reach(self) -> None:
