@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.per_record import check, made, tried
+from support.per_record import check, losses_of, made, tried
 
 from tfp_dpvi._tf import keras, map_apart, tf
-from tfp_dpvi.gradients import UnsupportedLayerError
+from tfp_dpvi.gradients import Clip, UnsupportedLayerError
 
 layers = keras.layers
 
@@ -134,6 +134,22 @@ def test_a_recurrent_layer_with_a_state_is_refused():
     model, x = made(lambda: sequential(layers.Input([4, 2], batch_size=3), layers.GRU(3, stateful=True)), [4, 2], num=3)
     with pytest.raises(ValueError, match="stateful"):
         tried(model, x)
+
+
+def test_an_unknown_category_in_a_unit_contributes_zero():
+    """C8: an id out of range stops no step and shows nothing."""
+    model, x = made(lambda: sequential(Places(), layers.Flatten(), layers.Dense(2)), [6], integers=7)
+    gradients = tried(model, x)
+    assert gradients.units
+
+    @tf.function(autograph=False)
+    def clipped(records, mask):
+        passed = gradients.run(lambda: losses_of(model, records))
+        return passed.clipped_sum(passed.result, mask, Clip(0.5))[0].tensors
+
+    bad = tf.where(tf.range(5)[:, None] == 2, 4711, x)
+    for got, want in zip(clipped(bad, tf.fill([5], True)), clipped(x, tf.range(5) != 2), strict=True):
+        tf.debugging.assert_near(got, want, 1e-5, 1e-7)
 
 
 def test_mixing_in_a_unit_is_refused():

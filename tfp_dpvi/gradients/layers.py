@@ -185,15 +185,21 @@ def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs
     return _with_kernel(layer, call, inputs, of_kernel)
 
 
-def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an embedding's output, and the ids: one out of range makes its record's loss NaN, so that it contributes zero and
+    stops no step (contract C8).
+    """
     ids = tf.cast(inputs, tf.int32)
-    if ids.shape.rank is None or ids.shape.rank < 1:
-        return None
-    # An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
     known = (ids >= 0) & (ids < layer.embeddings.shape[0])
     ids = tf.where(known, ids, tf.zeros_like(ids))
     outputs = tf.nn.embedding_lookup(layer.embeddings, ids)
-    outputs = tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype))
+    return tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype)), ids
+
+
+def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if inputs.shape.rank is None or inputs.shape.rank < 1:
+        return None
+    outputs, ids = looked_up(layer, inputs)
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
         values = by_record(gradients[0])

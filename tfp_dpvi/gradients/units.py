@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from tfp_dpvi._tf import (
     Layer,
     Structure,
+    calls_seen,
     is_graph_of_layers,
     keras,
     keras_mask,
@@ -21,7 +22,7 @@ from tfp_dpvi._tf import (
 )
 from tfp_dpvi.gradients.factors import DIRECT_COST, Direct
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes
-from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, without
+from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, looked_up, without
 
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
@@ -95,7 +96,14 @@ def by_map(
     kwargs: dict[str, Structure],
 ) -> Probed:
     """Any layer: the gradients of `variables` by one record, from a second forward pass that is mapped over the records."""
-    outputs = original(inputs, *args, **kwargs)
+    # Their own forward pass raises for an id out of range, which would tell of a record.
+    tables = [one for one in layers_within(layer, include_self=False) if type(one) is keras.layers.Embedding]
+
+    def lookups() -> contextlib.AbstractContextManager[None]:
+        return calls_seen(tables, lambda table, _: lambda ids: looked_up(table, ids)[0])
+
+    with lookups():
+        outputs = original(inputs, *args, **kwargs)
     leaves = tf.nest.flatten(outputs)
     if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
         raise UnsupportedLayerError(
@@ -122,7 +130,7 @@ def by_map(
         known = len(graph.get_operations())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            with _unrolled(layer, inputs):
+            with _unrolled(layer, inputs), lookups():
                 results = again(of_record)
             _refuse_random(layer, graph, known)
         found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
