@@ -13,7 +13,8 @@ from tfp_dpvi import keras
 tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 
 
-@pytest.mark.parametrize("gradients", ["ghost", pytest.param("vectorized", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
 def test_a_sequence_model_trains(gradients):
     ids = np.random.default_rng(0).integers(0, 5, [40, 3]).astype("int32")
     encoder = keras.Sequential(

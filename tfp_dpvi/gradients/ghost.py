@@ -87,10 +87,11 @@ class LayerGradients:
         with one.watching():
             one.tape.watch(watch)
             one.result = function()
-            if any(losses_added(layer) for layer in self.layers):
+            adding = next((layer for layer in self.layers if losses_added(layer)), None)
+            if adding is not None:
                 raise UnsupportedLayerError(
-                    "A layer uses add_loss or an activity regularizer, which cannot be told apart by record in a batch. Add "
-                    "the term to the distribution or the prior, or write a DPModel with record_loss."
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be told apart "
+                    "by record in a batch.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
                 )
         refuse_writes(graph, known)
         return one
