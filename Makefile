@@ -98,6 +98,10 @@ bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy: need
 bench-vae: $(STAMP) ## A private VAE against non-private ones; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/vae.py
 
+.PHONY: bench-layers
+bench-layers: $(STAMP) ## Each kind of layer: a private step over a non-private one, beside the estimate of the warning
+	$(BIN)/python benchmarks/layers.py
+
 .PHONY: bench-calibration
 bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data sets a cell: an hour and a half; goes on where it stopped
 	$(BIN)/python benchmarks/calibration.py

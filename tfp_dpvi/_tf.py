@@ -150,6 +150,44 @@ def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
     return found
 
 
+def is_graph_of_layers(layer: Layer) -> bool:
+    """Whether a model is Sequential or functional, which calls its layers and computes nothing by itself."""
+    return isinstance(layer, keras.Sequential) or bool(getattr(layer, "_is_graph_network", False))
+
+
+def keras_mask(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the mask that Keras attached to a tensor, as after an embedding with `mask_zero`; layers read it from there."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
+    """Attaches a mask to a tensor, where Keras's layers look for it."""
+    tensor._keras_mask = mask
+
+
+@contextlib.contextmanager
+def _recurrent_loops() -> Iterator[None]:
+    """While active, LSTM and GRU run the loop that every recurrent layer can, and make no choice of a kernel.
+
+    The function that chooses between a GPU's kernel and a loop cannot be mapped: the gradient of its loop stacks tensors of
+    dtype variant, at which `tf.vectorized_map` raises TypeError. Layers hold what they found in an attribute of theirs,
+    which an attribute of their class that can be set precedes.
+    """
+    kinds = (keras.layers.LSTM, keras.layers.GRU)
+    if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A map in a map.
+        yield
+        return
+    never = property(lambda layer: False, lambda layer, value: vars(layer).update(_could_use_gpu_kernel=value))
+    try:
+        for kind in kinds:
+            kind._could_use_gpu_kernel = never
+        yield
+    finally:
+        for kind in kinds:
+            if "_could_use_gpu_kernel" in vars(kind):
+                del kind._could_use_gpu_kernel
+
+
 @contextlib.contextmanager
 def calls_seen(
     layers: Sequence[Layer], wrap: Callable[[Layer, Callable[..., Any]], Callable[..., Any]]
@@ -259,7 +297,8 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
         return found
 
     try:
-        return tf.vectorized_map(traced, elements)
+        with _recurrent_loops():
+            return tf.vectorized_map(traced, elements)
     finally:
         for operation in marked:  # Some may be of a function that others call too.
             del operation.pfor_converter
@@ -289,7 +328,9 @@ __all__ = [
     "clear_losses",
     "in_mode",
     "in_multi_worker_mode",
+    "is_graph_of_layers",
     "keras",
+    "keras_mask",
     "layers_within",
     "learning_rate_variable",
     "loss_functions",
@@ -300,6 +341,7 @@ __all__ = [
     "own_weights",
     "refuse_keras_3",
     "register_keras_serializable",
+    "set_keras_mask",
     "steps_per_execution",
     "tf",
     "tfd",

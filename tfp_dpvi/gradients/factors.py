@@ -16,7 +16,7 @@ import numpy as np
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
-_DIRECT_COST = 16.0
+DIRECT_COST = 16.0
 """Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
 
 
@@ -139,7 +139,7 @@ class Outer(Contribution):
         """
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
-        if positions == 1 or (positions is not None and positions**2 * (k + d) <= _DIRECT_COST * k * d):
+        if positions == 1 or (positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d):
             return outer
         return outer.materialize()
 
@@ -198,13 +198,16 @@ class Lookup(Contribution):
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
-        d = self.values.shape[2]
-        squares = tf.reduce_sum(tf.square(self.values), axis=2) + d * tiny(self.values.dtype)
+        values, d = self.values, self.values.shape[2]
+        squares = tf.reduce_sum(tf.square(values), axis=2) + d * tiny(values.dtype)
         if self.ids.shape[1] == 1:
             return squares[:, 0]
-        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], self.values.dtype)
-        pairs = same * tf.linalg.matmul(self.values, self.values, transpose_b=True)
-        return _sum_of_pairs(pairs, tf.reduce_sum(tf.sqrt(squares), axis=1), d)
+        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], values.dtype)
+        # The row that a token adds up to, at each of its places; and what a sum in another order may have in its place.
+        found = tf.sqrt(tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2) + d * tiny(values.dtype))
+        times, most = tf.reduce_sum(same, axis=2), tf.linalg.matvec(same, tf.sqrt(squares))
+        found += rounding_of_pairs(2.0 * times + d, values.dtype) * most
+        return tf.reduce_sum(tf.square(found) / times, axis=1)
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
@@ -301,7 +304,8 @@ def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
     `most` [n] bounds a sum's square root; `terms` is how many numbers an inner product adds up.
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
-    found = tf.reduce_sum(pairs, axis=[1, 2])
+    # The second sum in another type, so that no compiler makes one running sum of both, whose rounding is as many times larger.
+    found = tf.cast(tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype)
     # Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it.
     found = tf.where(found < 0, tf.zeros_like(found), found)
-    return found + rounding_of_pairs(terms + tf.square(positions), most.dtype) * tf.square(most)
+    return found + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)

@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, map_apart, operations_since, own_weights, tf
+from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
-from tfp_dpvi.gradients.factors import Contribution, Direct, combined, total
-from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
-from tfp_dpvi.gradients.layers import RULES, ByRecord, Found, Probed, UnsupportedLayerError
+from tfp_dpvi.gradients.factors import Contribution, combined, total
+from tfp_dpvi.gradients.isolation import refuse_writes
+from tfp_dpvi.gradients.layers import (
+    RULES,
+    ByRecord,
+    Probed,
+    UnsupportedLayerError,
+    is_batch_normalization,
+    refuse_mixing,
+)
+from tfp_dpvi.gradients.units import Cost, around, by_map, is_unit, slowdown
 
-_RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
+_TOO_LARGE = 0.05
+_FLOOR = 0.01
+"""Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
+keys, is nothing but rounding, which is small beside the others'."""
+_WHY_OFF = {
+    False: "Records influence each other; or the variable is used outside its layer: use it in that layer's call alone.",
+    True: "The bound on the norm is loose, which would clip too much: use gradients='vectorized' for this model.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +51,31 @@ class LayerGradients:
       mapped: hold every layer's per-example gradients, by `tf.vectorized_map`, and use no rule but for embeddings.
       rows_each: for each call of a layer in order, how many rows it saw for one record; None to infer it from the number
         of records, which must then be known while tracing. Set by `checked`.
+      units: layers that are mapped whole, with the layers in them: recurrent ones, and what `checked` adds.
       bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
-      notes: sentences about layers without a rule; set by `checked`.
+      slow: layers without a rule, whose gradients are computed and held record by record; set by `checked`.
+      slowdown: how many times as long as a step without privacy one takes, roughly; set by `checked`.
     """
 
     layers: Sequence[Layer]
     variables: Sequence[tf.Variable]
     mapped: bool = False
     rows_each: tuple[int, ...] | None = None
+    units: tuple[Layer, ...] = ()
     bytes_each: int = 0
-    notes: tuple[str, ...] = ()
+    slow: tuple[Layer, ...] = ()
+    slowdown: float = 1.0
+
+    @property
+    def note(self) -> str | None:
+        """A sentence about the layers that make a step slow, or None."""
+        if not self.slow:
+            return None
+        names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
+        return (
+            f"There is no rule for the gradient norms of {names}: their gradients are computed and held record by record. A step "
+            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md has the fast layers."
+        )
 
     def run(
         self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
@@ -58,16 +87,20 @@ class LayerGradients:
         with one.watching():
             one.tape.watch(watch)
             one.result = function()
-            if any(losses_added(layer) for layer in self.layers):
+            adding = next((layer for layer in self.layers if losses_added(layer)), None)
+            if adding is not None:
                 raise UnsupportedLayerError(
-                    "A layer uses add_loss or an activity regularizer, which cannot be told apart by record in a batch. Add "
-                    "the term to the distribution or the prior, or write a DPModel with record_loss."
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be told apart "
+                    "by record in a batch.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
                 )
         refuse_writes(graph, known)
         return one
 
     def checked(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
         """Tries the layers on synthetic records.
+
+        A layer whose sublayers cannot be taken apart (they run in a loop, or their variables are used out of their sight) is
+        mapped over records as one, or what holds it is.
 
         Gradients by single records are compared with TensorFlow's own; and a record in the middle is replaced by NaN and by
         huge numbers, which must leave the others' losses and gradients as they were. What mixes records, reorders rows or
@@ -83,6 +116,19 @@ class LayerGradients:
         Raises:
           UnsupportedLayerError: gradients differ, or records influence each other.
         """
+        gradients, first = self, None
+        while True:
+            try:
+                return gradients._tried(function, x)
+            except ValueError as error:
+                first = first or error
+                layer = getattr(error, "layer", None)
+                unit = None if layer is None else around(layer, self.layers, gradients.units)
+                if unit is None:
+                    raise first from (None if error is first else error)
+                gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
+
+    def _tried(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
         num_records = int(tf.nest.flatten(x)[0].shape[0])
         passes: list[Pass[tf.Tensor]] = []
 
@@ -96,19 +142,24 @@ class LayerGradients:
         if odd:
             raise UnsupportedLayerError("The loss of synthetic records between 0 and 1 is not finite.")
         tolerance = _TOLERANCE[self.variables[0].dtype.name]
-        for variable, (sums, too_small, too_large, scale) in zip(self.variables, rows, strict=True):
-            right = float(sums) < tolerance and float(too_small) < tolerance and float(too_large) < 0.05
-            if (float(scale) > 0 and not right) or not np.isfinite(float(scale)):
+        for variable, found in zip(self.variables, rows, strict=True):
+            sums, too_small, too_large, scale = map(float, found)
+            right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
+            if (scale > 0 and not right) or not np.isfinite(scale):
                 raise UnsupportedLayerError(
-                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say "
-                    "(tried on synthetic records): records influence each other, or the variable is used outside its layer."
+                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say: of "
+                    f"synthetic records their sum is off by {sums:.2g} of its size, the largest squared norm is too small by "
+                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} of it (allowed: {tolerance:g}, "
+                    f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
+                    next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
                 )
         one = passes[0]
         learned = dataclasses.replace(
             self,
             rows_each=tuple(one.rows_each),
-            bytes_each=one.num_bytes // num_records,
-            notes=tuple(dict.fromkeys(one.notes)),
+            bytes_each=one.num_bytes // num_records + sum(call.cost.held for call in one.calls),
+            slowdown=slowdown([call.cost for call in one.calls], one.rows_each),
+            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.cost.held)),
         )
         _check_independence(learned, function, x, tolerance)
         return learned
@@ -117,8 +168,8 @@ class LayerGradients:
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
     """Compares norms and a weighted sum with those of TensorFlow's gradients by single records.
 
-    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative; and the
-    largest entry.
+    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative to the
+    variable's largest, or to a small part of the largest of all; and the largest entry.
     """
     variables, losses = one.gradients.variables, one.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
@@ -127,19 +178,21 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
         one.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
         for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
     ]
+    values = [
+        tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each]) for number in range(len(variables))
+    ]
+    squares = [tf.reduce_sum(tf.reshape(tf.square(part), [num_records, -1]), axis=1) for part in values]
+    largest = tf.reduce_max([tf.reduce_max(tf.abs(part)) for part in values])
+    longest = tf.reduce_max(tf.add_n(squares))
     rows = []
-    for number, part in enumerate(by_layers):
-        values = tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
-        squares = tf.reduce_sum(tf.reshape(tf.square(values), [num_records, -1]), axis=1)
-        wanted = tf.tensordot(weights, values, axes=1)
-        if part is None:
-            mine, squared = tf.zeros_like(wanted), tf.zeros_like(squares)
-        else:
-            mine, squared = part.weighted_sum(weights), part.squared_norms()
-        scale = tf.reduce_max(tf.abs(values))
-        too_small = tf.reduce_max(squares - squared) / tf.reduce_max(squares)
-        too_large = tf.reduce_max(squared - squares) / tf.reduce_max(squares)
-        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / scale, too_small, too_large, scale])
+    for part, value, square in zip(by_layers, values, squares, strict=True):
+        wanted = tf.tensordot(weights, value, axes=1)
+        mine = tf.zeros_like(wanted) if part is None else part.weighted_sum(weights)
+        squared = tf.zeros_like(square) if part is None else part.squared_norms()
+        scale = tf.reduce_max(tf.abs(value))
+        size, norm = tf.maximum(scale, _FLOOR * largest), tf.maximum(tf.reduce_max(square), _FLOOR * longest)
+        too_small, too_large = tf.reduce_max(square - squared) / norm, tf.reduce_max(squared - square) / norm
+        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / size, too_small, too_large, scale])
     return rows
 
 
@@ -183,11 +236,18 @@ def _check_independence(
         for before, now in zip(base, replaced(value), strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
                 raise UnsupportedLayerError(
-                    f"Losses or gradients of synthetic records change when another record of their batch becomes {value:g}: "
-                    "a layer lets records influence each other, for instance by an operation over axis 0 or over the whole "
-                    "batch. One record would move all gradients, and no clip would bound its influence. Work along the other "
-                    "axes."
+                    f"Losses or gradients of synthetic records change ({_change(before, now)}) when another record of their batch "
+                    f"becomes {value:g}: a layer lets records influence each other, for instance by an operation over axis 0 or "
+                    "over the whole batch.\nOne record would move all gradients, and no clip would bound its influence. Work "
+                    "along the other axes."
                 )
+
+
+def _change(before: np.ndarray, now: np.ndarray) -> str:
+    """Says how far values moved, relative to the largest."""
+    if not np.isfinite(now).all():
+        return "they become NaN or Inf"
+    return f"by {np.abs(now - before).max() / np.abs(before).max():.2g} of the largest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +255,7 @@ class _Call:
     layer: Layer
     probed: Probed
     rows: int | None
+    cost: Cost
 
 
 class Pass(Generic[_Result]):
@@ -204,7 +265,6 @@ class Pass(Generic[_Result]):
       gradients: which layers and variables.
       result: what the function returned.
       tape: the persistent `tf.GradientTape` of the pass, which watches no variable by itself.
-      notes: sentences about layers that no rule knows.
     """
 
     result: _Result
@@ -212,106 +272,73 @@ class Pass(Generic[_Result]):
     def __init__(self, gradients: LayerGradients, num_records: int | None) -> None:
         self.gradients = gradients
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        self.notes: list[str] = []
         self._num_records = num_records
-        self._calls: list[_Call] = []
-        self._paused = False
+        self.calls: list[_Call] = []
+        self._inside = False  # Of a unit.
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While active, calls of the layers are recorded."""
-        layers = [layer for layer in self.gradients.layers if own_weights(layer)]
+        layers = [layer for layer in self.gradients.layers if self._weights(layer) or is_batch_normalization(layer)]
         with self.tape, calls_seen(layers, self._watched):
             yield
+
+    def _weights(self, layer: Layer) -> list[tf.Variable]:
+        """Returns the variables whose gradients a call of this layer accounts for."""
+        return layer.trainable_weights if self._is_unit(layer) else own_weights(layer)
+
+    def _is_unit(self, layer: Layer) -> bool:
+        return is_unit(layer) or any(one is layer for one in self.gradients.units)
 
     def _watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
             # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
-            if self._paused or tf.compat.v1.get_default_graph() is not self._graph:
+            if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
+                return original(inputs, *args, **kwargs)
+            refuse_mixing(layer, kwargs.get("training"))
+            if not self._weights(layer):
                 return original(inputs, *args, **kwargs)
             # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
             rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
+            ruled = probed is not None
             if probed is None:
-                probed = self._by_map(layer, original, inputs, args, kwargs)
-                if rule is None and not mapped:
-                    self.notes.append(
-                        f"{layer.name} ({type(layer).__name__}): no rule for its gradient norms, so its per-record "
-                        "gradients are held in memory."
-                    )
+                self._inside = self._is_unit(layer)
+                try:
+                    probed = by_map(layer, self._weights(layer), original, inputs, args, kwargs)
+                finally:
+                    self._inside = False
             self.tape.watch(probed.probes)
-            self._calls.append(_Call(layer, probed, probed.probes[0].shape[0]))
+            cost = Cost.of(layer, self._weights(layer), [inputs, *probed.probes], slow=not ruled and not mapped)
+            self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], cost))
             return probed.finish()
 
         return call
-
-    def _by_map(
-        self,
-        layer: Layer,
-        original: Callable[..., Structure],
-        inputs: Structure,
-        args: tuple[Structure, ...],
-        kwargs: dict[str, Structure],
-    ) -> Probed:
-        """Any layer: its own variables' gradients by one record, mapped over the records."""
-        outputs = original(inputs, *args, **kwargs)
-        variables = own_weights(layer)
-        given = (inputs, args, kwargs)
-        tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
-
-        def again(leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            left = iter(leaves)
-            filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
-            one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
-            return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
-
-        def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
-            leaves, by_outputs = values
-            graph = tf.compat.v1.get_default_graph()
-            known = len(graph.get_operations())
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                results = again(leaves)
-                _refuse_random(layer, graph, known)
-            found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
-            refuse_varying_shapes(graph, known)
-            return found
-
-        def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-            self._paused = True
-            try:
-                rows = [by_record.split(part) for part in tensors], [by_record.split(part) for part in gradients]
-                each = map_apart(one, rows)
-            finally:
-                self._paused = False
-            pairs = zip(variables, each, strict=True)
-            return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
-
-        return Probed(tf.nest.flatten(outputs), lambda: outputs, contributions)
 
     @property
     def rows_each(self) -> list[int]:
         """For each call, how many rows the layer saw for one record."""
         known = self.gradients.rows_each
         if known is not None:
-            if len(known) != len(self._calls):
+            if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self._calls)} times and {len(known)} times when the model was checked: a "
+                    f"The layers were called {len(self.calls)} times and {len(known)} times when the model was checked: a "
                     "pass must call the same layers each time."
                 )
             return list(known)
         num = self._num_records
         found = []
-        for call in self._calls:
+        for call in self.calls:
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
                     f"{call.layer.name} saw {call.rows} rows for {num} records: the first dimension of what layers see "
-                    "must run over records, with equally many rows for each."
+                    "must run over records, with equally many rows for each.",
+                    call.layer,
                 )
             found.append(call.rows // num)
         return found
@@ -323,7 +350,7 @@ class Pass(Generic[_Result]):
 
     @property
     def _probes(self) -> list[tf.Tensor]:
-        return [probe for call in self._calls for probe in call.probed.probes]
+        return [probe for call in self.calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
         """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`."""
@@ -331,7 +358,7 @@ class Pass(Generic[_Result]):
             self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
         )
         parts: dict[tf.Variable, list[Contribution]] = {variable.ref(): [] for variable in self.gradients.variables}
-        for call, rows in zip(self._calls, self.rows_each, strict=True):
+        for call, rows in zip(self.calls, self.rows_each, strict=True):
             own = [next(at_probes) for _ in call.probed.probes]
             for variable, part in call.probed.contributions(own, ByRecord(rows)):
                 parts.setdefault(variable.ref(), []).append(part)
@@ -374,12 +401,3 @@ class Pass(Generic[_Result]):
         sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         return ClippedSum(tensors, clip), examples
-
-
-def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
-    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
-    if drawn is not None:
-        raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "
-            "gradients would come from other draws than the loss (contract C5). Draw in a layer of its own."
-        )

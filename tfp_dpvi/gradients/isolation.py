@@ -50,7 +50,8 @@ def refuse_writes(graph: tf.Graph, num_known: int) -> None:
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
                 f"The loss of a record writes to a variable or elsewhere ({op.name}): that is neither clipped nor noisy. Use "
-                "GroupNormalization for batch normalisation, or freeze it (trainable=False); keep metrics and printing out of the loss."
+                "GroupNormalization for batch normalisation, or freeze it (trainable=False); make recurrent layers stateful=False, and "
+                "keep metrics, tables, summaries and printing out of the loss."
             )
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
 
 from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
@@ -18,7 +21,15 @@ Found = list[tuple[tf.Variable, Contribution]]
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do."""
+    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do.
+
+    Attributes:
+      layer: the one that another way may be found for, or None.
+    """
+
+    def __init__(self, message: str, layer: Layer | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +76,7 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 
 
 @contextlib.contextmanager
-def _without(layer: Layer, **attributes: object) -> Iterator[None]:
+def without(layer: Layer, **attributes: object) -> Iterator[None]:
     """While active, a layer has other attributes, past Keras's tracking of them: its own forward pass less its last part."""
     before = {name: getattr(layer, name) for name in attributes}
     try:
@@ -82,13 +93,14 @@ def _with_kernel(
     call: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
     of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
+    name: str = "kernel",
 ) -> Probed:
-    """A layer that computes `activation(linear(inputs, kernel) + bias)`."""
-    with _without(layer, activation=keras.activations.linear):
+    """A layer that computes `activation(linear(inputs, kernel) + bias)`, its kernel in the attribute `name`."""
+    with without(layer, activation=keras.activations.linear):
         outputs = call(inputs)
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-        found: Found = [(layer.kernel, of_kernel(gradients[0], by_record))]
+        found: Found = [(getattr(layer, name), of_kernel(gradients[0], by_record))]
         if layer.use_bias:
             values = by_record(gradients[0])
             # Without positions to sum over a reshape does: no pass over memory.
@@ -121,9 +133,11 @@ def _patches(
 
 
 def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """Conv1D and Conv2D."""
+    """Conv1D, Conv2D and Conv3D."""
     rank = layer.rank
     if layer.data_format != "channels_last" or layer.groups != 1 or inputs.shape.rank != rank + 2:
+        return None
+    if rank == 3 and tuple(layer.dilation_rate) != (1, 1, 1):
         return None
     inputs = tf.cast(inputs, layer.kernel.dtype)
     shape, sizes, strides, rates = map(
@@ -137,13 +151,62 @@ def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
         padding = "VALID" if layer.padding == "causal" else layer.padding.upper()
         if rank == 2 and strides == rates == (1, 1) and shape[3] < shape[2]:
             return _by_patches_of_gradients(shape, images, gradient, padding, by_record)
-        if rank == 1:
+        if rank == 3:
+            patches = tf.extract_volume_patches(images, [1, *sizes, 1], [1, *strides, 1], padding)
+        elif rank == 1:
             patches = _patches(images[:, None], (1, *sizes), (1, *strides), (1, *rates), padding)
         else:
             patches = _patches(images, sizes, strides, rates, padding)
         return Outer.of_cheaper_form(shape, by_record(patches), by_record(gradient))
 
     return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """DepthwiseConv2D: a small kernel for each channel, whose gradients are held."""
+    if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
+        return None
+    shape = tuple(layer.depthwise_kernel.shape)  # [kh, kw, C, multiplier]
+    sizes, strides, rates = layer.kernel_size, layer.strides, layer.dilation_rate
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        patches = by_record(_patches(tf.cast(inputs, gradient.dtype), sizes, strides, rates, layer.padding.upper()))
+        positions, window = patches.shape[1], shape[0] * shape[1]
+        left = tf.transpose(tf.reshape(patches, [-1, positions, window, shape[2]]), [0, 3, 2, 1])  # [n, C, window, T]
+        right = tf.transpose(tf.reshape(by_record(gradient), [-1, positions, shape[2], shape[3]]), [0, 2, 1, 3])
+        values = tf.transpose(tf.linalg.matmul(left, right), [0, 2, 1, 3])
+        return Direct(shape, tf.reshape(values, [-1, *shape]))
+
+    return _with_kernel(layer, call, inputs, of_kernel, "depthwise_kernel")
+
+
+def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """EinsumDense where it is a dense layer over places, "abc,cde->abde": the projections of attention."""
+    equation = re.fullmatch(r"(\w+),(\w+)->(\w+)", layer.equation.replace(" ", ""))
+    if equation is None or inputs.shape.rank is None or None in inputs.shape.as_list()[1:]:
+        return None
+    given, kernel, out = equation.groups()
+    summed, made = ("".join(one for one in kernel if (one in given) == yes) for yes in (True, False))
+    places = given[: len(given) - len(summed)]
+    if not (places and kernel == summed + made and given == places + summed and out == places + made):
+        return None
+    shape = tuple(layer.kernel.shape)
+    if layer.bias is not None and tuple(layer.bias.shape) != shape[len(summed) :]:
+        return None
+    with without(layer, activation=keras.activations.linear):
+        outputs = call(inputs)
+    positions = int(np.prod(inputs.shape[1 : len(places)]))
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        left = tf.cast(tf.reshape(inputs, [-1, positions, int(np.prod(shape[: len(summed)]))]), layer.kernel.dtype)
+        right = tf.reshape(gradients[0], [-1, positions, int(np.prod(shape[len(summed) :]))])
+        found: Found = [(layer.kernel, Outer.of_cheaper_form(shape, by_record(left), by_record(right)))]
+        if layer.bias is not None:
+            values = tf.reduce_sum(by_record(right), axis=1)
+            found.append((layer.bias, Direct(tuple(layer.bias.shape), tf.reshape(values, [-1, *layer.bias.shape]))))
+        return found
+
+    return Probed([outputs], lambda: layer.activation(outputs), contributions)
 
 
 def _by_patches_of_gradients(
@@ -177,15 +240,22 @@ def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs
     return _with_kernel(layer, call, inputs, of_kernel)
 
 
-def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an embedding's output, and the ids.
+
+    An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+    """
     ids = tf.cast(inputs, tf.int32)
-    if ids.shape.rank is None or ids.shape.rank < 1:
-        return None
-    # An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
     known = (ids >= 0) & (ids < layer.embeddings.shape[0])
     ids = tf.where(known, ids, tf.zeros_like(ids))
     outputs = tf.nn.embedding_lookup(layer.embeddings, ids)
-    outputs = tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype))
+    return tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype)), ids
+
+
+def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if inputs.shape.rank is None or inputs.shape.rank < 1:
+        return None
+    outputs, ids = looked_up(layer, inputs)
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
         values = by_record(gradients[0])
@@ -203,7 +273,7 @@ def _normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tens
     axes = [axis % rank for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])]
     if 0 in axes or sorted(axes) != axes:
         return None
-    with _without(layer, scale=False, center=False, gamma=None, beta=None):
+    with without(layer, scale=False, center=False, gamma=None, beta=None):
         normalized = outputs = call(inputs)
     shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
     if layer.scale:
@@ -229,6 +299,9 @@ RULES: dict[type, Rule] = {
     keras.layers.Dense: _dense,
     keras.layers.Conv1D: _convolution,
     keras.layers.Conv2D: _convolution,
+    keras.layers.Conv3D: _convolution,
+    keras.layers.DepthwiseConv2D: _depthwise,
+    keras.layers.EinsumDense: _einsum_dense,
     keras.layers.Conv2DTranspose: _transposed_convolution,
     keras.layers.Embedding: _embedding,
     keras.layers.LayerNormalization: _normalization,
@@ -284,17 +357,27 @@ def _reached_by(function: Callable[..., object]) -> list[object]:
     return held
 
 
-def refuse_mixing(layers: Sequence[Layer]) -> None:
-    """Raises for layers that let records influence each other (contract C3).
+def refuse_mixing(layer: Layer, training: object) -> None:
+    """Raises for a call in which a layer lets records influence each other (contract C3).
+
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments, and mixes nothing.
+
+    Args:
+      layer: any layer.
+      training: the argument of its call.
 
     Raises:
-      ValueError: with the alternative.
+      UnsupportedLayerError: with the alternatives.
     """
-    for layer in layers:
-        names = {cls.__name__ for cls in type(layer).__mro__}
-        if names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"}:
-            raise ValueError(
-                f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one "
-                "record moves all gradients and no clip bounds its influence. Use dpvi.keras.layers.GroupNormalization or "
-                "LayerNormalization."
-            )
+    if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
+        raise UnsupportedLayerError(
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one record "
+            "moves all gradients and no clip bounds its influence.\nFreeze it (layer.trainable = False), call it with "
+            "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
+        )
+
+
+def is_batch_normalization(layer: Layer) -> bool:
+    """Whether a layer is a batch normalisation of Keras or of a subclass."""
+    names = {cls.__name__ for cls in type(layer).__mro__}
+    return bool(names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,6 @@ from tfp_dpvi.gradients import (
     StepSpec,
     UnsupportedLayerError,
     layers_of,
-    refuse_mixing,
 )
 from tfp_dpvi.models import arguments
 from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
@@ -120,7 +120,6 @@ class DPVAE(Autoencoder):
         check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
         super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
         layers = list({id(layer): layer for layer in [*layers_of(encoder), *layers_of(decoder)]}.values())
-        refuse_mixing(layers)
         self._parts_of_model = Parts(encoder, decoder, prior, batch_regularizer, given, layers)
         # Tracked by Keras, so that weights are saved, whatever the two callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
@@ -273,7 +272,9 @@ class DPVAE(Autoencoder):
         def synthetic(part: np.ndarray) -> tf.Tensor:
             if np.dtype(part.dtype).kind == "f":
                 return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
-            return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
+            # Two categories, which all that tells records apart by category has.
+            integers = np.dtype(part.dtype).kind in "iu"
+            return tf.constant(rng.integers(0, 1 + integers, size=[TRIED, *part.shape[1:]]).astype(part.dtype))
 
         x = tf.nest.map_structure(synthetic, records.x)
         shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(x))
@@ -288,8 +289,8 @@ class DPVAE(Autoencoder):
             checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
-        for note in checked.notes:
-            LOG.info("%s", note)
+        if checked.note:
+            LOG.log(logging.WARNING if checked.slowdown >= 1.5 else logging.INFO, "%s", checked.note)
         parts.tried.append((identity, checked))
 
     def _check_reach(self) -> None:

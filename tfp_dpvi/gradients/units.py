@@ -1,0 +1,163 @@
+"""Layers that are mapped over records as they are, one of which may hold others: recurrent ones, and what no rule knows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+from tfp_dpvi._tf import (
+    Layer,
+    Structure,
+    calls_seen,
+    is_graph_of_layers,
+    keras,
+    keras_mask,
+    layers_within,
+    map_apart,
+    operations_since,
+    set_keras_mask,
+    tf,
+)
+from tfp_dpvi.gradients.factors import DIRECT_COST, Direct
+from tfp_dpvi.gradients.isolation import refuse_varying_shapes
+from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, looked_up, without
+
+_RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
+
+_UNROLLED = 64  # Steps.
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one call of a layer costs for one of its rows, roughly.
+
+    Attributes:
+      work: multiply-adds of a forward pass.
+      held: bytes of a record's gradient that is held; 0 where a rule does without.
+      copied: how many entries of gradients are written and read.
+    """
+
+    work: float
+    held: int
+    copied: float
+
+    @classmethod
+    def of(cls, layer: Layer, variables: Sequence[tf.Variable], tensors: Structure, *, slow: bool) -> Cost:
+        """Each variable is taken to be used once at each place: a position of a sequence, a pixel, a step of a loop."""
+        places = max(
+            [(tensor.shape[1:-1].num_elements() or 1) for tensor in tf.nest.flatten(tensors) if tf.is_tensor(tensor)],
+            default=1,
+        )
+        # Of a table one row is used.
+        used = [v.shape[-1] if isinstance(layer, keras.layers.Embedding) else v.shape.num_elements() for v in variables]
+        held = sum(v.shape.num_elements() * v.dtype.size for v in variables) if slow else 0
+        copies = (places if is_unit(layer) else 1) if slow else 0
+        return cls(float(places * sum(used)), held, float(copies * sum(used)))
+
+
+def slowdown(costs: Sequence[Cost], rows_each: Sequence[int]) -> float:
+    """How many times as long as without privacy a step takes, roughly: one pass forward takes a third of that.
+
+    A mapped layer runs forward and backward once more, and writes and reads gradients of records.
+    """
+    plain = sum(3.0 * cost.work * rows for cost, rows in zip(costs, rows_each, strict=True))
+    again = sum(
+        3.0 * cost.work * rows + DIRECT_COST * cost.copied
+        for cost, rows in zip(costs, rows_each, strict=True)
+        if cost.held
+    )
+    return 1.0 + again / plain if plain else 1.0
+
+
+def is_unit(layer: Layer) -> bool:
+    """Whether a layer never calls its sublayers where they can be watched: recurrent ones run them in a loop of their own."""
+    return isinstance(layer, keras.layers.RNN)
+
+
+def around(layer: Layer, layers: Sequence[Layer], units: Sequence[Layer]) -> Layer | None:
+    """Returns the smallest layer that holds this one and is no unit yet, or None; not a model that only calls its layers."""
+    known = {id(unit) for unit in units}
+    holding = []
+    for other in layers:
+        inner = layers_within(other, include_self=False)
+        if id(other) not in known and not is_graph_of_layers(other) and any(one is layer for one in inner):
+            holding.append((len(inner), other))
+    return min(holding, key=lambda pair: pair[0])[1] if holding else None
+
+
+def by_map(
+    layer: Layer,
+    variables: Sequence[tf.Variable],
+    original: Callable[..., Structure],
+    inputs: Structure,
+    args: tuple[Structure, ...],
+    kwargs: dict[str, Structure],
+) -> Probed:
+    """Any layer: the gradients of `variables` by one record, from a second forward pass that is mapped over the records."""
+    # Their own forward pass raises for an id out of range, which would tell of a record.
+    tables = [one for one in layers_within(layer, include_self=False) if type(one) is keras.layers.Embedding]
+
+    def lookups() -> contextlib.AbstractContextManager[None]:
+        return calls_seen(tables, lambda table, _: lambda ids: looked_up(table, ids)[0])
+
+    with lookups():
+        outputs = original(inputs, *args, **kwargs)
+    leaves = tf.nest.flatten(outputs)
+    if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+        raise UnsupportedLayerError(
+            f"{layer.name} ({type(layer).__name__}) returns {type(leaves[0]).__name__} where its gradients need tensors. Return "
+            "tensors, and make a distribution of them in a layer of its own."
+        )
+    given = (inputs, args, kwargs)
+    tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
+    masks = [keras_mask(tensor) for tensor in tensors]
+
+    def again(of_record: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        left = iter(of_record)
+        filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
+        one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
+        return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
+
+    def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
+        of_record, their_masks, by_outputs = values
+        left = iter(their_masks)
+        for part, mask in zip(of_record, masks, strict=True):
+            if mask is not None:
+                set_keras_mask(part, next(left))
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            with _unrolled(layer, inputs), lookups():
+                results = again(of_record)
+            _refuse_random(layer, graph, known)
+        found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
+        refuse_varying_shapes(graph, known)
+        return [tf.convert_to_tensor(part) for part in found]
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        given_masks = [mask for mask in masks if mask is not None]
+        rows = tuple([by_record.split(part) for part in parts] for parts in (tensors, given_masks, gradients))
+        each = map_apart(one, rows)
+        pairs = zip(variables, each, strict=True)
+        return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
+
+    return Probed(leaves, lambda: outputs, contributions)
+
+
+def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextManager[None]:
+    """While active, a recurrent layer over few steps has no loop: mapped, it is traced and runs in a third of the time."""
+    steps = inputs.shape[1] if is_unit(layer) and isinstance(inputs, tf.Tensor) and not layer.time_major else None
+    return contextlib.nullcontext() if steps is None or steps > _UNROLLED else without(layer, unroll=True)
+
+
+def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
+    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
+    if drawn is not None:
+        raise UnsupportedLayerError(
+            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "
+            "gradients would come from other draws than the loss (contract C5). Draw in a layer of its own, such as Dropout "
+            "before it (a recurrent layer's dropout=0 and recurrent_dropout=0)."
+        )
