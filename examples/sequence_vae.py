@@ -31,7 +31,10 @@ LATENT = 8
 def docstrings(limit: int | None = None) -> list[str]:
     """Returns the first lines of docstrings in the standard library that runs this."""
     found: list[str] = []
-    for path in sorted(pathlib.Path(ast.__file__).parent.glob("*.py")):
+    folder = pathlib.Path(ast.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        if {"site-packages", "dist-packages", "test", "tests", "__pycache__"} & set(path.relative_to(folder).parts):
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of old escapes in what is parsed.
             tree = ast.parse(path.read_bytes())

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow_probability as tfp
 from support.logs import no_fallback
-from support.vaes import D, diagonal, fitted, make
+from support.vaes import D, diagonal, fitted, make, optimizer
 
-from tfp_dpvi import keras
+import tfp_dpvi as dpvi
+from tfp_dpvi._tf import keras, tf
 
 tfd, tfpl, layers = tfp.distributions, tfp.layers, keras.layers
 
@@ -45,3 +46,31 @@ def test_a_frozen_network_of_keras_applications_is_an_encoder():
     assert len(model.trainable_variables) == 4
     for one, value in zip(body.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, value)
+
+
+class Recurrent(dpvi.DPModel):
+    """Predicts each record's sum from its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = layers.LSTM(2), layers.Dense(1)
+
+    def build(self, shape=None):
+        self.out(self.lstm(tf.zeros([1, 4, 2])))
+        self.built = True
+
+    def record_loss(self, x):
+        return tf.reduce_sum((self.out(self.lstm(x[None])) - tf.reduce_sum(x)) ** 2)
+
+
+@pytest.mark.slow
+def test_a_recurrent_layer_in_a_model_of_record_losses(caplog):
+    model = Recurrent()
+    model.build()
+    model.compile(optimizer(), delta=1e-5)
+    x = np.random.default_rng(0).normal(size=[40, 4, 2]).astype("float32")
+    with no_fallback():
+        model.fit(x, batch_size=10, epochs=1, verbose=0)
+    assert len(caplog.records) < 3
+    assert model.privacy_ledger.num_releases == 4
+    assert len(model.trainable_variables) == 5

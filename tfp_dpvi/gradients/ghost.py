@@ -36,7 +36,7 @@ _FLOOR = 0.01
 """Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
 keys, is nothing but rounding, which is small beside the others'."""
 _WHY_OFF = {
-    False: "Records influence each other; or the variable is used outside its layer: use it in that layer's call alone.",
+    False: "Either records influence each other, or the variable is used outside its layer: use it in that layer's call alone.",
     True: "The bound on the norm is loose, which would clip too much: use gradients='vectorized' for this model.",
 }
 

@@ -139,8 +139,10 @@ def by_map(
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
         given_masks = [mask for mask in masks if mask is not None]
-        rows = tuple([by_record.split(part) for part in parts] for parts in (tensors, given_masks, gradients))
-        each = map_apart(one, rows)
+        records, their_masks, by_outputs = (
+            [by_record.split(part) for part in parts] for parts in (tensors, given_masks, gradients)
+        )
+        each = map_apart(one, (records, their_masks, by_outputs))
         pairs = zip(variables, each, strict=True)
         return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
 
