@@ -139,6 +139,31 @@ class TestKeras:
         assert seen == [layer.name]
         assert "call" not in vars(layer)
 
+    def test_no_public_word_in_a_saved_model(self, tmp_path):
+        """`ExportedModel`: TensorFlow's `save` asks none of the methods by which a Keras model is written."""
+
+        class Own(_tf.Model):
+            def call(self, x):
+                return x
+
+            def save(self, *args, **kwargs):
+                raise KeyError
+
+            export = get_config = get_compile_config = save
+
+        model = Own()
+        model(tf.ones([1, 2]))
+        tf.saved_model.save(model, str(tmp_path / "model"))
+
+        class Exported(_tf.ExportedModel):
+            def call(self, x):
+                return x
+
+        model = Exported()
+        model(tf.ones([1, 2]))
+        with pytest.raises(ValueError, match=r"model\.export\(path\)"):
+            tf.saved_model.save(model, str(tmp_path / "other"))
+
     def test_no_public_order_of_layers(self):
         """`layers_within`: `submodules` has layers that Keras does not track, such as those in an untracked attribute."""
         model = a_model()

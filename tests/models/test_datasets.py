@@ -176,8 +176,9 @@ def test_what_the_message_recommends_works_under_the_settings_in_force(relation,
     for way in ["sampling=" + recipe.split(", sampling=")[1], *others]:
         settings = eval(f"dict({declared}, {way})", {"N": 200, "T": 4, "q": 0.25})
         model.fit(endless(), verbose=0, **settings)
-    arrays = {"sampling": "fixed_size"} if "fixed_size" in message else {}
-    make_model(relation=relation, accountant=accountant).fit(X, Y, batch_size=50, verbose=0, **arrays)
+    arrays = message.split("arrays")[1].split(", from")[0].replace(" and ", "")
+    arrays = {"batch_size": 50, **eval(f"dict({arrays})", {"N": 200})}
+    make_model(relation=relation, accountant=accountant).fit(X, Y, verbose=0, **arrays)
     if "needs compile(" in message:
         relation = eval("dict(" + message.split("needs compile(")[1].split(")")[0] + ")")["neighboring_relation"]
         make_model(relation=relation, accountant=accountant).fit(endless(), verbose=0, **ONCE)

@@ -83,11 +83,16 @@ class Linear(dpvi.DPModel):
 def test_without_y_a_reconstruction_is_compared_with_x():
     model = Linear(3)
     model.compile(sgd(3.0), delta=1e-5, jit_compile=False, validation_metrics=["mae"])
-    for data, weight in (((X,), None), ((X, None), None), ((X, None, WEIGHT), WEIGHT)):
+    weighted = tf.data.Dataset.from_tensor_slices((X, WEIGHT)).batch(64).map(lambda x, weight: (x, None, weight))
+    for data, weight in (((X,), None), ((X, None), None), (weighted, WEIGHT)):
         history = model.fit(X, validation_data=data, **PUBLIC).history
         error = np.abs(model.predict(X, verbose=0) - X).mean(axis=1)
         by_hand = np.average(error, weights=weight)
         assert history["val_mean_absolute_error"][-1] == pytest.approx(by_hand, rel=1e-5)
+    spent = model.num_releases
+    with pytest.raises(ValueError, match="sample_weight was given without y"):
+        model.fit(X, validation_data=(X, None, WEIGHT), **PUBLIC)
+    assert model.num_releases == spent
 
 
 def test_metrics_that_compare_nothing_are_refused_before_they_cost():

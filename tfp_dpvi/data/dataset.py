@@ -13,6 +13,8 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data.records import Records
 from tfp_dpvi.privacy import (
     EachRecordOncePerEpoch,
+    FixedSizeSampling,
+    FullBatch,
     PoissonSampling,
     PrivacyPlan,
     SamplingScheme,
@@ -35,7 +37,12 @@ def _recipes(relation: NeighboringRelation, accountant: str) -> str:
 
     given = {_ONCE: (EachRecordOncePerEpoch(1), ""), _POISSON: (PoissonSampling(0.5), ", sampling_probability=q")}
     ways = [f'sampling="{name}"{more}' for name, (scheme, more) in given.items() if priced(scheme)]
-    arrays = "" if priced(PoissonSampling(0.5)) else ' and sampling="fixed_size"'
+    drawn = {
+        "": PoissonSampling(0.5),
+        ' and sampling="fixed_size"': FixedSizeSampling(2, 1),
+        " and batch_size=N": FullBatch(),
+    }
+    arrays = next(way for way, scheme in drawn.items() if priced(scheme))
     other = (
         "" if priced(EachRecordOncePerEpoch(1)) else (f' "{_ONCE}" needs compile(neighboring_relation="replace_one").')
     )

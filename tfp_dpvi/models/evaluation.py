@@ -91,6 +91,12 @@ class EvaluatedModel(saving.SavedModel):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
+        y = args[1] if args[1:] else kwargs.get("y")
+        if y is None and kwargs.get("sample_weight") is not None:
+            raise ValueError(
+                "sample_weight was given without y, and Keras drops it then: leave it out, or give a tf.data.Dataset of batches "
+                "(x, None, sample_weight)."
+            )
         with self._one_step_an_execution():
             return super().evaluate(*args, **kwargs)
 
