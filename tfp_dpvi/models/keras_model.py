@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
@@ -33,7 +34,6 @@ from tfp_dpvi.gradients import (
     StepSpec,
     UnsupportedLayerError,
     layers_of,
-    refuse_mixing,
 )
 from tfp_dpvi.models import base
 from tfp_dpvi.models.autoencoder import TRIED
@@ -258,7 +258,6 @@ class DPKerasModel(base.DistributionModel):
         if self.gradients == "vectorized":
             return None
         layers = layers_of(self.network)
-        refuse_mixing([layer for layer in layers if layer.trainable])  # Frozen, it is a fixed map.
         gradients = LayerGradients(layers, self.trainable_variables)
         try:
             checked = gradients.checked(lambda xy: in_mode(lambda: self._example_losses(*xy), training=True), made)
@@ -271,8 +270,8 @@ class DPKerasModel(base.DistributionModel):
             return None
         finally:
             clear_losses(self)
-        for note in checked.notes:
-            LOG.info("%s", note)
+        if checked.note:
+            LOG.log(logging.WARNING if checked.slowdown >= 1.5 else logging.INFO, "%s", checked.note)
         return checked
 
 
