@@ -227,7 +227,7 @@ def test_dates_in_frames():
     frame = pandas.DataFrame(
         {
             "day": pandas.to_datetime(["2024-05-01", None, "2024-12-31"]),
-            "hour": pandas.to_datetime(["2024-01-01 05:00", "2024-01-01", "2024-01-02"]),
+            "hour": pandas.to_datetime(["2024-01-01 05:00", "2024-01-01 00:00", "2024-01-02 00:00"]),
         }
     )
     layout = Layout.from_config(Layout.of(frame, table).to_config())

@@ -36,6 +36,7 @@ from tfp_dpvi.synthetic import (
 _METHODS = ("pairs", "gradients")
 _SHARE = 0.1  # Of the budget, for the histograms that choose levels.
 _COMPONENTS = {"pairs": 64, "gradients": 24}
+_CONCENTRATIONS = {"pairs": 0.5, "gradients": 1.0}
 _STEPS = {"pairs": 2000, "gradients": 200}
 _OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
 _NEARLY = 0.99  # Of a budget that counts as spent.
@@ -63,7 +64,7 @@ class Synthesizer:
         start out dealt over its levels. None for none.
       method: "pairs"; or "gradients", private steps on the records themselves, for tables of so many columns that their pairs
         drown in noise.
-      concentration: of the Dirichlet priors.
+      concentration: of the Dirichlet priors, by default 0.5, or 1 with gradients.
       seed: makes start, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
@@ -84,13 +85,14 @@ class Synthesizer:
         *,
         target: str | None = None,
         method: str = "pairs",
-        concentration: float = 1.0,
+        concentration: float | None = None,
         seed: int | None = None,
     ) -> None:
         if not isinstance(table, Table):
             raise TypeError(f"table must be a dpvi.synthetic.Table, got {table!r}.")
         check.one_of("method", method, _METHODS)
         num = check.count("num_components", _COMPONENTS[method] if num_components is None else num_components, 1)
+        concentration = _CONCENTRATIONS[method] if concentration is None else concentration
         self.table, self.target = table, target
         # With as many levels as after a fit, where no record chose them.
         nobody = {name: np.zeros(0, np.int32) for name in table.open}

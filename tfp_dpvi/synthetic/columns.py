@@ -285,7 +285,7 @@ class Categorical(Column):
     """
 
     categories: Sequence[Hashable]
-    max_levels: int = 64
+    max_levels: int = 16
     kinds: ClassVar[str] = "biufUS"
 
     def __post_init__(self) -> None:
