@@ -142,7 +142,8 @@ class Synthesizer:
             `ema_momentum=0.97` (the average of iterates loses most of the noise).
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError: nothing was spent.
+          ValueError, TypeError, BudgetExhaustedError: nothing was spent. (Where a budget of the ledger's own stops after the
+            histograms, these are spent.)
         """
         model = self.model
         steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
