@@ -239,7 +239,7 @@ def make_gains(num=4000, seed=0):
     return {"gain": gain, "rich": kind > 0}
 
 
-def test_zeros_and_heaps_survive_the_defaults():
+def test_zeros_and_heaps_survive_the_defaults(tmp_path):
     """The noise of the histogram is 15 records of 4,000, of pairs 8 (standard deviations): 0.03 is seven times both."""
     data, ledger = make_gains(), dpvi.PrivacyLedger()
     synthesizer = dpvi.Synthesizer(ZERO_INFLATED, 8).fit(data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=500)
@@ -251,6 +251,10 @@ def test_zeros_and_heaps_survive_the_defaults():
         assert np.mean(made["gain"] == value) == pytest.approx(np.mean(data["gain"] == value), abs=0.03), value
     assert np.median(made["gain"]) == 0
     assert np.mean(made["gain"][made["rich"]] == 0) < 0.3
+    synthesizer.save(tmp_path / "a.keras")  # With the levels that were chosen.
+    loaded = dpvi.Synthesizer.load(tmp_path / "a.keras")
+    assert loaded.table == ZERO_INFLATED
+    np.testing.assert_array_equal(loaded.sample(50, seed=1)["gain"], synthesizer.sample(50, seed=1)["gain"])
 
 
 def test_gradients_take_the_same_levels():
