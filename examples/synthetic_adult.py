@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--repeats", type=int, default=1, help="private fits, each with fresh noise, to see the spread")
-    parser.add_argument("--sets", type=int, default=5, help="synthetic tables of each fit")
+    parser.add_argument("--sets", type=int, default=5, help="synthetic tables of each fit, at least 2")
     parser.add_argument("--quick", action="store_true", help="few records, steps and components, to see that it runs")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/synthetic_adult"))
     options = parser.parse_args(arguments)
