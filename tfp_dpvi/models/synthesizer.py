@@ -2,101 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import os
+import warnings
 from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi import _random, surrogates
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import register_keras_serializable, tf, tfd
-from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
-from tfp_dpvi.models.dpvi import DPVI
+from tfp_dpvi._tf import tf
+from tfp_dpvi.models.saving import load_model
+from tfp_dpvi.models.table import TableModel
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
-from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.synthetic import (
     Layout,
+    NoisyPairs,
+    Pairs,
     Segments,
     Table,
     TableData,
-    make_likelihood,
+    crowded,
+    depths,
+    group,
+    histograms,
     make_prior,
     starting_point,
-    table_clipped_sum,
 )
 
-
-@register_keras_serializable("tfp_dpvi", "TableModel")
-class TableModel(DPVI):
-    """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
-
-    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`. The guarantee is
-    `DPVI`'s: the sum of clipped gradients is the same.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        prior: tfd.Distribution | Callable[[], tfd.Distribution],
-        surrogate_posterior: tfd.Distribution | str,
-        *,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
-        )
-        self._segments = Segments.of(table)
-        self._table = table
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the description, which is public, and the ledger."""
-        # The starting point is left out: weights are loaded over it.
-        parts = {"table": self._table, "prior": self._model.given["prior"], "surrogate_posterior": "mean_field"}
-        return {
-            **super(DPVI, self).get_config(),
-            "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
-        }
-
-    @property
-    def _has_formula(self) -> bool:
-        return self.gradients == "aligned" and self.num_draws == 1 and self.optimizer.clipping == "flat"
-
-    @property
-    def batch_needs(self) -> BatchNeeds:
-        """Memory that the formula needs of a physical batch."""
-        if not self._has_formula:
-            return super().batch_needs
-        floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])
-        return BatchNeeds(bytes_each=4 * floats, batchwise=True)
-
-    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns `DPVI`'s clipped gradient, by the formula where that holds."""
-        general = super().clipped_gradient(spec)
-        if not self._has_formula:
-            return general
-
-        def draw(key: tf.Tensor) -> StepGradient:
-            step = general.draw(key)
-            params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
-
-            def clipped_sum(
-                records: dict[str, tf.Tensor], mask: tf.Tensor, own: tf.Tensor
-            ) -> tuple[ClippedSum, PerExample]:
-                if "sample_weight" in records:
-                    return step.clipped_sum(records, mask, own)
-                return table_clipped_sum(self._segments, params, records["x"], mask, general.clip)
-
-            return dataclasses.replace(step, clipped_sum=clipped_sum)
-
-        return dataclasses.replace(general, draw=draw, batchwise=True, identity=("formula", general.identity))
-
-
+_METHODS = ("pairs", "gradients")
+_SHARE = 0.1  # Of the budget, for the histograms that choose levels.
+_COMPONENTS = {"pairs": 64, "gradients": 24}
+_CONCENTRATIONS = {"pairs": 0.5, "gradients": 1.0}
+_STEPS = {"pairs": 2000, "gradients": 200}
 _OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
+_NEARLY = 0.99  # Of a budget that counts as spent.
 
 
 class Synthesizer:
@@ -107,16 +50,21 @@ class Synthesizer:
     synthesizer = dpvi.Synthesizer(table).fit(frame, epsilon=1.0, delta=1e-5)
     synthetic = synthesizer.sample()          # a DataFrame with the same columns and dtypes
     sets = synthesizer.sample_many(10)        # for dpvi.synthetic.rubin
+    synthesizer.save("table.keras")           # dpvi.Synthesizer.load("table.keras")
     ```
 
-    The model is `DPVI` (`.model`) on `dpvi.synthetic.make_prior` and `make_likelihood`. Its defaults are constants, chosen
-    on public data (Adult, 13 columns).
+    `fit` releases, from one budget, histograms of the columns whose levels are still to be chosen (numbers with `bins=16`), then
+    noisy counts of all pairs of columns. The mixture is fitted to these by variational inference that knows the noise.
+    `.model` is a `DPVI` on `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on public data (Adult).
 
     Args:
       table: the public description.
-      num_components: K; components that the budget cannot afford stay small or alike.
-      target: a column that the synthetic records are to predict: components start out dealt over its levels. None for none.
-      concentration: of the Dirichlet priors.
+      num_components: K, by default 64, or 24 with gradients; those that the budget cannot afford stay small or alike.
+      target: a column that the synthetic records are to predict: its pairs are counted twice as exactly, and components
+        start out dealt over its levels. None for none.
+      method: "pairs"; or "gradients", private steps on the records themselves, for tables of so many columns that their pairs
+        drown in noise.
+      concentration: of the Dirichlet priors, by default 0.5, or 1 with gradients.
       seed: makes start, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
@@ -124,31 +72,41 @@ class Synthesizer:
 
     #### Formal guarantee
 
-    As `DPVI`'s; sampling is post-processing. Names, order and dtypes of columns and the number of records (unless
-    `num_records` is declared) are taken as public; checking values against the description is outside the guarantee.
+    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise for the
+    norm of what a record adds to them (`Pairs.counts`, `histograms`); gradients are `DPVI`'s; all else is post-processing.
+    Names, order and dtypes of columns and the number of records (unless `num_records` is declared) are taken as public;
+    checking values against the description is outside the guarantee.
     """
 
     def __init__(
         self,
         table: Table,
-        num_components: int = 24,
+        num_components: int | None = None,
         *,
         target: str | None = None,
-        concentration: float = 1.0,
+        method: str = "pairs",
+        concentration: float | None = None,
         seed: int | None = None,
     ) -> None:
         if not isinstance(table, Table):
             raise TypeError(f"table must be a dpvi.synthetic.Table, got {table!r}.")
-        self.table = table
-        self.num_components = check.count("num_components", num_components, 1)
-        prior = make_prior(table, self.num_components, concentration=concentration)
-        start = starting_point(table, self.num_components, target=target, seed=seed)
-        surrogate = surrogates.mean_field(prior, initial_loc=start, initial_scale=0.05)
+        check.one_of("method", method, _METHODS)
+        num = check.count("num_components", _COMPONENTS[method] if num_components is None else num_components, 1)
+        concentration = _CONCENTRATIONS[method] if concentration is None else concentration
+        self.table, self.target = table, target
+        # With as many levels as after a fit, where no record chose them.
+        nobody = {name: np.zeros(0, np.int32) for name in table.open}
+        chosen = _grouped(table, {name: histograms(table.columns[name], nobody[name]) for name in nobody}, 0.0)
+        start = starting_point(chosen, num, target=target, seed=seed)
         # Gradients by the parameters ("aligned"): these are logits, by which a record's gradient is bounded.
-        made = functools.partial(make_prior, table, self.num_components, concentration=concentration)
-        self.model = TableModel(table, made, surrogate, seed=seed)
-        self._layout: Layout | None = None
-        self._num_records: int | None = None
+        made = functools.partial(make_prior, chosen, num, concentration=concentration)
+        surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
+        self.model = TableModel(chosen, made, surrogate, method=method, target=target, seed=seed)
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return int(self.model.prior.event_shape["weights"][0])
 
     def fit(
         self,
@@ -159,10 +117,11 @@ class Synthesizer:
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
         batch_size: int | None = None,
-        steps: int = 200,
+        steps: int | None = None,
         verbose: int | str = 0,
         neighboring_relation: NeighboringRelation | str | None = None,
         accountant: str = "pld",
+        noise_multiplier: float | None = None,
         **optimizer: Any,
     ) -> Synthesizer:
         """Learns from private records; returns itself.
@@ -173,76 +132,213 @@ class Synthesizer:
           delta: see `epsilon`.
           ledger: the data's `PrivacyLedger`; by default one of its own.
           num_records: the public number of records, by default `len(data)`.
-          batch_size: expected batch size; by default all records in every step, which few steps make affordable.
-          steps: number of steps.
-          verbose: as in Keras.
+          batch_size: of gradients: expected batch size; by default all records in every step, which few steps make affordable.
+          steps: number of steps, by default 200 of gradients, or 2,000 from noisy pairs, where they cost nothing.
+          verbose: of gradients: as in Keras.
           neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
           accountant: as in `DPModel.compile`.
-          **optimizer: for `DPKerasAdamOptimizer`, over `l2_norm_clip=1.0`, `learning_rate=0.1`, `use_ema=True` and
-            `ema_momentum=0.97` (the average of iterates loses most of the noise); `noise_multiplier` in place of `epsilon`.
+          noise_multiplier: instead of `epsilon`: of one release that costs as much as all counts, and of each step of gradients.
+          **optimizer: of gradients: for `DPKerasAdamOptimizer`, over `l2_norm_clip=1.0`, `learning_rate=0.1`, `use_ema=True` and
+            `ema_momentum=0.97` (the average of iterates loses most of the noise).
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError: as in `DPModel.fit`; nothing was spent.
+          ValueError, TypeError, BudgetExhaustedError: nothing was spent. (Where a budget of the ledger's own stops after the
+            histograms, these are spent.)
         """
-        codes = self.table.encode(data)
+        model = self.model
+        steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
+        num = None if num_records is None else check.count("num_records", num_records, 1)
+        if model.method == "pairs":
+            _refuse({**({} if batch_size is None else {"batch_size": batch_size}), **optimizer})
+        ledger = model.privacy_ledger if ledger is None else ledger
+        _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
+        relation = neighboring_relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
+        records = len(self.table.encode(data))
         layout = Layout.of(data, self.table)
-        num = len(codes) if num_records is None else check.count("num_records", num_records, 1)
-        steps = check.count("steps", steps, 1)
-        held = getattr(self.model.privacy_ledger if ledger is None else ledger, "neighboring_relation", None)
-        self.model.compile(
-            DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}),
+        model.compile(
+            DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}, noise_multiplier=noise_multiplier),
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
-            neighboring_relation=check.relation(neighboring_relation or held or "add_or_remove_one"),
+            neighboring_relation=check.relation(relation),
             accountant=accountant,
         )
+        learn = self._from_pairs if model.method == "pairs" else self._by_gradients
+        learn(data, layout, num, records, steps, batch_size=batch_size, verbose=verbose)
+        return self
+
+    def _from_pairs(
+        self, data: TableData, layout: Layout, declared: int | None, records: int, steps: int, **unused: Any
+    ) -> None:
+        model, num = self.model, records if declared is None else declared
+        pairs = Pairs(Segments.of(model.table), None if self.target is None else self.table.names.index(self.target))
+        releases = self._histograms()
+        share = 1.0 - sum(share for _, _, share in releases)
+        columns = len(self.table.names)
+        purpose = f"counts of levels of {columns} columns and of their pairs" if columns > 1 else "counts of 1 column"
+        plans = model.plans([*releases, (purpose, pairs.norm, share)], num)
+        keys = model.new_keys(len(plans))
+        table = self._with_levels(data, plans[:-1], keys[:-1])
+        noisy = model.release(pairs.counts(table.encode(data)), plans[-1], keys[-1])
+        released = NoisyPairs.of(pairs, noisy, plans[-1].deviation, num)
+        model.describe(table, layout)
+        for place, (name, column) in enumerate(table.columns.items()):
+            if (bounds := crowded(column, released.column(place))) is not None:
+                warnings.warn(
+                    f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to {bounds[1]:g}, and differences within "
+                    "it are lost: narrow its bounds by public knowledge, or give spikes= or inner edges as bins=.",
+                    stacklevel=4,
+                )
+        model.learn(released, plans[-1], steps=steps, declared=declared is not None)
+
+    def _by_gradients(
+        self,
+        data: TableData,
+        layout: Layout,
+        declared: int | None,
+        records: int,
+        steps: int,
+        *,
+        batch_size: int | None,
+        verbose: int | str,
+    ) -> None:
+        num = records if declared is None else declared
+        plans = self.model.plans(self._histograms(), num)
+        table = self._with_levels(data, plans, self.model.new_keys(len(plans)))
+        self.model.describe(table, layout)
         epochs = math.gcd(steps, 10)  # Shown as ten where that divides the steps.
         self.model.fit(
-            codes,
+            table.encode(data),
             batch_size=num if batch_size is None else batch_size,
-            num_records=num_records,
+            num_records=declared,
             epochs=epochs,
             steps_per_epoch=steps // epochs,
             verbose=verbose,
         )
-        self._layout, self._num_records = layout, num
-        return self
 
-    def sample(self, num: int | None = None, *, seed: int | None = None) -> TableData:
+    def _histograms(self) -> list[tuple[str, float, float]]:
+        """Returns purpose, norm and share of the budget of the histograms that choose levels, if any are to be chosen."""
+        columns = [self.table.columns[name] for name in self.table.open]
+        if not columns:
+            return []
+        norm = math.sqrt(sum(depths(column) for column in columns))
+        named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
+
+    def _with_levels(self, data: TableData, plans: list[PrivacyPlan], keys: list[np.ndarray]) -> Table:
+        """Releases the histograms, and returns the table with the levels chosen by them."""
+        if not plans:
+            return self.table
+        fine = self.table.fine
+        codes = dict(zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True))
+        counts = {name: histograms(self.table.columns[name], codes[name]) for name in self.table.open}
+        parts = [part for of_column in counts.values() for part in of_column]
+        noisy = self.model.release(np.concatenate(parts), plans[0], keys[0])
+        pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
+        released = {name: [next(pieces) for _ in of_column] for name, of_column in counts.items()}
+        return _grouped(self.table, released, plans[0].deviation)
+
+    def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
         """Draws one synthetic table from one draw of the posterior, with the columns and dtypes that `fit` was given.
 
         Args:
-          num: number of records, by default the public number that was learned from.
+          num_rows: number of records, by default the public number that was learned from.
           seed: makes it repeatable. That costs no privacy: the model has been released.
 
         Raises:
           RuntimeError: not fitted.
         """
-        if self._layout is None or self._num_records is None:
-            raise RuntimeError("Synthesizer.sample before fit: call fit(data, epsilon=..., delta=...) first.")
-        num = self._num_records if num is None else check.count("num", num, 1)
+        layout, num = self._fitted("sample")
+        num = num if num_rows is None else check.count("num_rows", num_rows, 1)
         generator = np.random.default_rng(seed)
         draw_seed, sample_seed = (int(part) for part in generator.integers(2**63, size=2))
         draws = self.model.posterior_sample(1, seed=draw_seed)
         mixture = self.model.likelihood(tf.nest.map_structure(lambda part: part[0], draws))
         codes = mixture.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
-        return self.table.decode(codes, self._layout, generator)
+        return self.model.table.decode(codes, layout, generator)
 
-    def sample_many(self, num_sets: int, num: int | None = None, *, seed: int | None = None) -> list[TableData]:
+    def sample_many(self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None) -> list[TableData]:
         """Draws synthetic tables for multiple imputation, each from its own draw of the posterior: see `dpvi.synthetic.rubin`.
 
         Args:
           num_sets: m.
-          num: number of records of each.
+          num_rows: number of records of each.
           seed: makes them repeatable.
 
         Raises:
           RuntimeError: not fitted.
         """
         seeds = np.random.default_rng(seed).integers(2**63, size=check.count("num_sets", num_sets, 1))
-        return [self.sample(num, seed=int(one)) for one in seeds]
+        return [self.sample(num_rows, seed=int(one)) for one in seeds]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves what was learned, description and ledger in one `.keras` file, which holds no record; see `DPModel.save`.
+
+        Raises:
+          RuntimeError: not fitted.
+          ValueError: a path that does not end in ".keras", or that cannot be written.
+        """
+        self._fitted("save")
+        self.model.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Synthesizer:
+        """Returns the synthesizer that `save` wrote, with its ledger: it samples, reports, and goes on from what was spent.
+
+        Raises:
+          ValueError: no file that `save` wrote.
+        """
+        model = load_model(path)
+        if not isinstance(model, TableModel) or model.layout is None:
+            raise ValueError(f"path={os.fspath(path)!r} holds no fitted Synthesizer: use dpvi.load_model.")
+        self = cls.__new__(cls)
+        self.table = Table({name: column.description for name, column in model.table.columns.items()})
+        self.target, self.model = model.target, model
+        return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Returns the model's report; see `DPModel.privacy_report`."""
         return self.model.privacy_report(delta)
+
+    def _fitted(self, call: str) -> tuple[Layout, int]:
+        layout, num = self.model.layout, self.model.num_records
+        if layout is None or num is None:
+            raise RuntimeError(
+                f"Synthesizer.{call} before fit: call fit(data, epsilon=1.0, delta=1e-5) first, with a budget of your choice."
+            )
+        return layout, num
+
+
+def _grouped(table: Table, counts: dict[str, list[np.ndarray]], deviation: float) -> Table:
+    chosen = {name: group(table.columns[name], of_column, deviation) for name, of_column in counts.items()}
+    return Table({**table.columns, **chosen})
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    if given:
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise TypeError(
+            f"fit got {shown}, of which pairs have no use: leave it out, or say Synthesizer(table, method='gradients') for "
+            "gradient steps."
+        )
+
+
+def _check_budget(
+    ledger: check.Unchecked, epsilon: check.Unchecked, delta: check.Unchecked, noise: check.Unchecked, accountant: str
+) -> None:
+    if epsilon is None and noise is None:
+        raise ValueError("epsilon is missing: give fit a budget, such as fit(data, epsilon=1.0, delta=1e-5).")
+    if epsilon is None:
+        return
+    epsilon = check.epsilon(epsilon)
+    if delta is None:
+        raise ValueError(
+            f"epsilon={epsilon!r} needs a delta below one over the number of records: fit(data, epsilon={epsilon!r}, delta=1e-5)."
+        )
+    if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
+        spent = ledger.epsilon(check.delta(delta), accountant)
+        if spent >= _NEARLY * epsilon:
+            raise BudgetExhaustedError(
+                f"epsilon={epsilon:g} is the lifetime total for these data, and {spent:.4g} of it is spent at delta={delta:g}: "
+                "sample from what was learned, or call fit with a larger epsilon."
+            )

@@ -11,7 +11,7 @@ from tfp_dpvi.privacy.budgets import RenyiFilter
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
-from tfp_dpvi.privacy.plan import PrivacyPlan
+from tfp_dpvi.privacy.plan import PrivacyPlan, plan_counts
 from tfp_dpvi.privacy.report import PrivacyReport
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
@@ -52,6 +52,7 @@ __all__ = [
     "block_sensitivity",
     "get_accountant",
     "joint_noise_multiplier",
+    "plan_counts",
     "scheme_from_json",
     "split_sensitivity",
     "termwise_noise",

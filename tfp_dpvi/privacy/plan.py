@@ -11,7 +11,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
-from tfp_dpvi.privacy.sampling import SamplingScheme, scheme_from_json
+from tfp_dpvi.privacy.sampling import FullBatch, SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
@@ -188,6 +188,12 @@ class PrivacyPlan:
         return {name: value for name, value in data.items() if value or name not in _SOMETIMES}
 
     @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise on every coordinate, `noise_multiplier * l2_norm_clip`."""
+        assert self.l2_norm_clip is not None, "a plan without a clip has no unit"
+        return self.noise_multiplier * self.l2_norm_clip
+
+    @property
     def without_metrics(self) -> "PrivacyPlan":
         """The plan of the same noise without privatised metrics."""
         if self.gradient_sensitivity is None:
@@ -208,6 +214,47 @@ class PrivacyPlan:
         for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
             fields[name] = Sensitivity.from_json(fields[name])
         return cls(**fields)
+
+
+def plan_counts(
+    releases: Sequence[tuple[str, float, float]],
+    *,
+    noise: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    prior_events: Sequence[DpEvent] = (),
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    accountant: str = "pld",
+    num_records: int | None = None,
+) -> list[PrivacyPlan]:
+    """Returns plans of vectors of counts, each released once of all records, that share one budget.
+
+    A record adds to each vector numbers of at least 0 with l2 norm at most `norm`: A = norm, and D = sqrt(2) norm, as two such
+    contributions have no negative product.
+
+    Args:
+      releases: (purpose, norm, share of the budget) of each; shares add up to 1 at most.
+      noise: the noise multiplier of the one release that costs as much as all of them; or else
+      epsilon: total budget, prior events included, with `delta`.
+      delta: see `epsilon`.
+      prior_events: what was released before on the same data.
+      neighboring_relation: adjacency.
+      accountant: "pld" or "rdp".
+      num_records: for the report only.
+    """
+    counts = Sensitivity(1.0, math.sqrt(2.0))
+    first = 1.0 if noise is None else noise
+    whole = PrivacyPlan(FullBatch(), first, 1, neighboring_relation, counts, accountant, 1.0, num_records)
+    if epsilon is not None and delta is not None:
+        whole = whole.calibrated(epsilon, delta, prior_events)
+    plans = [
+        whole.replace(noise_multiplier=whole.noise_multiplier / math.sqrt(share), l2_norm_clip=norm, purpose=purpose)
+        for purpose, norm, share in releases
+    ]
+    if epsilon is not None and delta is not None and len(plans) > 1 and sum(r[2] for r in releases) > 1.0 - 1e-9:
+        # The sum of prices rounds: the last one takes what the others leave.
+        plans[-1] = plans[-1].calibrated(epsilon, delta, [*prior_events, *(plan.dp_event for plan in plans[:-1])])
+    return plans
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:

@@ -1,23 +1,35 @@
 """Tables with mixed columns: described once, learned as a mixture, sampled back; `tfp_dpvi.Synthesizer` does all three."""
 
 from tfp_dpvi.synthetic.clipping import table_clipped_sum
-from tfp_dpvi.synthetic.columns import Binary, Categorical, Column, Continuous, Integer
+from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
+from tfp_dpvi.synthetic.dates import Date
+from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
 from tfp_dpvi.synthetic.mixture import Segments, TableMixture, make_likelihood, make_prior, starting_point
+from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
 from tfp_dpvi.synthetic.table import Layout, Table, TableData
 
 __all__ = [
+    "MISSING",
     "Binary",
     "Categorical",
     "Column",
     "Continuous",
+    "Date",
+    "Grouped",
     "Integer",
     "Layout",
+    "NoisyPairs",
+    "Pairs",
     "RubinEstimate",
     "Segments",
     "Table",
     "TableData",
     "TableMixture",
+    "crowded",
+    "depths",
+    "group",
+    "histograms",
     "make_likelihood",
     "make_prior",
     "rubin",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import ClassVar
@@ -17,6 +18,9 @@ import numpy as np
 from tfp_dpvi import _validate as check
 
 MISSING = -1
+FINEST = 16**4
+"""The most bins that a private histogram of a number tells apart."""
+
 _SHAPES = ("histogram", "normal")
 
 
@@ -35,6 +39,16 @@ class Column(abc.ABC):
     @abc.abstractmethod
     def num_levels(self) -> int:
         """The number of levels, missing values not counted."""
+
+    @property
+    def description(self) -> Column:
+        """What the user said of the column: itself, unless its levels were chosen by a private histogram."""
+        return self
+
+    @property
+    def fine(self) -> Column | None:
+        """The same column with the finest levels that a private histogram may group; None where there is nothing to choose."""
+        return None
 
     @abc.abstractmethod
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -66,6 +80,7 @@ class Numeric(Column):
     upper: float
     bins: int | Sequence[float] = 16
     shape: str = "histogram"
+    spikes: Sequence[float] = ()
     kinds: ClassVar[str] = "iuf"
 
     def __post_init__(self) -> None:
@@ -76,23 +91,67 @@ class Numeric(Column):
         check.one_of("shape", self.shape, _SHAPES)
         if isinstance(self.bins, (int, np.integer)) and not isinstance(self.bins, bool):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
+            self._check_spikes()
             return
         try:
             inner = tuple(float(edge) for edge in self.bins)  # type: ignore[union-attr]
         except TypeError:
             raise TypeError(f"bins={self.bins!r} must be a number of bins or a list of inner edges.") from None
-        ordered = all(a < b for a, b in zip((low, *inner), (*inner, high), strict=True))
+        ordered = all(a < b for a, b in zip((low, *inner), (*inner, self._end), strict=True))
         if not inner or not ordered:
             raise ValueError(
                 f"bins={self.bins!r} must be inner edges that increase, above lower={self.lower!r} and below "
                 f"upper={self.upper!r}; a value at an edge belongs to the bin above it."
             )
         object.__setattr__(self, "bins", inner)
+        self._check_spikes()
+
+    def _check_spikes(self) -> None:
+        try:
+            spikes = tuple(float(value) for value in self.spikes)
+        except (TypeError, ValueError):
+            raise TypeError(f"spikes={self.spikes!r} must be a list of numbers, such as [0].") from None
+        if not all(self.lower <= value <= self.upper for value in spikes) or len(set(spikes)) < len(spikes):
+            raise ValueError(
+                f"spikes={self.spikes!r} must be different numbers from lower={self.lower} to {self.upper}."
+            )
+        if spikes and not (isinstance(self.bins, int) and self.shape == "histogram" and self.bins > 2 * len(spikes)):
+            raise ValueError(
+                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}, and "
+                'shape="histogram": with edges of your own, give each spike a bin.'
+            )
+        object.__setattr__(self, "spikes", spikes)
+
+    @property
+    def _end(self) -> float:
+        """Where the last bin ends."""
+        return self.upper
+
+    @abc.abstractmethod
+    def next_after(self, value: float) -> float:
+        """The next number that the column can hold."""
 
     @property
     @abc.abstractmethod
     def edges(self) -> np.ndarray:
         """Edges of the bins, float64 [num_levels + 1]; a bin holds its lower edge and not its upper one."""
+
+    @property
+    def special(self) -> tuple[float, ...]:
+        """Values that many columns pile up at, and the declared spikes: each has a finest bin of its own."""
+        return (*self.spikes, *(value for value in (self.lower, 0.0, self.upper) if self.lower <= value <= self.upper))
+
+    @functools.cached_property
+    def fine(self) -> Column | None:
+        """With up to 65,536 bins, where `bins` is a number and leaves something to choose."""
+        if not isinstance(self.bins, int) or self.shape != "histogram":
+            return None
+        even = dataclasses.replace(self, bins=FINEST - 64, spikes=()).edges
+        inner = {float(edge) for edge in even[1:-1]} | {
+            edge for value in self.special for edge in (value, self.next_after(value))
+        }
+        edges = tuple(sorted(edge for edge in inner if even[0] < edge < even[-1]))
+        return dataclasses.replace(self, bins=edges, spikes=()) if len(edges) >= self.bins else None
 
     @property
     def num_levels(self) -> int:
@@ -105,7 +164,8 @@ class Numeric(Column):
         edges = self.edges
         return (edges[1:] + edges[:-1] - edges[0] - edges[-1]) / (edges[-1] - edges[0])
 
-    def _bins_of(self, numbers: np.ndarray) -> np.ndarray:
+    def bins_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the bins of numbers within the bounds, int32 [n]."""
         return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
 
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -128,14 +188,14 @@ class Numeric(Column):
 class Continuous(Numeric):
     """Real numbers between public bounds. Only a number's bin is learned, and samples are uniform within it.
 
-    Where values are known to heap (zeros, round numbers), give them narrow bins: else means of samples are off.
-
     Attributes:
       lower: the least value allowed.
       upper: the largest value allowed.
-      bins: the number of bins of equal width, or their inner edges, where a narrow one (as around zero) matters.
+      bins: their number, where `Synthesizer.fit` chooses them by a private histogram, so that each holds about as many records
+        and values that heap (zeros, bounds, round numbers) stay heaps; or their inner edges.
       shape: how a component of the mixture spreads over the bins: "histogram", or "normal", a discretised normal. Records in
         a narrow normal are clipped more than those that miss the value: missing values come out too frequent.
+      spikes: values that have a bin of their own, whatever their share. 0 and the bounds are found where they are frequent.
       missing: whether values may be missing.
 
     Raises:
@@ -143,6 +203,10 @@ class Continuous(Numeric):
     """
 
     kinds: ClassVar[str] = "f"
+
+    def next_after(self, value: float) -> float:
+        """The next float64."""
+        return float(np.nextafter(value, np.inf))
 
     @property
     def edges(self) -> np.ndarray:
@@ -152,13 +216,14 @@ class Continuous(Numeric):
         return np.array([self.lower, *self.bins, self.upper], np.float64)
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        return self._bins_of(self._numbers(name, values))
+        return self.bins_of(self._numbers(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws within the bins, float64 [n]."""
         edges = self.edges
         low, high = edges[levels], edges[levels + 1]
-        return np.clip(low + (high - low) * generator.random(len(levels)), low, high)
+        drawn = low + (high - low) * generator.random(len(levels))
+        return np.clip(drawn, low, np.where(high == self.upper, high, np.nextafter(high, low)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +233,18 @@ class Integer(Numeric):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = () if isinstance(self.bins, int) else self.bins
-        for name, value in (("lower", self.lower), ("upper", self.upper), *(("bins", edge) for edge in inner)):
+        listed = (*(("bins", edge) for edge in inner), *(("spikes", value) for value in self.spikes))
+        for name, value in (("lower", self.lower), ("upper", self.upper), *listed):
             if float(value) != math.floor(value):
                 raise ValueError(f"{name} holds {value!r}, which is no whole number: use Continuous, or whole numbers.")
+
+    @property
+    def _end(self) -> float:
+        return self.upper + 1
+
+    def next_after(self, value: float) -> float:
+        """The next whole number."""
+        return value + 1
 
     @property
     def edges(self) -> np.ndarray:
@@ -187,7 +261,7 @@ class Integer(Numeric):
             raise ValueError(
                 f"column {name!r} holds {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
             )
-        return self._bins_of(numbers)
+        return self.bins_of(numbers)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws from the whole numbers in the bins, int64 [n]."""
@@ -202,6 +276,8 @@ class Categorical(Column):
     Attributes:
       categories: at least two, all different: strings, numbers or whatever the column holds. They must not be collected
         from the records.
+      max_levels: of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a private histogram, and takes
+        the others as one. Samples hold all of them.
       missing: whether values may be missing.
 
     Raises:
@@ -209,6 +285,7 @@ class Categorical(Column):
     """
 
     categories: Sequence[Hashable]
+    max_levels: int = 16
     kinds: ClassVar[str] = "biufUS"
 
     def __post_init__(self) -> None:
@@ -220,11 +297,17 @@ class Categorical(Column):
         if is_missing(np.array([*categories, None], object))[:-1].any():
             raise ValueError(f"categories={categories!r} has a missing value in it: say missing=True instead.")
         object.__setattr__(self, "categories", categories)
+        object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
 
     @property
     def num_levels(self) -> int:
         """The number of categories."""
         return len(self.categories)
+
+    @property
+    def fine(self) -> Column | None:
+        """Itself, where it has more than `max_levels`."""
+        return self if len(self.categories) > self.max_levels else None
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         known = {category: level for level, category in enumerate(self.categories)}
@@ -282,6 +365,8 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     """Returns which entries are None, NaN or pandas' NA or NaT: bool [n]."""
     if values.dtype.kind == "f":
         return np.isnan(values)
+    if values.dtype.kind == "M":
+        return np.isnat(values)
     if values.dtype != object:
         return np.zeros(len(values), bool)
     kinds = ("NoneType", "NAType", "NaTType")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Table:
     """Names and public descriptions of columns, in order.
 
     Args:
-      columns: dict from names to `Continuous`, `Integer`, `Binary` or `Categorical`, from a code book and not from the
+      columns: dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`, from a code book and not from the
         records.
 
     Raises:
@@ -37,7 +38,7 @@ class Table:
         for name, column in self.columns.items():
             if not isinstance(column, Column):
                 raise TypeError(
-                    f"column {name!r} is {column!r}: describe it as Continuous, Integer, Binary or Categorical."
+                    f"column {name!r} is {column!r}: describe it as Continuous, Integer, Date, Binary or Categorical."
                 )
         object.__setattr__(self, "columns", dict(self.columns))
 
@@ -45,6 +46,16 @@ class Table:
     def names(self) -> tuple[str, ...]:
         """Names of the columns, in order."""
         return tuple(self.columns)
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """Names of the columns whose levels are still to be chosen, by a private histogram."""
+        return tuple(name for name, column in self.columns.items() if column.fine is not None)
+
+    @property
+    def fine(self) -> Table:
+        """The open columns, with all levels that a histogram may group."""
+        return Table({name: column.fine for name, column in self.columns.items() if column.fine is not None})
 
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
@@ -121,17 +132,49 @@ class Layout:
         is_frame = _is_frame(data)
         dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in names}
         for name, dtype in dtypes.items():
-            _check_dtype(name, dtype, table.columns[name])
+            _check_dtype(name, dtype, table.columns[name].description)
         return cls(is_frame, dtypes)
+
+    def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
+        """Returns it as plain values, for `from_config`."""
+        return {
+            "is_frame": self.is_frame,
+            "dtypes": [(name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()],
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, check.Unchecked]) -> Layout:
+        """Returns the layout that `to_config` was of."""
+        return cls(config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]})
 
     def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
         """Returns a data set in this layout, from each column's values and its mask of missing ones."""
-        made = {name: _restore(table.columns[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
+        made = {
+            name: _restore(table.columns[name].description, dtype, *columns[name])
+            for name, dtype in self.dtypes.items()
+        }
         if not self.is_frame:
             return made
         import pandas
 
         return pandas.DataFrame(made)
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    if isinstance(dtype, np.dtype):
+        return dtype.str
+    # Of categories the public ones are taken, see `_restore`.
+    return "ordered" if getattr(dtype, "ordered", False) else f"pandas {dtype}"
+
+
+def _dtype_named(name: str) -> np.dtype:
+    if name != "ordered" and not name.startswith("pandas "):
+        return np.dtype(name)
+    import pandas
+
+    if name == "ordered":
+        return pandas.CategoricalDtype(ordered=True)
+    return pandas.api.types.pandas_dtype(name.removeprefix("pandas "))
 
 
 def _is_frame(data: TableData) -> bool:
@@ -165,20 +208,24 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
             f"column {name!r} has dtype category, whose categories may come from the records: convert it to numbers, or "
             "describe it as Categorical."
         )
+    if getattr(dtype, "tz", None) is not None:
+        raise ValueError(
+            f"column {name!r} has dtype {dtype}: convert it to dates without a time zone, dt.tz_localize(None)."
+        )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
     if dtype.kind not in column.kinds:
-        other = "Integer" if dtype.kind in "iu" else "Categorical"
+        other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
         raise ValueError(
             f"column {name!r} has dtype {dtype} and is described as {type(column).__name__}: describe it as {other}, or "
             "convert it."
         )
-    if column.missing and dtype.kind != "f":
+    if column.missing and dtype.kind not in "fM":
         raise ValueError(
             f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64 or object."
         )
     allowed: Sequence[Hashable] = ()
-    if isinstance(column, Integer):
+    if isinstance(column, Integer) and dtype.kind != "M":
         allowed = (int(column.lower), int(column.upper))
     elif isinstance(column, Categorical) and dtype.kind not in "US":
         allowed = column.categories
@@ -210,6 +257,8 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
     if dtype.kind in "US":
         return values.astype(dtype.kind)  # As wide as the public categories and not as what the data held.
     made = values.astype(dtype)
+    if dtype.kind == "M":
+        made[absent] = np.datetime64("NaT")
     if dtype.kind == "f":
         if isinstance(column, Numeric):
             low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can take them out of the bounds.

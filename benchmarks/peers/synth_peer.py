@@ -1,0 +1,77 @@
+"""MST, AIM or DataSynthesizer on coded tables that `benchmarks/synthetic.py` wrote, in an environment of their own.
+
+    python benchmarks/peers/synth_peer.py FOLDER METHOD [--epsilon 1] [--delta 1e-5] [--repeats 5] [--model-mb 80]
+
+METHOD is `mst` or `aim` (smartnoise-synth) or `datasynthesizer` (its Bayesian network of degree 2, which has delta 0). Reads
+FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes FOLDER/METHOD-0.csv and so on, and
+their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import tempfile
+import time
+import warnings
+
+import pandas
+
+
+def smartnoise(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
+    from snsynth import Synthesizer
+
+    extra = {"max_model_size": options.model_mb} if name == "aim" else {}
+    made = Synthesizer.create(name, epsilon=options.epsilon, delta=options.delta, **extra)
+    made.fit(codes, preprocessor_eps=0.0, categorical_columns=list(codes.columns))
+    return made.sample(len(codes))
+
+
+def data_synthesizer(codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
+    from DataSynthesizer.DataDescriber import DataDescriber
+    from DataSynthesizer.DataGenerator import DataGenerator
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, description = f"{folder}/codes.csv", f"{folder}/description.json"
+        codes.to_csv(source, index=False)
+        describer = DataDescriber(category_threshold=100)
+        names = dict.fromkeys(codes.columns, True)
+        describer.describe_dataset_in_correlated_attribute_mode(
+            source, epsilon=options.epsilon, k=2, attribute_to_is_categorical=names,
+            attribute_to_is_candidate_key=dict.fromkeys(codes.columns, False),
+        )  # fmt: skip
+        describer.save_dataset_description_to_file(description)
+        generator = DataGenerator()
+        generator.generate_dataset_in_correlated_attribute_mode(len(codes), description)
+        return generator.synthetic_dataset
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("method", choices=["mst", "aim", "datasynthesizer"])
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model-mb", type=float, default=80.0, help="AIM's limit on its graphical model")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    codes = pandas.read_csv(options.folder / "codes.csv", dtype=str)
+    seconds: list[float] = []
+    for number in range(options.repeats):
+        start = time.perf_counter()
+        if options.method == "datasynthesizer":
+            made = data_synthesizer(codes, options)
+        else:
+            made = smartnoise(options.method, codes, options)
+        seconds.append(time.perf_counter() - start)
+        made.to_csv(options.folder / f"{options.method}-{number}.csv", index=False)
+        settings = {"epsilon": options.epsilon, "delta": options.delta, "model_mb": options.model_mb}
+        written = json.dumps({"seconds": seconds, **settings}, indent=1)
+        (options.folder / f"{options.method}.json").write_text(written + "\n")
+        print(options.method, number, f"{seconds[-1]:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

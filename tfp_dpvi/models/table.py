@@ -1,0 +1,188 @@
+"""`TableModel`: the model behind `Synthesizer`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _random, serialization
+from tfp_dpvi._tf import keras, register_keras_serializable, tf, tfd, tfp
+from tfp_dpvi.data import Records
+from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
+from tfp_dpvi.models.dpvi import DPVI
+from tfp_dpvi.models.exporting import specs_of
+from tfp_dpvi.privacy import PrivacyPlan, plan_counts
+from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.synthetic import Layout, NoisyPairs, Segments, Table, make_likelihood, table_clipped_sum
+
+_RATE = 0.1
+
+
+@register_keras_serializable("tfp_dpvi", "TableModel")
+class TableModel(DPVI):
+    """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
+
+    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`. The guarantee is
+    `DPVI`'s: the sum of clipped gradients is the same.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        prior: tfd.Distribution | Callable[[], tfd.Distribution],
+        surrogate_posterior: tfd.Distribution | str,
+        *,
+        method: str = "gradients",
+        target: str | None = None,
+        layout: dict[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
+        )
+        self._segments = Segments.of(table)
+        self._table, self._method, self._target = table, method, target
+        self._layout = None if layout is None else Layout.from_config(layout)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the description, which is public, and the ledger."""
+        # The starting point is left out: weights are loaded over it.
+        parts = {
+            "table": self._table,
+            "layout": None if self._layout is None else self._layout.to_config(),
+            "prior": self._model.given["prior"],
+            "surrogate_posterior": "mean_field",
+        }
+        return {
+            **super(DPVI, self).get_config(),
+            "method": self._method,
+            "target": self._target,
+            "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
+        }
+
+    @property
+    def table(self) -> Table:
+        """The table with the levels that the model knows, chosen by a private histogram or as described."""
+        return self._table
+
+    @property
+    def layout(self) -> Layout | None:
+        """What synthetic tables look like; None before a fit."""
+        return self._layout
+
+    @property
+    def method(self) -> str:
+        """What it learns from: "pairs" or "gradients"."""
+        return self._method
+
+    @property
+    def target(self) -> str | None:
+        """The column whose pairs weigh more."""
+        return self._target
+
+    @property
+    def num_records(self) -> int | None:
+        """The public number of records that were learned from; None before a fit."""
+        return self._dp.num_records
+
+    def new_keys(self, num: int) -> list[np.ndarray]:
+        """Returns keys for noise: fresh ones, unless the model has a seed."""
+        root = tf.constant(_random.new_key(self._dp.seed))
+        return [_random.fold_in(root, number).numpy() for number in range(num)]
+
+    def describe(self, table: Table, layout: Layout) -> None:
+        """Sets what is public or released: the levels, as many as before, and the layout."""
+        assert Segments.of(table).sizes == self._segments.sizes
+        self._table, self._layout = table, layout
+
+    # ------------------------------------------------------------------ learning from counts
+
+    def plans(self, releases: Sequence[tuple[str, float, float]], num_records: int) -> list[PrivacyPlan]:
+        """Returns the plans of counts, (purpose, norm, share of the budget) each, after all that is in the ledger."""
+        target, ledger = self._dp.target, self._dp.ledger
+        assert target is not None
+        return plan_counts(
+            releases,
+            noise=target.noise,
+            epsilon=target.epsilon,
+            delta=target.delta,
+            prior_events=ledger.events(),
+            neighboring_relation=target.neighboring_relation,
+            accountant=target.accountant,
+            num_records=num_records,
+        )
+
+    def release(self, counts: np.ndarray, plan: PrivacyPlan, key: np.ndarray) -> np.ndarray:
+        """Reserves a plan's one release (contract C6), and returns counts of any shape with its noise."""
+        state = self._dp
+        assert state.target is not None
+        with state.ledger.reserved(plan, seeded=state.seed is not None, budgets=state.target.budgets):
+            noise = _random.normal(tf.constant(key), [counts.size], tf.float64).numpy()
+            return counts + plan.deviation * noise.reshape(counts.shape)
+
+    def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
+        """Fits the surrogate to the posterior given released counts: post-processing, at no cost."""
+        state = self._dp
+
+        optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
+        optimizer.build(self.trainable_variables)
+
+        def log_joint(**params: tf.Tensor) -> tf.Tensor:
+            return self.prior.log_prob(params) + released.log_likelihood(params)
+
+        @tf.function(autograph=False)
+        def run(seed: tf.Tensor) -> None:
+            surrogate = self.surrogate_posterior
+            tfp.vi.fit_surrogate_posterior(log_joint, surrogate, optimizer, num_steps=steps, seed=seed)
+
+        run(tf.constant(_random.tfp_seed(_random.new_key(state.seed))))
+        state.plan, state.num_records, state.num_records_declared = plan, released.num_records, declared
+        state.inputs = specs_of(Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1))
+        self.predict_function = self.test_function = None
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """See `DPModel`."""
+        if self.method == "gradients":
+            return super().caveats
+        return (
+            "the posterior knows of the noise, and takes its parameters as independent of each other (mean field).",
+        )
+
+    # ------------------------------------------------------------------ learning by gradients
+
+    @property
+    def _has_formula(self) -> bool:
+        return self.gradients == "aligned" and self.num_draws == 1 and self.optimizer.clipping == "flat"
+
+    @property
+    def batch_needs(self) -> BatchNeeds:
+        """Memory that the formula needs of a physical batch."""
+        if not self._has_formula:
+            return super().batch_needs
+        floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])
+        return BatchNeeds(bytes_each=4 * floats, batchwise=True)
+
+    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns `DPVI`'s clipped gradient, by the formula where that holds."""
+        general = super().clipped_gradient(spec)
+        if not self._has_formula:
+            return general
+
+        def draw(key: tf.Tensor) -> StepGradient:
+            step = general.draw(key)
+            params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
+
+            def clipped_sum(
+                records: dict[str, tf.Tensor], mask: tf.Tensor, own: tf.Tensor
+            ) -> tuple[ClippedSum, PerExample]:
+                if "sample_weight" in records:
+                    return step.clipped_sum(records, mask, own)
+                return table_clipped_sum(self._segments, params, records["x"], mask, general.clip)
+
+            return dataclasses.replace(step, clipped_sum=clipped_sum)
+
+        return dataclasses.replace(general, draw=draw, batchwise=True, identity=("formula", general.identity))

@@ -1,0 +1,71 @@
+"""Columns of dates."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import ClassVar
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi.synthetic.columns import Integer
+
+_UNITS = ("D", "h", "m", "s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Date(Integer):
+    """Dates between public bounds, both included; else as `Integer`, with `bins` counted from 1970.
+
+    Attributes:
+      lower: the first date: "2020-01-01", `datetime.date`, `np.datetime64`, or a number of units since 1970.
+      upper: the last one, likewise.
+      unit: what is told apart: days "D", hours "h", minutes "m" or seconds "s". Samples are whole units.
+      missing: whether values may be missing.
+
+    Raises:
+      ValueError, TypeError: an argument out of range, or no date.
+    """
+
+    lower: str | datetime.date | np.datetime64 | int  # type: ignore[assignment]
+    upper: str | datetime.date | np.datetime64 | int  # type: ignore[assignment]
+    unit: str = dataclasses.field(default="D", kw_only=True)
+    kinds: ClassVar[str] = "M"
+
+    def __post_init__(self) -> None:
+        check.one_of("unit", self.unit, _UNITS)
+        for name in ("lower", "upper"):
+            value = getattr(self, name)
+            if isinstance(value, (str, datetime.date, np.datetime64)):
+                try:
+                    value = int(np.datetime64(value).astype(f"datetime64[{self.unit}]").astype(np.int64))
+                except ValueError:
+                    raise ValueError(f'{name}={value!r} is no date: write it as "2020-01-31".') from None
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+
+    @property
+    def special(self) -> tuple[float, ...]:
+        """As for numbers, but 1970 is none."""
+        return (*self.spikes, self.lower, self.upper)
+
+    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
+        try:
+            numbers = values.astype(f"datetime64[{self.unit}]").astype(np.int64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"column {name!r} holds values that are no dates: convert it by pandas.to_datetime."
+            ) from error
+        outside = (numbers < self.lower) | (numbers > self.upper)
+        if outside.any():
+            low, high = (np.datetime64(int(bound), self.unit) for bound in (self.lower, self.upper))
+            raise ValueError(
+                f"column {name!r} holds {values[outside][0]!s}, outside its public bounds [{low}, {high}]: clip it, or describe it "
+                "with wider bounds (that are not taken from the records)."
+            )
+        return numbers
+
+    def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Uniform draws from the dates in the bins, datetime64 [n]."""
+        return super().values(levels, generator).astype(f"datetime64[{self.unit}]")

@@ -1,0 +1,129 @@
+"""Counts of the levels of each pair of columns, measured once with noise, and what they say of a mixture.
+
+The noise is Gaussian and known, so noisy counts have a likelihood: posteriors of a mixture given them know of the noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.synthetic.columns import MISSING
+from tfp_dpvi.synthetic.mixture import Params, Segments, log_table_of
+
+TARGET_WEIGHT = 2.0
+"""How much more exactly pairs with the target are counted; chosen on public data (Adult)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Which counts are taken: of each column's levels, and of each pair of columns'; a missing value is a level.
+
+    Attributes:
+      segments: where columns' levels are.
+      target: the place of a column whose pairs weigh more, or None.
+    """
+
+    segments: Segments
+    target: int | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Levels of each column, with one for missing values where there may be any."""
+        absent = self.segments.maybe_missing
+        return tuple(
+            size + (place in absent) for place, size in enumerate(self.segments.sizes[: self.segments.num_columns])
+        )
+
+    @property
+    def norm(self) -> float:
+        """The l2 norm of what one record adds to `counts`."""
+        return float(np.sqrt(sum(weight**2 for _, _, weight, _, _ in self._blocks())))
+
+    def _blocks(self) -> Iterator[tuple[int, int, float, slice, slice]]:
+        ends = np.cumsum(self.sizes)
+        slices = [slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)]
+        for i, j in itertools.combinations_with_replacement(range(len(self.sizes)), 2):
+            yield i, j, TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0, slices[i], slices[j]
+
+    def weights(self) -> np.ndarray:
+        """Returns the weight of each pair of levels, 0 where it is not counted: float64 [levels, levels]."""
+        found = np.zeros([sum(self.sizes)] * 2)
+        for i, j, weight, rows, columns in self._blocks():
+            found[rows, columns] = weight * np.eye(self.sizes[i]) if i == j else weight
+        return found
+
+    def counts(self, codes: np.ndarray) -> np.ndarray:
+        """Counts pairs of levels, each times its weight: float64 [levels, levels], *not private*.
+
+        Args:
+          codes: int array of shape [records, columns], -1 for missing.
+
+        #### Formal guarantee
+
+        A record adds each pair's weight to one entry, and nothing else: a vector of non-negative numbers of l2 norm `norm`.
+        """
+        found = np.zeros([sum(self.sizes)] * 2)
+        places = [np.where(code == MISSING, size - 1, code) for code, size in zip(codes.T, self.sizes, strict=True)]
+        for i, j, weight, rows, columns in self._blocks():
+            shape = self.sizes[i], self.sizes[j]
+            counted = np.bincount(places[i] * shape[1] + places[j], minlength=shape[0] * shape[1])
+            found[rows, columns] = weight * counted.reshape(shape)
+        return found
+
+    def shares(self, params: Params) -> tf.Tensor:
+        """Returns a mixture's probability of each pair of levels, of single ones on the diagonal: [..., levels, levels]."""
+        segments, parts = self.segments, {}
+        split = tf.split(tf.exp(log_table_of(segments, params)), segments.sizes, axis=-1)
+        absent = dict(zip(segments.maybe_missing, split[segments.num_columns :], strict=True))
+        for place, part in enumerate(split[: segments.num_columns]):
+            there = absent.get(place)
+            parts[place] = part if there is None else tf.concat([part * there[..., :1], there[..., 1:]], axis=-1)
+        table, weights = tf.concat(list(parts.values()), axis=-1), tf.nn.softmax(params["weights"])
+        joint = tf.matmul(table * weights[..., tf.newaxis], table, transpose_a=True)
+        return tf.linalg.set_diag(joint, tf.linalg.matvec(table, weights, transpose_a=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyPairs:
+    """Noisy `Pairs.counts`, released.
+
+    Attributes:
+      pairs: what was counted.
+      counts: float64 [levels, levels], divided by the weights.
+      deviations: of the noise in each; infinite where nothing was counted.
+      num_records: the public number of records.
+    """
+
+    pairs: Pairs
+    counts: np.ndarray
+    deviations: np.ndarray
+    num_records: int
+
+    @classmethod
+    def of(cls, pairs: Pairs, noisy: np.ndarray, deviation: float, num_records: int) -> NoisyPairs:
+        """Returns the counts from released ones, whose noise has this standard deviation."""
+        weights = pairs.weights()
+        taken = weights > 0.0
+        safe = np.where(taken, weights, 1.0)
+        return cls(pairs, np.where(taken, noisy / safe, 0.0), np.where(taken, deviation / safe, np.inf), num_records)
+
+    def column(self, place: int) -> np.ndarray:
+        """Returns the noisy counts of one column's levels."""
+        begin = sum(self.pairs.sizes[:place])
+        return np.diag(self.counts)[begin : begin + self.pairs.sizes[place]]
+
+    def log_likelihood(self, params: Params) -> tf.Tensor:
+        """Returns the log-likelihood of mixtures, up to a constant: of the noise, and of the records as a sample.
+
+        Both are taken as normal, and counts as independent of each other.
+        """
+        dtype = params["weights"].dtype
+        variances = self.deviations**2 + np.maximum(self.counts, 1.0)
+        precisions = tf.constant(self.num_records**2 / variances, dtype)
+        residuals = self.pairs.shares(params) - tf.constant(self.counts / self.num_records, dtype)
+        return -0.5 * tf.reduce_sum(precisions * tf.square(residuals), axis=[-2, -1])
