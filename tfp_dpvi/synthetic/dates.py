@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,8 +28,8 @@ class Date(Integer):
       ValueError, TypeError: an argument out of range, or no date.
     """
 
-    lower: str | datetime.date | np.datetime64 | int  # type: ignore[assignment]
-    upper: str | datetime.date | np.datetime64 | int  # type: ignore[assignment]
+    lower: Any  # A number once it is made.
+    upper: Any
     unit: str = dataclasses.field(default="D", kw_only=True)
     kinds: ClassVar[str] = "M"
 
@@ -59,7 +59,7 @@ class Date(Integer):
             ) from error
         outside = (numbers < self.lower) | (numbers > self.upper)
         if outside.any():
-            low, high = (np.datetime64(int(bound), self.unit) for bound in (self.lower, self.upper))
+            low, high = (np.array(int(bound)).astype(f"datetime64[{self.unit}]") for bound in (self.lower, self.upper))
             raise ValueError(
                 f"column {name!r} holds {values[outside][0]!s}, outside its public bounds [{low}, {high}]: clip it, or describe it "
                 "with wider bounds (that are not taken from the records)."

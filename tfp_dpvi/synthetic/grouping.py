@@ -71,8 +71,10 @@ def crowded(column: Column, masses: np.ndarray) -> tuple[float, float] | None:
       column: any column.
       masses: released counts of its levels.
     """
-    inner = column.column if isinstance(column, Grouped) else column
-    if not isinstance(inner, Numeric) or not isinstance(column.description.bins, int) or column.num_levels < _FEW:
+    inner, described = column.column if isinstance(column, Grouped) else column, column.description
+    if not isinstance(inner, Numeric) or not isinstance(described, Numeric):
+        return None
+    if not isinstance(described.bins, int) or column.num_levels < _FEW:
         return None
     level = int(np.argmax(masses[: column.num_levels]))
     members = np.flatnonzero(np.array(column.groups) == level) if isinstance(column, Grouped) else [level]

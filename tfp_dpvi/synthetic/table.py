@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tfp_dpvi import _validate as check
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class Layout:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, check.Unchecked]) -> Layout:
+    def from_config(cls, config: Mapping[str, Any]) -> Layout:
         """Returns the layout that `to_config` was of."""
         return cls(config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]})
 
