@@ -187,7 +187,10 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
             "batches or a keras.utils.Sequence."
         )
     if isinstance(data, tf.data.Dataset):
-        ranks = [spec.shape.rank for spec in tf.nest.flatten(data.element_spec)]
+        specs = [
+            spec for spec in tf.nest.flatten(data.element_spec) if isinstance(spec, tf.TensorSpec)
+        ]  # None is one too.
+        ranks = [spec.shape.rank for spec in specs]
         if 0 in ranks or data.cardinality() == tf.data.INFINITE_CARDINALITY:
             fault = "has single records: say dataset.batch(1024)" if 0 in ranks else "is endless: leave out repeat()"
             raise ValueError(f"validation_data is a dataset that {fault}; one pass over its batches is one evaluation.")
