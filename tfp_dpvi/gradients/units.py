@@ -27,6 +27,9 @@ from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerE
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
 _UNROLLED = 64  # Steps.
+_HELD_COST = 40.0
+"""As `DIRECT_COST`, for gradients that `tf.vectorized_map` makes: a step of a custom dense layer, 784-400, took between 8.6 and 37
+times as long as without privacy, on an idle and on a busy machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Cost:
     Attributes:
       work: multiply-adds of a forward pass.
       held: bytes of a record's gradient that is held; 0 where a rule does without.
-      copied: how many entries of gradients are written and read.
+      copied: writing and reading a record's gradient, in multiply-adds.
     """
 
     work: float
@@ -53,7 +56,7 @@ class Cost:
         # Of a table one row is used.
         used = [v.shape[-1] if isinstance(layer, keras.layers.Embedding) else v.shape.num_elements() for v in variables]
         held = sum(v.shape.num_elements() * v.dtype.size for v in variables) if slow else 0
-        copies = (places if is_unit(layer) else 1) if slow else 0
+        copies = (DIRECT_COST * places if is_unit(layer) else _HELD_COST) if slow else 0
         return cls(float(places * sum(used)), held, float(copies * sum(used)))
 
 
@@ -63,11 +66,7 @@ def slowdown(costs: Sequence[Cost], rows_each: Sequence[int]) -> float:
     A mapped layer runs forward and backward once more, and writes and reads gradients of records.
     """
     plain = sum(3.0 * cost.work * rows for cost, rows in zip(costs, rows_each, strict=True))
-    again = sum(
-        3.0 * cost.work * rows + DIRECT_COST * cost.copied
-        for cost, rows in zip(costs, rows_each, strict=True)
-        if cost.held
-    )
+    again = sum(3.0 * cost.work * rows + cost.copied for cost, rows in zip(costs, rows_each, strict=True) if cost.held)
     return 1.0 + again / plain if plain else 1.0
 
 
