@@ -34,7 +34,7 @@ class Custom(layers.Layer):
         self.kernel = self.add_weight("kernel", [shape[-1], self.units])
 
     def call(self, inputs: Any) -> Any:
-        return tf.nn.relu(tf.matmul(inputs, self.kernel))
+        return tf.nn.relu(tf.tensordot(inputs, self.kernel, 1))
 
 
 def attention() -> keras.Model:
