@@ -377,7 +377,6 @@ class Counted(layers.Layer):
         ({"gradients": "fast"}, ValueError, ["gradients", "'fast'", "ghost"]),
         ({"kl": "exact"}, ValueError, ["kl", "'exact'"]),
         ({"batch_regularizer": 1.0}, TypeError, ["batch_regularizer", "1.0"]),
-        ({"prior": tfd.MultivariateNormalDiag(tf.Variable(tf.zeros(D)))}, ValueError, ["prior", "trainable"]),
         ({"encoder": keras.Sequential([layers.Dense(3), layers.BatchNormalization()])}, ValueError, ["BatchNormalization", "GroupNormalization"]),
     ],
 )  # fmt: skip

@@ -148,9 +148,9 @@ def prepare(model, x, y=None):
     model.prepare(make_records(x, y, None, dtype=np.asarray(x).dtype, validate=False))
 
 
-def check_and_price(model, x, sampling, expected_batch_size):
+def check_and_price(model, x, sampling, expected_batch_size, y=None):
     """All that `fit` does before it plans."""
-    records = make_records(x, None, None, dtype=x.dtype, validate=False)
+    records = make_records(x, y, None, dtype=x.dtype, validate=False)
     model.prepare(records)
     model.check_records(records)
     _SPECS[model] = (sampling, expected_batch_size)
@@ -166,9 +166,14 @@ def clip_batch(model, records, mask, key):
     return list(step.clipped_sum(records, mask, key)[0].tensors)
 
 
-def terms_of(model, x, key, num_draws=1):
+def terms_of(model, x, key, num_draws=1, y=None):
     """A VAE's losses, draws and posterior for a batch of records."""
-    return model._terms(x, key, num_draws)
+    return model._terms(x, key, num_draws, y=y)
+
+
+def read_by_prior(model):
+    """The trainable variables that a VAE's learned prior reads."""
+    return model._parts_of_model.density.reads
 
 
 def layer_gradients(model):

@@ -15,12 +15,25 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, map_apart, operations_since, own_weights, tf
+from tfp_dpvi._tf import (
+    Layer,
+    Structure,
+    calls_seen,
+    keras,
+    losses_added,
+    map_apart,
+    operations_since,
+    own_weights,
+    tf,
+    tfd,
+    tfp,
+    with_full_parameters,
+)
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
 from tfp_dpvi.gradients.factors import Contribution, Direct, combined, total
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
-from tfp_dpvi.gradients.layers import RULES, ByRecord, Found, Probed, UnsupportedLayerError
+from tfp_dpvi.gradients.layers import RULES, ByRecord, Found, Probed, UnsupportedLayerError, Whole
 
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 _Result = TypeVar("_Result")
@@ -221,7 +234,7 @@ class Pass(Generic[_Result]):
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """While active, calls of the layers are recorded."""
-        layers = [layer for layer in self.gradients.layers if own_weights(layer)]
+        layers = [layer for layer in self.gradients.layers if own_weights(layer) or isinstance(layer, Whole)]
         with self.tape, calls_seen(layers, self._watched):
             yield
 
@@ -259,8 +272,12 @@ class Pass(Generic[_Result]):
         kwargs: dict[str, Structure],
     ) -> Probed:
         """Any layer: its own variables' gradients by one record, mapped over the records."""
-        outputs = original(inputs, *args, **kwargs)
-        variables = own_weights(layer)
+        variables = layer.reads if isinstance(layer, Whole) else own_weights(layer)
+        self._paused = isinstance(layer, Whole)
+        try:
+            outputs = original(inputs, *args, **kwargs)
+        finally:
+            self._paused = False
         given = (inputs, args, kwargs)
         tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
 
@@ -268,7 +285,7 @@ class Pass(Generic[_Result]):
             left = iter(leaves)
             filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
             one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
-            return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
+            return _tensors_of(layer, original(one_inputs, *one_args, **one_kwargs))[0]
 
         def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
             leaves, by_outputs = values
@@ -277,7 +294,7 @@ class Pass(Generic[_Result]):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 results = again(leaves)
-                _refuse_random(layer, graph, known)
+                _refuse_random(layer, graph, known, results)
             found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
             refuse_varying_shapes(graph, known)
             return found
@@ -292,7 +309,8 @@ class Pass(Generic[_Result]):
             pairs = zip(variables, each, strict=True)
             return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
 
-        return Probed(tf.nest.flatten(outputs), lambda: outputs, contributions)
+        tensors_out, again_whole = _tensors_of(layer, outputs)
+        return Probed(tensors_out, again_whole, contributions)
 
     @property
     def rows_each(self) -> list[int]:
@@ -376,8 +394,33 @@ class Pass(Generic[_Result]):
         return ClippedSum(tensors, clip), examples
 
 
-def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
-    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
+def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
+    """Returns a layer's outputs as tensors with a row for each of its own, and what makes outputs of these again.
+
+    A distribution is taken apart into its parameters.
+    """
+    if not isinstance(outputs, tfd.Distribution):
+        return tf.nest.flatten(outputs), lambda: outputs
+    try:
+        whole = tfp.experimental.as_composite(with_full_parameters(getattr(outputs, "tensor_distribution", outputs)))
+        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UnsupportedLayerError(
+            f"{layer.name} has weights of its own and returns {type(outputs).__name__}, whose parameters TFP does not tell "
+            f"({error}). Put the weights into a layer that returns tensors."
+        ) from error
+    return parts, lambda: tf.nest.pack_sequence_as(whole, parts, expand_composites=True)
+
+
+def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[tf.Tensor]) -> None:
+    """Raises if results are made of random draws; what TFP's layers draw to look like tensors nobody uses."""
+    used, waiting = set(), [result.op for result in results]
+    while waiting:
+        if (op := waiting.pop()) not in used:
+            used.add(op)
+            waiting += [value.op for value in op.inputs]
+    new = (op for op in operations_since(graph, known) if op.graph is not graph or op in used)
+    drawn = next((op.name for op in new if _RANDOM.search(op.type)), None)
     if drawn is not None:
         raise UnsupportedLayerError(
             f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "

@@ -64,6 +64,16 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 """`rule(layer, layer's own call, inputs) -> Probed`, or None where this use of the layer is not one that the rule knows."""
 
 
+class Whole(Layer):
+    """A layer whose gradients are mapped over records in one piece: by all that it reads, and with no layer inside it watched.
+
+    Attributes:
+      reads: trainable variables, of whichever layer; the first dimension of their uses need not run over records.
+    """
+
+    reads: tuple[tf.Variable, ...] = ()
+
+
 @contextlib.contextmanager
 def _without(layer: Layer, **attributes: object) -> Iterator[None]:
     """While active, a layer has other attributes, past Keras's tracking of them: its own forward pass less its last part."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi import serialization, surrogates
+from tfp_dpvi import serialization
 from tfp_dpvi._tf import (
     Optimizer,
     loss_functions,
@@ -31,7 +31,7 @@ from tfp_dpvi.gradients import (
     layers_of,
     refuse_mixing,
 )
-from tfp_dpvi.models import arguments
+from tfp_dpvi.models import arguments, latents
 from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -96,19 +96,7 @@ class DPVAE(Autoencoder):
         name: str | None = None,
     ) -> None:
         given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
-        encoder, decoder, prior = (
-            part() if serialization.is_factory(part) else part for part in (encoder, decoder, prior)
-        )
-        if not isinstance(prior, tfd.Distribution):
-            raise TypeError(
-                f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
-                "tf.ones(d))."
-            )
-        if prior.trainable_variables:
-            raise ValueError(
-                f"prior has trainable variables ({prior.trainable_variables[0].name}): they would be learned past the clip. "
-                "Use a fixed prior."
-            )
+        encoder, decoder = (part() if serialization.is_factory(part) else part for part in (encoder, decoder))
         for argument, value in (("encoder", encoder), ("decoder", decoder), ("batch_regularizer", batch_regularizer)):
             refuse_keras_3(argument, value)
             if not callable(value) and not (value is None and argument == "batch_regularizer"):
@@ -118,12 +106,28 @@ class DPVAE(Autoencoder):
         regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
-        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
-        layers = list({id(layer): layer for layer in [*layers_of(encoder), *layers_of(decoder)]}.values())
+        prior, learned = latents.made_of(prior, encoder)
+        fixed = isinstance(prior, tfd.Distribution) and not learned
+        if batch_regularizer is not None and not fixed:
+            raise ValueError(
+                "batch_regularizer compares codes with one fixed prior, and this prior is learned or depends on y: give a TFP "
+                "distribution without trainable variables."
+            )
+        if learned and kl == "analytic":
+            raise ValueError(
+                "kl='analytic' is not for a learned prior, whose term is estimated at the draws: leave it out."
+            )
+        super().__init__(seed=seed, name=name, dtype=latents.float_type(prior))
+        layers = list({id(layer): layer for part in (encoder, decoder, prior) for layer in layers_of(part)}.values())
         refuse_mixing(layers)
-        self._parts_of_model = Parts(encoder, decoder, prior, batch_regularizer, given, layers)
-        # Tracked by Keras, so that weights are saved, whatever the two callables are.
+        density = (
+            latents.LearnedDensity(prior, learned, [*layers_of(encoder), *layers_of(decoder)]) if learned else None
+        )
+        watched = [*layers, density] if density else layers
+        self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given, watched)
+        # Tracked by Keras, so that weights are saved, whatever the callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
+        self._prior_layers = [density] if density else [] if fixed else outermost(prior)
         self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
@@ -146,7 +150,9 @@ class DPVAE(Autoencoder):
             records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
         ) -> tuple[ClippedSum, PerExample]:
             if groups_of_step is None:
-                one = layers.run(lambda: self._terms(records["x"], key, self.num_draws, training=True))
+                one = layers.run(
+                    lambda: self._terms(records["x"], key, self.num_draws, training=True, y=records.get("y"))
+                )
                 return one.clipped_sum(one.result.losses, mask, clip, weights=records.get("sample_weight"))
             return groups_of_step.clipped_sum(layers, clip, records, mask, key, self.num_draws)
 
@@ -212,8 +218,9 @@ class DPVAE(Autoencoder):
         """What both networks ask of a physical batch."""
         gradients = self._layer_gradients
         each = gradients.bytes_each
-        if gradients.mapped:
-            each += sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
+        density = self._parts_of_model.density
+        mapped = self.trainable_variables if gradients.mapped else density.reads if density else ()
+        each += sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
         return BatchNeeds(4 * each, batchwise=True, whole=self.batch_regularizer is not None, static=self._static)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
@@ -269,8 +276,9 @@ class DPVAE(Autoencoder):
                 return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
             return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
 
-        x = tf.nest.map_structure(synthetic, records.x)
-        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(x))
+        given = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
+        made = tf.nest.map_structure(synthetic, given)
+        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
         identity = (shapes, self.gradients, self.num_draws, self.beta, self.kl)
         parts = self._parts_of_model
         parts.tried.sort(key=lambda found: found[0] == identity)  # The one that serves comes last.
@@ -278,8 +286,12 @@ class DPVAE(Autoencoder):
             return
         key = tf.constant([1, 2], tf.int64)
         layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
+
+        def losses(given: Any) -> tf.Tensor:
+            return self._terms(given["x"], key, self.num_draws, training=True, y=given.get("y")).losses
+
         try:
-            checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
+            checked = layers.checked(losses, made)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         for note in checked.notes:

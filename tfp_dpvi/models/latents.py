@@ -1,0 +1,93 @@
+"""The prior of a `DPVAE`: fixed, with variables that are learned, or a network of y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfp_dpvi import serialization, surrogates
+from tfp_dpvi._tf import Layer, expects_training, keras, refuse_keras_3, tf, tfd
+from tfp_dpvi.divergences import VampPrior
+from tfp_dpvi.gradients import Whole, layers_of
+
+Prior = Any
+"""A TFP distribution, or a function of y that gives one for each of its rows."""
+
+
+class LearnedDensity(Whole):
+    """`log p(z)` of a prior with trainable variables, as a layer of z: records reach them through their own losses alone.
+
+    Args:
+      prior: TFP distribution.
+      reads: the trainable variables that its density reads.
+      others: layers of the networks; what they hold is theirs.
+    """
+
+    def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
+        super().__init__(name="learned_prior", dtype=surrogates.float_dtype(prior).name)
+        theirs = {variable.ref() for layer in others for variable in layer.weights}
+        self.own = [variable for variable in reads if variable.ref() not in theirs]  # Tracked by Keras, and saved.
+        self._density, self.reads = prior.log_prob, tuple(reads)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns log-densities, shape [n], of codes [n, ...]."""
+        return self._density(inputs)
+
+
+def made_of(prior: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
+    """Returns the prior that the constructor's argument stands for, and the trainable variables that its density reads.
+
+    Raises:
+      TypeError: no distribution and no function.
+      ValueError: a function that computes with variables, whose distribution would keep their first values.
+    """
+    refuse_keras_3("prior", prior)
+    with tf.GradientTape() as tape:
+        if serialization.is_factory(prior):
+            prior = prior()
+        if isinstance(prior, VampPrior):
+            prior = prior.of(lambda *given: called(encoder, *given), float_type(encoder))
+    if not isinstance(prior, tfd.Distribution):
+        if callable(prior):
+            return prior, ()
+        raise TypeError(
+            f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
+            "tf.ones(d))."
+        )
+    surrogates.float_dtype(prior)
+    read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
+    known = {variable.ref() for variable in read}
+    for variable in tape.watched_variables():
+        if variable.ref() not in known:
+            raise ValueError(
+                f"prior is built from the value of the variable {variable.name}, which it would keep while the variable is learned. "
+                "Give the\ndistribution the variable itself (tfp.util.TransformedVariable, DeferredTensor), or use "
+                "dpvi.divergences.VampPrior."
+            )
+    return prior, read
+
+
+def read_by(function: Callable[[], tf.Tensor]) -> tuple[tf.Variable, ...]:
+    """Returns the trainable variables that a function reads, in the order of their making."""
+    with tf.GradientTape() as tape:
+        function()
+    container = tf.distribute.get_strategy().extended.value_container
+    found = {variable.ref(): variable for variable in map(container, tape.watched_variables())}
+    return tuple(found.values())
+
+
+def float_type(part: Callable[..., tfd.Distribution]) -> str:
+    """Returns the one float type of a distribution, or of a network's layers."""
+    if isinstance(part, tfd.Distribution):
+        return surrogates.float_dtype(part).name
+    kinds = [layer.dtype for layer in layers_of(part) if layer.dtype and tf.as_dtype(layer.dtype).is_floating]
+    return kinds[0] if kinds else keras.backend.floatx()
+
+
+def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool = False) -> Any:
+    """Returns a network's output, in training mode where it has one (dropout).
+
+    Of y too if there is one: functions take two arguments, and Keras models and layers one list, as they do of several inputs.
+    """
+    inputs = [first] if y is None else [[first, y]] if isinstance(part, Layer) else [first, y]
+    return part(*inputs, training=training) if expects_training(part) else part(*inputs)
