@@ -70,7 +70,10 @@ class LayerGradients:
         known = len(graph.get_operations())
         with one.watching():
             one.tape.watch(watch)
-            one.result = function()
+            try:
+                one.result = function()
+            except UnsupportedLayerError as error:
+                raise one.refusal or error from None  # Without what Keras adds to the errors of a layer.
             if any(losses_added(layer) for layer in self.layers):
                 raise UnsupportedLayerError(
                     "A layer uses add_loss or an activity regularizer, which cannot be told apart by record in a batch. Add "
@@ -226,6 +229,7 @@ class Pass(Generic[_Result]):
         self.gradients = gradients
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         self.notes: list[str] = []
+        self.refusal: UnsupportedLayerError | None = None
         self._num_records = num_records
         self._calls: list[_Call] = []
         self._paused = False
@@ -309,8 +313,12 @@ class Pass(Generic[_Result]):
             pairs = zip(variables, each, strict=True)
             return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
 
-        tensors_out, again_whole = _tensors_of(layer, outputs)
-        return Probed(tensors_out, again_whole, contributions)
+        try:
+            parts, joined = _tensors_of(layer, outputs)
+        except UnsupportedLayerError as error:
+            self.refusal = error
+            raise
+        return Probed(parts, joined, contributions)
 
     @property
     def rows_each(self) -> list[int]:

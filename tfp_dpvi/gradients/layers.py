@@ -33,7 +33,8 @@ class ByRecord:
 
     def split(self, values: tf.Tensor) -> tf.Tensor:
         """[rows, ...] -> [n, rows of a record, ...]."""
-        return tf.reshape(values, [-1, self.rows, *values.shape[1:]])
+        inner = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
+        return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
         """[rows, ..., D] -> [n, T, D] with a T that is known while tracing."""

@@ -47,16 +47,19 @@ class DPVAE(Autoencoder):
     """A variational autoencoder with a latent draw for each record, learned under differential privacy.
 
     Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, as
-    its latent variable is its own; draws and posteriors of records are never released, the two networks' weights are.
+    its latent variable is its own; draws and posteriors of records are never released, the networks' weights are. After
+    `fit(x, y)` it is a model of p(x | y): encoder and decoder, and the prior if it is a function, then take y too. Keras models
+    and layers get one list, `encoder([x, y])`, plain functions two arguments.
 
-    `docs/guides/vae_researcher.md` shows one.
+    `docs/guides/vae_researcher.md` shows both, learned priors and two levels of latent variables.
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
         shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
         the model, see `dpvi.register`).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
-      prior: TFP distribution of one record's latent variable, without trainable variables.
+      prior: TFP distribution of one record's latent variable; its trainable variables are learned through the clip. Or
+        `dpvi.divergences.VampPrior`; or a Keras model, layer or function, `y -> TFP distribution` with batch shape [n].
       beta: weight of the KL term (Higgins et al. 2017).
       num_draws: latent draws for each record and step; its loss is averaged over them before the clip.
       batch_regularizer: `Codes -> scalar`, a term of each random group of records, such as those of
@@ -65,7 +68,8 @@ class DPVAE(Autoencoder):
       num_prior_samples: draws from the prior that the regularizer is given, default the expected size of a group.
       gradients: "ghost" has norms and sums from layers' inputs and output gradients, "vectorized" holds every record's
         gradient; "auto" is "ghost". The same figures, to rounding.
-      kl: "analytic", "monte_carlo" (at the same draws), or "auto", the first where TFP has it.
+      kl: "analytic", "monte_carlo" (at the same draws), or "auto", the first where TFP has it; of a prior with
+        trainable variables the second.
       seed: see `DPModel`.
       name: name of the model.
 
