@@ -156,6 +156,7 @@ def test_a_missing_or_needless_y_is_named(model):
         lambda: model.elbo(X),
         lambda: model.encode(X),
         lambda: model.sample_predictive(3),
+        lambda: model.evaluate(X, verbose=0),
         lambda: model.decode(np.zeros([2, D], "float32")),
     ):
         with pytest.raises(ValueError, match=r"y is missing.*y="):
@@ -195,6 +196,14 @@ def test_networks_that_do_not_take_y_are_refused_before_anything_is_spent(make_m
 def test_a_regularizer_with_a_prior_of_y_is_refused():
     with pytest.raises(ValueError, match=r"batch_regularizer.*prior"):
         conditional(prior_of_y(), batch_regularizer=dpvi.divergences.MMD())
+
+
+def test_a_prior_of_low_precision_is_refused():
+    half = keras.Sequential([layers.Embedding(3, 2 * D, dtype="mixed_float16"), tfpl.DistributionLambda(diagonal)])
+    model = conditional(half)
+    with pytest.raises(ValueError, match=r"mixed_float16.*float32 or float64"):
+        compiled(model)
+    assert model.num_releases == 0
 
 
 def test_records_that_mix_in_the_prior_are_refused():

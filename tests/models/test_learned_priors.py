@@ -167,6 +167,21 @@ def test_the_prior_of_a_conditional_model():
     check_against_single_records(model, {"x": X[:7], "y": label[:7]}, clip=0.3)
 
 
+def test_a_frozen_flow_stays_fixed():
+    network = tfb.AutoregressiveNetwork(params=2, event_shape=[D], hidden_units=[4], trainable=False)
+    base = tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=[D])
+    model = make(prior=tfd.TransformedDistribution(base, tfb.MaskedAutoregressiveFlow(network)))
+    assert internals.read_by_prior(model) == ()
+
+
+def test_a_regularizer_of_a_layer_within_the_prior_is_seen():
+    layer = layers.Dense(2, kernel_regularizer="l2")
+    second = tfd.Independent(tfd.Normal(tf.zeros(1), tf.ones(1)), 1)
+    first = lambda z: tfd.Independent(tfd.Normal(layer(z[tf.newaxis])[0, ..., :1], 1.0), 1)  # noqa: E731
+    model = make(prior=tfd.Blockwise(tfd.JointDistributionSequential([second, first])))
+    assert any(one is layer for one in internals.layers_of_vae(model))
+
+
 # ---------------------------------------------------------------------- saving
 
 
@@ -209,6 +224,13 @@ def test_a_prior_that_would_be_frozen_is_refused():
         with pytest.raises(ValueError, match=r"prior is built from the value of the variable") as caught:
             make(encoder, prior=prior)
         assert str(caught.value).count("\n") < 2
+
+
+def test_a_variable_that_the_density_does_not_read_is_refused():
+    prior = mixture()
+    prior.more = tf.Variable(0.0, name="more")
+    with pytest.raises(ValueError, match="prior holds the trainable variable more"):
+        make(prior=prior)
 
 
 @pytest.mark.parametrize(

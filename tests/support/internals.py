@@ -173,7 +173,13 @@ def terms_of(model, x, key, num_draws=1, y=None):
 
 def read_by_prior(model):
     """The trainable variables that a VAE's learned prior reads."""
-    return model._parts_of_model.density.reads
+    density = model._parts_of_model.density
+    return () if density is None else density.reads
+
+
+def layers_of_vae(model):
+    """The layers that a VAE's gradients and regularizers come from."""
+    return model._parts_of_model.layers
 
 
 def layer_gradients(model):

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf
+from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf, tfd, tfp
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
 
 Found = list[tuple[tf.Variable, Contribution]]
@@ -267,7 +267,9 @@ def layers_of(model: object) -> list[Layer]:
             return
         parts: Iterable[object] = ()
         if isinstance(thing, tf.Module):
-            parts = thing.submodules
+            # Of TFP's objects also what they were made of: functions, with layers in them.
+            made_of = thing.parameters.values() if isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector) else ()
+            parts = [*thing.submodules, *made_of]
         elif isinstance(thing, list | tuple):
             parts = thing
         elif isinstance(thing, dict):

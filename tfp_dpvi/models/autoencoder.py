@@ -137,7 +137,7 @@ class Autoencoder(base.DistributionModel):
             raise ValueError("y was given, and this model was fitted without y. Call fit(x).")
         given = (records.x,) if records.y is None else (records.x, records.y)
         zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
-        read = read_by(lambda: self._check_shapes(*zeros))
+        read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
             raise ValueError(
@@ -281,6 +281,7 @@ class Autoencoder(base.DistributionModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns negative bounds."""
         y = y if self._parts_of_model.conditional else None
+        self._check_y(y)
         return self._terms(x, tf.constant(_random.new_key(0)), 1, y=y).losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:

@@ -64,14 +64,20 @@ def made_of(prior: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
                 "Give the\ndistribution the variable itself (tfp.util.TransformedVariable, DeferredTensor), or use "
                 "dpvi.divergences.VampPrior."
             )
-    return prior, read
+    if unread := [variable.name for variable in prior.trainable_variables if variable.ref() not in known]:
+        raise ValueError(
+            f"prior holds the trainable variable {unread[0]}, which its density does not read: it could not be learned. Leave it out, "
+            "or give it trainable=False."
+        )
+    frozen = {variable.ref() for layer in layers_of(prior) for variable in layer.non_trainable_weights}
+    return prior, tuple(variable for variable in read if variable.ref() not in frozen)
 
 
-def read_by(function: Callable[[], tf.Tensor]) -> tuple[tf.Variable, ...]:
-    """Returns the trainable variables that a function reads, in the order of their making."""
+def read_by(function: Callable[[], object], strategy: tf.distribute.Strategy | None = None) -> tuple[tf.Variable, ...]:
+    """Returns the trainable variables that a function reads, in the order of their making; of replicas what holds them."""
     with tf.GradientTape() as tape:
         function()
-    container = tf.distribute.get_strategy().extended.value_container
+    container = (strategy or tf.distribute.get_strategy()).extended.value_container
     found = {variable.ref(): variable for variable in map(container, tape.watched_variables())}
     return tuple(found.values())
 
