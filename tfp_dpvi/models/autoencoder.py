@@ -137,7 +137,7 @@ class Autoencoder(base.DistributionModel):
             raise ValueError("y was given, and this model was fitted without y. Call fit(x).")
         given = (records.x,) if records.y is None else (records.x, records.y)
         zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
-        read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
+        _, read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
             raise ValueError(

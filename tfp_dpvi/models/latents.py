@@ -34,19 +34,22 @@ class LearnedDensity(Whole):
         return self._density(inputs)
 
 
-def made_of(prior: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
+def _built(given: Prior, encoder: Callable[..., tfd.Distribution]) -> Prior:
+    made = given() if serialization.is_factory(given) else given
+    if isinstance(made, VampPrior):
+        return made.of(lambda *pair: called(encoder, *pair), float_type(encoder))
+    return made
+
+
+def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
     """Returns the prior that the constructor's argument stands for, and the trainable variables that its density reads.
 
     Raises:
       TypeError: no distribution and no function.
       ValueError: a function that computes with variables, whose distribution would keep their first values.
     """
-    refuse_keras_3("prior", prior)
-    with tf.GradientTape() as tape:
-        if serialization.is_factory(prior):
-            prior = prior()
-        if isinstance(prior, VampPrior):
-            prior = prior.of(lambda *given: called(encoder, *given), float_type(encoder))
+    refuse_keras_3("prior", given)
+    prior, read_while_built = read_by(lambda: _built(given, encoder))
     if not isinstance(prior, tfd.Distribution):
         if callable(prior):
             return prior, ()
@@ -55,9 +58,9 @@ def made_of(prior: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
             "tf.ones(d))."
         )
     surrogates.float_dtype(prior)
-    read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
+    _, read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
     known = {variable.ref() for variable in read}
-    for variable in tape.watched_variables():
+    for variable in read_while_built:
         if variable.ref() not in known:
             raise ValueError(
                 f"prior is built from the value of the variable {variable.name}, which it would keep while the variable is learned. "
@@ -73,13 +76,15 @@ def made_of(prior: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
     return prior, tuple(variable for variable in read if variable.ref() not in frozen)
 
 
-def read_by(function: Callable[[], object], strategy: tf.distribute.Strategy | None = None) -> tuple[tf.Variable, ...]:
-    """Returns the trainable variables that a function reads, in the order of their making; of replicas what holds them."""
+def read_by(
+    function: Callable[[], Any], strategy: tf.distribute.Strategy | None = None
+) -> tuple[Any, tuple[tf.Variable, ...]]:
+    """Returns a function's result and the trainable variables that it reads; of variables on several replicas what holds them."""
     with tf.GradientTape() as tape:
-        function()
+        result = function()
     container = (strategy or tf.distribute.get_strategy()).extended.value_container
     found = {variable.ref(): variable for variable in map(container, tape.watched_variables())}
-    return tuple(found.values())
+    return result, tuple(found.values())
 
 
 def float_type(part: Callable[..., tfd.Distribution]) -> str:
