@@ -49,7 +49,7 @@ def flow():
 
 
 def vamp():
-    return dpvi.divergences.VampPrior(PSEUDO)
+    return dpvi.divergences.VampPrior(PSEUDO.tolist())
 
 
 def two_levels():

@@ -149,12 +149,15 @@ class VampPrior:
           ValueError: the encoder does not give K distributions.
         """
 
-        def start(value: npt.ArrayLike) -> tf.Tensor:
+        def start(value: Structure) -> Structure:
+            if isinstance(value, dict):
+                return {name: start(part) for name, part in value.items()}
+            if isinstance(value, tuple):
+                return tuple(map(start, value))
             array = np.asarray(value)
             return tf.Variable(array.astype(dtype), name="pseudo_inputs") if array.dtype.kind == "f" else array
 
-        given = (self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)
-        return _Vamp(encoder, tf.nest.map_structure(start, given))
+        return _Vamp(encoder, start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)))
 
 
 class _Vamp(tfd.Distribution):
