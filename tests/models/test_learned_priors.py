@@ -185,7 +185,7 @@ def test_a_regularizer_of_a_layer_within_the_prior_is_seen():
 # ---------------------------------------------------------------------- saving
 
 
-@pytest.mark.parametrize("name", ["vamp", "flow", "mixture"])
+@pytest.mark.parametrize("name", ["vamp", "mixture", pytest.param("flow", marks=pytest.mark.slow)])
 def test_a_saved_model_and_an_export_hold_the_prior(name, tmp_path):
     parts = dpvi.register(f"e {name}")(dense_encoder), dpvi.register(f"d {name}")(dense_decoder)
     prior = vamp() if name == "vamp" else dpvi.register(f"p {name}")(PRIORS[name])
