@@ -210,6 +210,11 @@ class TestKeras:
             _tf.in_mode(lambda: {}["name"], training=True)
         assert caught.value.args == ("name",)
 
+    def test_a_broadcast_hides_parameters(self):
+        d = tfd.Independent(tfd.Normal(tf.zeros([4, 3]), 1.0), 1)
+        assert _tf.with_full_parameters(d).distribution.scale.shape == [4, 1]
+        assert not hasattr(tfd.BatchBroadcast(tfd.Normal(0.0, 1.0), with_shape=[4]), "scale")
+
     def test_a_schedule_hides_behind_its_value(self):
         """`learning_rate_variable`: `learning_rate` gives a schedule's present value."""
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)

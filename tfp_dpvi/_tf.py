@@ -253,6 +253,11 @@ def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
 # ---------------------------------------------------------------------------- TensorFlow
 
 
+def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
+    """Returns a distribution whose parameters have a row for each member of its batch; `tfd.BatchBroadcast` would hide them."""
+    return distribution._broadcast_parameters_with_batch_shape(distribution.batch_shape_tensor())
+
+
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
     """Yields the operations added to a graph since it had `num_known`, then those of functions that they call, at any depth.
 
@@ -346,4 +351,5 @@ __all__ = [
     "tf",
     "tfd",
     "tfp",
+    "with_full_parameters",
 ]

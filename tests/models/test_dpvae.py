@@ -390,7 +390,6 @@ class Counted(layers.Layer):
         ({"gradients": "fast"}, ValueError, ["gradients", "'fast'", "ghost"]),
         ({"kl": "exact"}, ValueError, ["kl", "'exact'"]),
         ({"batch_regularizer": 1.0}, TypeError, ["batch_regularizer", "1.0"]),
-        ({"prior": tfd.MultivariateNormalDiag(tf.Variable(tf.zeros(D)))}, ValueError, ["prior", "trainable"]),
     ],
 )  # fmt: skip
 def test_bad_arguments_name_themselves(arguments, error, words):

@@ -166,9 +166,20 @@ def clip_batch(model, records, mask, key):
     return list(step.clipped_sum(records, mask, key)[0].tensors)
 
 
-def terms_of(model, x, key, num_draws=1):
+def terms_of(model, x, key, num_draws=1, y=None):
     """A VAE's losses, draws and posterior for a batch of records."""
-    return model._terms(x, key, num_draws)
+    return model._terms(x, key, num_draws, y=y)
+
+
+def read_by_prior(model):
+    """The trainable variables that a VAE's learned prior reads."""
+    density = model._parts_of_model.density
+    return () if density is None else density.reads
+
+
+def layers_of_vae(model):
+    """The layers that a VAE's gradients and regularizers come from."""
+    return model._parts_of_model.layers
 
 
 def layer_gradients(model):

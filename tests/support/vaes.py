@@ -59,17 +59,66 @@ def compiled(model=None, how=None, **kwargs):
     return model
 
 
-def fitted(model=None, x=X, how=None, **kwargs):
+def fitted(model=None, x=X, how=None, y=None, **kwargs):
     compile_with = {
         key: kwargs.pop(key) for key in ("jit_compile", "physical_batch_size", "run_eagerly") if key in kwargs
     }
     model = compiled(model, how, **compile_with)
-    model.fit(x, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
+    model.fit(x, y, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
     return model
 
 
-def ready(model=None, x=X, how=None, **kwargs):
+def ready(model=None, x=X, how=None, y=None, **kwargs):
     """Checked and priced as in `fit`, without a step."""
     model = compiled(model, how, **kwargs)
-    internals.check_and_price(model, x, dpvi.privacy.PoissonSampling(0.3), 20.0)
+    internals.check_and_price(model, x, dpvi.privacy.PoissonSampling(0.3), 20.0, y)
     return model
+
+
+def check_against_single_records(model, records, clip, key=(3, 4)):
+    """C1, C3, C5: the clipped sum is that of TensorFlow's own gradients, one record at a time; replay on neighbours."""
+    num, dtype = len(records["x"]), model.dtype
+    tensors, key = tf.nest.map_structure(tf.constant, records), tf.constant(key, tf.int64)
+    variables, traced = model.trainable_variables, []
+
+    @tf.function(autograph=False)
+    def clipped(tensors, mask):
+        traced.append(1)
+        return internals.clip_batch(model, tensors, mask, key)
+
+    @tf.function(autograph=False)
+    def single(tensors):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = tf.unstack(
+                internals.terms_of(model, tensors["x"], key, model.num_draws, y=tensors.get("y")).losses
+            )
+        return [tape.gradient(loss, variables, unconnected_gradients="zero") for loss in losses]
+
+    def flat(parts):
+        return np.concatenate([tf.convert_to_tensor(part).numpy().ravel().astype("float64") for part in parts])
+
+    each = np.stack([flat(parts) for parts in single(tensors)])
+    norms = np.linalg.norm(each, axis=1, keepdims=True)
+    assert (norms > clip).any(), "the case must clip something"
+    wanted = (each * np.minimum(1.0, clip / norms)).sum(0)
+    whole = flat(clipped(tensors, tf.ones([num], tf.bool)))
+    tolerance = 2e-5 if dtype == "float32" else 1e-9
+    np.testing.assert_allclose(whole, wanted, atol=tolerance * clip * num)
+    # Every variable gets a gradient.
+    sizes = np.cumsum([int(np.prod(variable.shape)) for variable in variables])[:-1]
+    assert all(np.abs(part).max() > 0 for part in np.split(whole, sizes))
+    # A removed record is masked at its place; a replaced one holds anything.
+    for at in range(0, num, 2):
+        without = flat(clipped(tensors, tf.range(num) != at))
+        moved = np.linalg.norm(whole - without)
+        assert moved <= clip * (1 + 1e-4)
+        np.testing.assert_allclose(moved, min(clip, norms[at, 0]), rtol=1e-3)
+        for value in (np.nan, 1e6, -1e30):
+            changed = {name: part.copy() for name, part in records.items()}
+            for part in changed.values():
+                if part.dtype.kind == "f":
+                    part[at] = value
+            other = flat(clipped(tf.nest.map_structure(tf.constant, changed), tf.ones([num], tf.bool)))
+            assert np.isfinite(other).all()
+            assert np.linalg.norm(other - without) <= clip * (1 + 1e-4)
+    assert len(traced) == 1

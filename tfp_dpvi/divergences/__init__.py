@@ -6,7 +6,7 @@ A value depends on every record of its group: whoever releases its gradient must
 from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation
 from tfp_dpvi.divergences.codes import Codes
 from tfp_dpvi.divergences.discrepancy import SCALES, dimensionwise_mmd, mmd
-from tfp_dpvi.divergences.priors import clustered_prior, sparse_prior
+from tfp_dpvi.divergences.priors import VampPrior, clustered_prior, sparse_prior
 from tfp_dpvi.divergences.regularizers import MMD, DimensionwiseMMD, KLFromPrior, TotalCorrelation
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DimensionwiseMMD",
     "KLFromPrior",
     "TotalCorrelation",
+    "VampPrior",
     "clustered_prior",
     "dimensionwise_mmd",
     "kl_from_prior",

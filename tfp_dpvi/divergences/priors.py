@@ -1,14 +1,16 @@
-"""Priors that ask for structure in the codes. Their parameters are public constants (contract C2)."""
+"""Priors that ask for structure in the codes. Their parameters are public constants (contract C2), but for the learned one."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi._tf import Structure, tf, tfd
 
 
 def _dtype(dtype: tf.DType) -> tf.DType:
@@ -118,3 +120,95 @@ def clustered_prior(
         tfd.MultivariateNormalDiag(tf.constant(centres, kind), tf.constant(scales, kind)),
         name=name,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class VampPrior:
+    """Stands for the mixture of an encoder's posteriors at learned pseudo-inputs, as the prior of a `DPVAE`.
+
+    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior", arXiv:1705.07120). Pseudo-inputs and encoder
+    learn from records through the clip, as everything else does.
+
+    Args:
+      pseudo_inputs: what the u_k start from, K rows of the records' shape: array, or dict or tuple of such. Public values, never
+        records. Floats are learned; integers stay.
+      y: likewise of y, where the encoder takes it.
+    """
+
+    pseudo_inputs: Structure
+    y: Structure | None = None
+
+    def of(self, encoder: Callable[..., tfd.Distribution], dtype: str) -> tfd.Distribution:
+        """Returns the prior over an encoder's codes, with variables of its own for the pseudo-inputs.
+
+        Args:
+          encoder: from K rows to a TFP distribution with batch shape [K].
+          dtype: of the pseudo-inputs.
+
+        Raises:
+          ValueError: the encoder does not give K distributions.
+        """
+
+        def start(value: Structure) -> Structure:
+            if isinstance(value, dict):
+                return {name: start(part) for name, part in value.items()}
+            if isinstance(value, tuple):
+                return tuple(map(start, value))
+            array = np.asarray(value)
+            return tf.Variable(array.astype(dtype), name="pseudo_inputs") if array.dtype.kind == "f" else array
+
+        return _Vamp(encoder, start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)))
+
+
+class _Vamp(tfd.Distribution):
+    """The mixture of `encoder(*inputs)`."""
+
+    def __init__(self, encoder: Callable[..., tfd.Distribution], inputs: Structure, name: str = "VampPrior") -> None:
+        parameters = dict(locals())
+        self._encoder, self._inputs = encoder, inputs
+        shapes, rows = tf.nest.map_structure(lambda part: part.shape, inputs), tf.nest.flatten(inputs)[0].shape[0]
+        try:
+            one = self._posteriors()
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                f"prior: the encoder failed on VampPrior's pseudo_inputs of shape {shapes}: {error}"
+            ) from error
+        if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
+            raise ValueError(
+                f"prior: of VampPrior's pseudo_inputs of shape {shapes} the encoder makes {one!r}; it must be a TFP distribution of "
+                f"batch shape [{rows}]."
+            )
+        self._event, self._rows = one.event_shape, rows
+        super().__init__(
+            dtype=one.dtype,
+            reparameterization_type=tfd.NOT_REPARAMETERIZED,
+            validate_args=False,
+            allow_nan_stats=True,
+            parameters=parameters,
+            name=name,
+        )
+
+    def _posteriors(self) -> tfd.Distribution:
+        return self._encoder(*tf.nest.map_structure(tf.convert_to_tensor, self._inputs))
+
+    def _mixture(self) -> tfd.Distribution:
+        equal = tfd.Categorical(logits=tf.zeros([self._rows], self.dtype))
+        return tfd.MixtureSameFamily(equal, self._posteriors())
+
+    def _batch_shape(self) -> tf.TensorShape:
+        return tf.TensorShape([])
+
+    def _batch_shape_tensor(self) -> tf.Tensor:
+        return tf.constant([], tf.int32)
+
+    def _event_shape(self) -> tf.TensorShape:
+        return self._event
+
+    def _event_shape_tensor(self) -> tf.Tensor:
+        return tf.constant(self._event.as_list(), tf.int32)
+
+    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
+        return self._mixture().log_prob(value)
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
+        return self._mixture().sample(n, seed=seed)

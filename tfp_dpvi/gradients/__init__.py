@@ -14,7 +14,7 @@ from tfp_dpvi.gradients.clip import (
 from tfp_dpvi.gradients.ghost import LayerGradients, Pass
 from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shapes, refuse_writes, strictly
 from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
-from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, layers_of
+from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, Whole, layers_of
 from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
@@ -39,6 +39,7 @@ __all__ = [
     "StepSpec",
     "UnsupportedLayerError",
     "VaryingShapeError",
+    "Whole",
     "clipped_sum",
     "curvature_releases",
     "exactly",

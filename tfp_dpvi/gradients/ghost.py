@@ -24,6 +24,7 @@ from tfp_dpvi.gradients.layers import (
     ByRecord,
     Probed,
     UnsupportedLayerError,
+    Whole,
     is_batch_normalization,
     refuse_mixing,
 )
@@ -86,7 +87,10 @@ class LayerGradients:
         known = len(graph.get_operations())
         with one.watching():
             one.tape.watch(watch)
-            one.result = function()
+            try:
+                one.result = function()
+            except UnsupportedLayerError as error:
+                raise one.refusal or error from None  # Without what Keras adds to the errors of a layer.
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
                 raise UnsupportedLayerError(
@@ -272,6 +276,7 @@ class Pass(Generic[_Result]):
     def __init__(self, gradients: LayerGradients, num_records: int | None) -> None:
         self.gradients = gradients
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self.refusal: UnsupportedLayerError | None = None
         self._num_records = num_records
         self.calls: list[_Call] = []
         self._inside = False  # Of a unit.
@@ -286,6 +291,8 @@ class Pass(Generic[_Result]):
 
     def _weights(self, layer: Layer) -> list[tf.Variable]:
         """Returns the variables whose gradients a call of this layer accounts for."""
+        if isinstance(layer, Whole):
+            return list(layer.reads)
         return layer.trainable_weights if self._is_unit(layer) else own_weights(layer)
 
     def _is_unit(self, layer: Layer) -> bool:
@@ -311,6 +318,9 @@ class Pass(Generic[_Result]):
                 self._inside = self._is_unit(layer)
                 try:
                     probed = by_map(layer, self._weights(layer), original, inputs, args, kwargs)
+                except UnsupportedLayerError as error:
+                    self.refusal = error
+                    raise
                 finally:
                     self._inside = False
             self.tape.watch(probed.probes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf
+from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf, tfd, tfp
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
 
 Found = list[tuple[tf.Variable, Contribution]]
@@ -44,7 +44,8 @@ class ByRecord:
 
     def split(self, values: tf.Tensor) -> tf.Tensor:
         """[rows, ...] -> [n, rows of a record, ...]."""
-        return tf.reshape(values, [-1, self.rows, *values.shape[1:]])
+        inner = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
+        return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
         """[rows, ..., D] -> [n, T, D] with a T that is known while tracing."""
@@ -73,6 +74,16 @@ class Probed:
 
 Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 """`rule(layer, layer's own call, inputs) -> Probed`, or None where this use of the layer is not one that the rule knows."""
+
+
+class Whole(Layer):
+    """A layer whose gradients are mapped over records in one piece: by all that it reads, and with no layer inside it watched.
+
+    Attributes:
+      reads: trainable variables, of whichever layer; the first dimension of their uses need not run over records.
+    """
+
+    reads: tuple[tf.Variable, ...] = ()
 
 
 @contextlib.contextmanager
@@ -329,7 +340,9 @@ def layers_of(model: object) -> list[Layer]:
             return
         parts: Iterable[object] = ()
         if isinstance(thing, tf.Module):
-            parts = thing.submodules
+            # Of TFP's objects also what they were made of: functions, with layers in them.
+            made_of = thing.parameters.values() if isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector) else ()
+            parts = [*thing.submodules, *made_of]
         elif isinstance(thing, list | tuple):
             parts = thing
         elif isinstance(thing, dict):

@@ -19,10 +19,13 @@ from tfp_dpvi._tf import (
     operations_since,
     set_keras_mask,
     tf,
+    tfd,
+    tfp,
+    with_full_parameters,
 )
 from tfp_dpvi.gradients.factors import DIRECT_COST, Direct
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes
-from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, looked_up, without
+from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, Whole, looked_up, without
 
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
@@ -72,7 +75,7 @@ def slowdown(costs: Sequence[Cost], rows_each: Sequence[int]) -> float:
 
 def is_unit(layer: Layer) -> bool:
     """Whether a layer never calls its sublayers where they can be watched: recurrent ones run them in a loop of their own."""
-    return isinstance(layer, keras.layers.RNN)
+    return isinstance(layer, keras.layers.RNN | Whole)
 
 
 def around(layer: Layer, layers: Sequence[Layer], units: Sequence[Layer]) -> Layer | None:
@@ -103,12 +106,7 @@ def by_map(
 
     with lookups():
         outputs = original(inputs, *args, **kwargs)
-    leaves = tf.nest.flatten(outputs)
-    if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-        raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) returns {type(leaves[0]).__name__} where its gradients need tensors. Return "
-            "tensors, and make a distribution of them in a layer of its own."
-        )
+    leaves, joined = _tensors_of(layer, outputs)
     given = (inputs, args, kwargs)
     tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
     masks = [keras_mask(tensor) for tensor in tensors]
@@ -117,7 +115,7 @@ def by_map(
         left = iter(of_record)
         filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
         one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
-        return tf.nest.flatten(original(one_inputs, *one_args, **one_kwargs))
+        return _tensors_of(layer, original(one_inputs, *one_args, **one_kwargs))[0]
 
     def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
         of_record, their_masks, by_outputs = values
@@ -131,7 +129,7 @@ def by_map(
             tape.watch(variables)
             with _unrolled(layer, inputs), lookups():
                 results = again(of_record)
-            _refuse_random(layer, graph, known)
+            _refuse_random(layer, graph, known, results)
         found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
         refuse_varying_shapes(graph, known)
         return [tf.convert_to_tensor(part) for part in found]
@@ -145,17 +143,43 @@ def by_map(
         pairs = zip(variables, each, strict=True)
         return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
 
-    return Probed(leaves, lambda: outputs, contributions)
+    return Probed(leaves, joined, contributions)
 
 
 def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextManager[None]:
     """While active, a recurrent layer over few steps has no loop: mapped, it is traced and runs in a third of the time."""
-    steps = inputs.shape[1] if is_unit(layer) and isinstance(inputs, tf.Tensor) and not layer.time_major else None
+    recurrent = isinstance(layer, keras.layers.RNN) and not layer.time_major
+    steps = inputs.shape[1] if recurrent and isinstance(inputs, tf.Tensor) else None
     return contextlib.nullcontext() if steps is None or steps > _UNROLLED else without(layer, unroll=True)
 
 
-def _refuse_random(layer: Layer, graph: tf.Graph, known: int) -> None:
-    drawn = next((op.name for op in operations_since(graph, known) if _RANDOM.search(op.type)), None)
+def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
+    """Returns a layer's outputs as tensors with a row for each of its own, and what makes outputs of these again.
+
+    A distribution is taken apart into its parameters.
+    """
+    if not isinstance(outputs, tfd.Distribution):
+        return tf.nest.flatten(outputs), lambda: outputs
+    try:
+        whole = tfp.experimental.as_composite(with_full_parameters(getattr(outputs, "tensor_distribution", outputs)))
+        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UnsupportedLayerError(
+            f"{layer.name} has weights of its own and returns {type(outputs).__name__}, whose parameters TFP does not tell "
+            f"({error}). Put the weights into a layer that returns tensors."
+        ) from error
+    return parts, lambda: tf.nest.pack_sequence_as(whole, parts, expand_composites=True)
+
+
+def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[tf.Tensor]) -> None:
+    """Raises if results are made of random draws; what TFP's layers draw to look like tensors nobody uses."""
+    used, waiting = set(), [result.op for result in results]
+    while waiting:
+        if (op := waiting.pop()) not in used:
+            used.add(op)
+            waiting += [value.op for value in op.inputs]
+    new = (op for op in operations_since(graph, known) if op.graph is not graph or op in used)
+    drawn = next((op.name for op in new if _RANDOM.search(op.type)), None)
     if drawn is not None:
         raise UnsupportedLayerError(
             f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Layer, Structure, in_mode, layers_within, tf, tfp
+from tfp_dpvi._tf import Layer, Structure, layers_within, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import LayerGradients, layers_of
 from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.group_terms import Terms
+from tfp_dpvi.models.latents import LearnedDensity, Prior, called, read_by
 from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import mean_of
 
@@ -42,8 +43,8 @@ class Autoencoder(base.DistributionModel):
         return self._parts_of_model.decoder
 
     @property
-    def prior(self) -> tfd.Distribution:
-        """The TFP prior."""
+    def prior(self) -> Prior:
+        """The TFP prior, or the function of y that gives it."""
         return self._parts_of_model.prior
 
     @property
@@ -53,16 +54,37 @@ class Autoencoder(base.DistributionModel):
 
     # ------------------------------------------------------------------ the loss
 
-    def encode(self, x: Structure) -> tfd.Distribution:
+    def encode(self, x: Structure, y: Structure | None = None) -> tfd.Distribution:
         """The latent variables' distribution for a batch of records: a TFP distribution with batch shape [n].
 
         What it says of a record is that record's own: encode only what you may show.
         """
-        return self._distribution("encoder", self.encoder(tf.nest.map_structure(tf.convert_to_tensor, x)))
+        self._check_y(y)
+        x, y = tf.nest.map_structure(tf.convert_to_tensor, x), _tensors(y)
+        return self._distribution("encoder", called(self.encoder, x, y))
 
-    def decode(self, z: tf.Tensor) -> tfd.Distribution:
+    def decode(self, z: tf.Tensor, y: Structure | None = None) -> tfd.Distribution:
         """The records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
-        return self._distribution("decoder", self.decoder(tf.convert_to_tensor(z, self.dtype)))
+        self._check_y(y)
+        return self._distribution("decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y)))
+
+    def _prior_given(self, y: Structure | None) -> tfd.Distribution:
+        """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else with none."""
+        if isinstance(self.prior, tfd.Distribution):
+            return self.prior
+        if y is None:
+            raise ValueError(
+                f"prior={self.prior!r} is a function of y, and no y was given: call fit(x, y), or pass a TFP distribution."
+            )
+        return self._distribution("prior", called(self.prior, y))
+
+    def _check_y(self, y: Structure | None) -> None:
+        """Raises if y is missing, or given to a model that was fitted without."""
+        conditional = self._parts_of_model.conditional
+        if conditional and y is None:
+            raise ValueError("y is missing: this model was fitted with y, on which its records depend. Give y=.")
+        if conditional is False and y is not None:
+            raise ValueError("y was given, and this model was fitted without y: leave it out.")
 
     def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
         if not isinstance(value, tfd.Distribution):
@@ -72,42 +94,68 @@ class Autoencoder(base.DistributionModel):
             )
         return value
 
-    def _terms(self, x: Structure, key: tf.Tensor, num_draws: int, training: bool = False) -> Terms:
+    def _terms(
+        self, x: Structure, key: tf.Tensor, num_draws: int, training: bool = False, y: Structure | None = None
+    ) -> Terms:
         """Returns the losses of a batch of records, from `num_draws` draws for each."""
-        posterior = self._distribution("encoder", in_mode(lambda: self.encoder(x), training=training))
+        posterior = self._distribution("encoder", called(self.encoder, x, y, training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
         event = samples.shape[2:]
         # All draws of one record side by side: its rows in the decoder follow each other.
         codes = tf.reshape(samples, [-1, *event])
-        conditional = self._distribution("decoder", in_mode(lambda: self.decoder(codes), training=training))
-        repeated = x if num_draws == 1 else tf.nest.map_structure(lambda part: tf.repeat(part, num_draws, axis=0), x)
-        log_prob = conditional.log_prob(as_event(repeated, conditional))
+        repeated = x, y
+        if num_draws > 1:
+            repeated = tf.nest.map_structure(
+                lambda part: None if part is None else tf.repeat(part, num_draws, axis=0), repeated
+            )
+        conditional = self._distribution("decoder", called(self.decoder, codes, repeated[1], training))
+        log_prob = conditional.log_prob(as_event(repeated[0], conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
-        return Terms(-log_prob + self.beta * self._divergence(posterior, draws), samples[:, 0], posterior)
+        if (density := self._parts_of_model.density) is None:
+            divergence = self._divergence(posterior, draws, self._prior_given(y))
+        else:
+            log_prior = tf.reshape(density(codes), [-1, num_draws])
+            divergence = tf.reduce_mean(posterior.log_prob(draws), axis=0) - tf.reduce_mean(log_prior, axis=1)
+        return Terms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
 
-    def _divergence(self, posterior: tfd.Distribution, draws: tf.Tensor) -> tf.Tensor:
+    def _divergence(self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution) -> tf.Tensor:
         """KL(q(z | x) || prior) of each record."""
         if self.kl != "monte_carlo":
             try:
-                return tfd.kl_divergence(posterior, self.prior)
+                return tfd.kl_divergence(posterior, prior)
             except NotImplementedError:
                 if self.kl == "analytic":
                     raise
-        return tf.reduce_mean(posterior.log_prob(draws) - self.prior.log_prob(draws), axis=0)
+        return tf.reduce_mean(posterior.log_prob(draws) - prior.log_prob(draws), axis=0)
 
     def prepare(self, records: Records) -> None:
         """Makes the variables, and tries both networks on zeros."""
-        if records.y is not None:
-            raise ValueError("y was given, but a DPVAE learns from records x alone: call fit(x).")
-        x = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), records.x)
-        self._check_shapes(x)
+        if self._parts_of_model.conditional and records.y is None:
+            raise ValueError("y is missing: this model was fitted with y. Call fit(x, y).")
+        if self._parts_of_model.conditional is False and records.y is not None:
+            raise ValueError("y was given, and this model was fitted without y. Call fit(x).")
+        given = (records.x,) if records.y is None else (records.x, records.y)
+        zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
+        _, read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
+        held = {variable.ref() for variable in self.variables}
+        if loose := [variable.name for variable in read if variable.ref() not in held]:
+            raise ValueError(
+                f"A network reads the variable {loose[0]}, which no layer that it names holds: it would not be learned. Make it a "
+                "layer's own, by add_weight, or give it trainable=False."
+            )
+        self._parts_of_model.conditional = records.y is not None
         super().prepare(records)
 
-    def _check_shapes(self, x: Structure) -> None:
-        """Runs both networks on zeros: variables are made, and mistakes are named."""
-        prior = self.prior
-        posterior = self._tried("encoder", lambda: self.encode(x), x)
+    def _check_shapes(self, x: Structure, y: Structure | None = None) -> None:
+        """Runs the networks on zeros: variables are made, and mistakes are named."""
+        prior = self._tried("prior", lambda: self._prior_given(y), y)
+        if prior is not self.prior and prior.batch_shape.as_list() != [TRIED]:
+            raise ValueError(
+                f"prior returned a distribution of batch shape {prior.batch_shape} for {TRIED} records; it must be [{TRIED}]: one "
+                "for each row of y. tfd.Independent(..., 1) makes the last batch dimension part of the event."
+            )
+        posterior = self._tried("encoder", lambda: self.encode(x, y), x, y)
         if posterior.batch_shape.as_list() != [TRIED] or posterior.event_shape != prior.event_shape:
             raise ValueError(
                 f"encoder returned a distribution of batch shape {posterior.batch_shape} and event shape "
@@ -120,40 +168,50 @@ class Autoencoder(base.DistributionModel):
                 "Use a normal, a logistic or another continuous distribution."
             )
         z = tf.zeros([TRIED, *prior.event_shape], self.dtype)
-        conditional = self._tried("decoder", lambda: self.decode(z), z)
-        log_prob = self._tried("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z)
+        conditional = self._tried("decoder", lambda: self.decode(z, y), z, y)
+        log_prob = self._tried("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y)
         if log_prob.shape.as_list() != [TRIED]:
             raise ValueError(
                 f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {TRIED} records; it "
                 f"must be [{TRIED}]: one record is one event. Its event shape is {conditional.event_shape}."
             )
 
-    def _tried(self, part: str, function: Callable[[], tf.Tensor], given: Structure) -> tf.Tensor:
+    def _tried(
+        self, part: str, function: Callable[[], tf.Tensor], given: Structure, y: Structure | None = None
+    ) -> tf.Tensor:
         try:
             return function()
         except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
             if str(error).startswith((f"{part} returned", "prior")):
                 raise
-            shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
-            raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}") from error
+            shapes = tf.nest.map_structure(
+                lambda value: f"{value.dtype.name}{value.shape.as_list()}", given if y is None else (given, y)
+            )
+            pair = "(x, y)" if part == "encoder" else "(z, y)"
+            more = f" Given y, the {part} takes {pair}; for records without y call fit(x)." if y is not None else ""
+            raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}") from error
 
     # ------------------------------------------------------------------ what is learned
 
-    def elbo(self, x: Structure, *, num_draws: int = 1, seed: int | None = 0) -> np.ndarray:
+    def elbo(self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0) -> np.ndarray:
         """Evidence lower bounds of given records, float array of shape [n] (nats, with the model's beta).
 
         Exact values of these records, so *not private* unless they are public.
 
         Args:
           x: records as for `fit`.
+          y: likewise, of a model that was fitted with y.
           num_draws: latent draws to average over.
           seed: of the draws.
         """
         key = tf.constant(_random.new_key(seed))
-        inputs = self._inputs(x)
+        self._check_y(y)
+        inputs = self._inputs((x,) if y is None else (x, y))
         num = int(tf.nest.flatten(inputs)[0].shape[0])
         one = tf.function(
-            lambda part, k: self._terms(part, k, num_draws).losses, autograph=False, reduce_retracing=True
+            lambda part, k: self._terms(part[0], k, num_draws, y=part[1] if part[1:] else None).losses,
+            autograph=False,
+            reduce_retracing=True,
         )
         found = []
         for start in range(0, num, 1024):
@@ -161,15 +219,31 @@ class Autoencoder(base.DistributionModel):
             found.append(-one(part, _random.fold_in(key, start)).numpy())
         return np.concatenate(found)
 
-    def reconstruct(self, x: Structure) -> np.ndarray:
-        """Means of the decoder's distribution at the encoder's means: array of the records' shape."""
-        return self.predict(x)
+    def predict(
+        self,
+        x: Structure,
+        batch_size: int | None = None,
+        verbose: int = 0,
+        *,
+        y: Structure | None = None,
+        **kwargs: Any,
+    ) -> np.ndarray:
+        """Returns reconstructions: see `reconstruct`, and `DPVI.predict` for the other arguments."""
+        self._check_y(y)
+        return super().predict(x if y is None else (x, y), batch_size, verbose, **kwargs)
 
-    def sample_predictive(self, num: int, *, seed: int | None = None, mean: bool = False) -> Structure:
+    def reconstruct(self, x: Structure, y: Structure | None = None) -> np.ndarray:
+        """Means of the decoder's distribution at the encoder's means: array of the records' shape."""
+        return self.predict(x, y=y)
+
+    def sample_predictive(
+        self, num: int, *, y: Structure | None = None, seed: int | None = None, mean: bool = False
+    ) -> Structure:
         """Synthetic records: draws from the prior, decoded. Post-processing of released weights, at no further cost.
 
         Args:
           num: how many.
+          y: what to condition on, of a model that was fitted with y: one row for each of the `num` records, or one for all.
           seed: makes the draws repeatable.
           mean: give the decoder's means (grey values of images) in place of draws from its distribution.
 
@@ -177,11 +251,22 @@ class Autoencoder(base.DistributionModel):
           Array of shape [num, ...].
         """
         arguments.check_counts(num=num or 0)
+        self._check_y(y)
+        if y is not None:
+            y = self._inputs(y)
+            if (rows := int(tf.nest.flatten(y)[0].shape[0])) not in (1, num):
+                raise ValueError(f"y has {rows} rows, and num={num}: give one for each record, or one for all.")
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
-        z = self.prior.sample(num, seed=_random.tfp_seed(keys[0]))
-        conditional = self.decode(z)
+        conditional = self._generated(num, y, _random.tfp_seed(keys[0]))
         drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
+
+    def _generated(self, num: tf.Tensor | int, y: Structure | None, seed: tf.Tensor) -> tfd.Distribution:
+        """Returns the distribution of `num` synthetic records, at draws from the prior."""
+        if y is not None:
+            y = tf.nest.map_structure(lambda part: tf.broadcast_to(part, [num, *part.shape[1:]]), y)
+        prior = self._prior_given(y)
+        return self.decode(prior.sample(*(() if prior.batch_shape.rank else (num,)), seed=seed), y)
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `DPModel`."""
@@ -190,24 +275,25 @@ class Autoencoder(base.DistributionModel):
     def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
         """Reconstruction: the mean of the decoder's distribution at the mean of the encoder's."""
         del training
-        posterior = self._distribution("encoder", self.encoder(inputs))
-        return mean_of(self._distribution("decoder", self.decoder(mean_of(posterior))))
+        x, y = inputs if self._parts_of_model.conditional else (inputs, None)
+        return mean_of(self.decode(mean_of(self.encode(x, y)), y))
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """As in Keras; the prior tells the shape of what is decoded."""
-        if getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
+        fixed = isinstance(self.prior, tfd.Distribution)
+        if fixed and getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
             self.decode(self.prior.sample(1, seed=(0, 0)))
         super().summary(*args, **kwargs)
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns negative bounds."""
-        del y
-        return self._terms(x, tf.constant(_random.new_key(0)), 1).losses
+        y = y if self._parts_of_model.conditional else None
+        self._check_y(y)
+        return self._terms(x, tf.constant(_random.new_key(0)), 1, y=y).losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
         """Returns records and their reconstructions."""
-        del y
-        return x, self(x)
+        return x, self((x, y) if self._parts_of_model.conditional else x)
 
 
 @dataclasses.dataclass(eq=False)
@@ -216,11 +302,17 @@ class Parts:
 
     encoder: Callable[..., tfd.Distribution]
     decoder: Callable[..., tfd.Distribution]
-    prior: tfd.Distribution
+    prior: Prior
+    density: LearnedDensity | None  # Of a prior with trainable variables.
     regularizer: Callable[[Codes], tf.Tensor] | None
     given: dict[str, Any]  # As the constructor was.
     layers: Sequence[Layer]
     tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
+    conditional: bool | None = None  # Whether records come with a y; None before the first.
+
+
+def _tensors(y: Structure | None) -> Structure | None:
+    return None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
 
 
 def outermost(part: Callable[..., tfd.Distribution]) -> list[Layer]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi import serialization, surrogates
+from tfp_dpvi import serialization
 from tfp_dpvi._tf import (
     Optimizer,
     loss_functions,
@@ -31,7 +31,7 @@ from tfp_dpvi.gradients import (
     UnsupportedLayerError,
     layers_of,
 )
-from tfp_dpvi.models import arguments
+from tfp_dpvi.models import arguments, latents
 from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -47,16 +47,19 @@ class DPVAE(Autoencoder):
     """A variational autoencoder with a latent draw for each record, learned under differential privacy.
 
     Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, as
-    its latent variable is its own; draws and posteriors of records are never released, the two networks' weights are.
+    its latent variable is its own; draws and posteriors of records are never released, the networks' weights are. After
+    `fit(x, y)` it is a model of p(x | y): encoder and decoder, and the prior if it is a function, then take y too. Keras models
+    and layers get one list, `encoder([x, y])`, plain functions two arguments.
 
-    `docs/guides/vae_researcher.md` shows one.
+    `docs/guides/vae_researcher.md` shows both, learned priors and two levels of latent variables.
 
     Args:
       encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
         shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
         the model, see `dpvi.register`).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
-      prior: TFP distribution of one record's latent variable, without trainable variables.
+      prior: TFP distribution of one record's latent variable; its trainable variables are learned through the clip. Or
+        `dpvi.divergences.VampPrior`; or a Keras model, layer or function, `y -> TFP distribution` with batch shape [n].
       beta: weight of the KL term (Higgins et al. 2017).
       num_draws: latent draws for each record and step; its loss is averaged over them before the clip.
       batch_regularizer: `Codes -> scalar`, a term of each random group of records, such as those of
@@ -65,7 +68,8 @@ class DPVAE(Autoencoder):
       num_prior_samples: draws from the prior that the regularizer is given, default the expected size of a group.
       gradients: "ghost" has norms and sums from layers' inputs and output gradients, "vectorized" holds every record's
         gradient; "auto" is "ghost". The same figures, to rounding.
-      kl: "analytic", "monte_carlo" (at the same draws), or "auto", the first where TFP has it.
+      kl: "analytic", "monte_carlo" (at the same draws), or "auto", the first where TFP has it; of a prior with
+        trainable variables the second.
       seed: see `DPModel`.
       name: name of the model.
 
@@ -96,19 +100,7 @@ class DPVAE(Autoencoder):
         name: str | None = None,
     ) -> None:
         given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
-        encoder, decoder, prior = (
-            part() if serialization.is_factory(part) else part for part in (encoder, decoder, prior)
-        )
-        if not isinstance(prior, tfd.Distribution):
-            raise TypeError(
-                f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
-                "tf.ones(d))."
-            )
-        if prior.trainable_variables:
-            raise ValueError(
-                f"prior has trainable variables ({prior.trainable_variables[0].name}): they would be learned past the clip. "
-                "Use a fixed prior."
-            )
+        encoder, decoder = (part() if serialization.is_factory(part) else part for part in (encoder, decoder))
         for argument, value in (("encoder", encoder), ("decoder", decoder), ("batch_regularizer", batch_regularizer)):
             refuse_keras_3(argument, value)
             if not callable(value) and not (value is None and argument == "batch_regularizer"):
@@ -118,11 +110,27 @@ class DPVAE(Autoencoder):
         regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
-        super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
-        layers = list({id(layer): layer for layer in [*layers_of(encoder), *layers_of(decoder)]}.values())
-        self._parts_of_model = Parts(encoder, decoder, prior, batch_regularizer, given, layers)
-        # Tracked by Keras, so that weights are saved, whatever the two callables are.
+        prior, learned = latents.made_of(prior, encoder)
+        fixed = isinstance(prior, tfd.Distribution) and not learned
+        if batch_regularizer is not None and not fixed:
+            raise ValueError(
+                "batch_regularizer compares codes with one fixed prior, and this prior is learned or depends on y: give a TFP "
+                "distribution without trainable variables."
+            )
+        if learned and kl == "analytic":
+            raise ValueError(
+                "kl='analytic' is not for a learned prior, whose term is estimated at the draws: leave it out."
+            )
+        super().__init__(seed=seed, name=name, dtype=latents.float_type(prior))
+        layers = list({id(layer): layer for part in (encoder, decoder, prior) for layer in layers_of(part)}.values())
+        density = (
+            latents.LearnedDensity(prior, learned, [*layers_of(encoder), *layers_of(decoder)]) if learned else None
+        )
+        watched = [*layers, density] if density else layers
+        self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given, watched)
+        # Tracked by Keras, so that weights are saved, whatever the callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
+        self._prior_layers = [density] if density else [] if fixed else outermost(prior)
         self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
@@ -145,7 +153,9 @@ class DPVAE(Autoencoder):
             records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
         ) -> tuple[ClippedSum, PerExample]:
             if groups_of_step is None:
-                one = layers.run(lambda: self._terms(records["x"], key, self.num_draws, training=True))
+                one = layers.run(
+                    lambda: self._terms(records["x"], key, self.num_draws, training=True, y=records.get("y"))
+                )
                 return one.clipped_sum(one.result.losses, mask, clip, weights=records.get("sample_weight"))
             return groups_of_step.clipped_sum(layers, clip, records, mask, key, self.num_draws)
 
@@ -211,8 +221,9 @@ class DPVAE(Autoencoder):
         """What both networks ask of a physical batch."""
         gradients = self._layer_gradients
         each = gradients.bytes_each
-        if gradients.mapped:
-            each += sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
+        density = self._parts_of_model.density
+        mapped = self.trainable_variables if gradients.mapped else density.reads if density else ()
+        each += sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
         return BatchNeeds(4 * each, batchwise=True, whole=self.batch_regularizer is not None, static=self._static)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
@@ -234,8 +245,11 @@ class DPVAE(Autoencoder):
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
         """See `DPModel`."""
-        parts = {"encoder": self._encoder_layers, "decoder": self._decoder_layers}
-        return {name: [one for layer in layers for one in layer.trainable_variables] for name, layers in parts.items()}
+        parts = {"encoder": self._encoder_layers, "decoder": self._decoder_layers, "prior": self._prior_layers}
+        groups = {
+            name: [one for layer in layers for one in layer.trainable_variables] for name, layers in parts.items()
+        }
+        return {name: variables for name, variables in groups.items() if variables}
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -276,8 +290,9 @@ class DPVAE(Autoencoder):
             integers = np.dtype(part.dtype).kind in "iu"
             return tf.constant(rng.integers(0, 1 + integers, size=[TRIED, *part.shape[1:]]).astype(part.dtype))
 
-        x = tf.nest.map_structure(synthetic, records.x)
-        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(x))
+        given = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
+        made = tf.nest.map_structure(synthetic, given)
+        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
         identity = (shapes, self.gradients, self.num_draws, self.beta, self.kl)
         parts = self._parts_of_model
         parts.tried.sort(key=lambda found: found[0] == identity)  # The one that serves comes last.
@@ -285,8 +300,12 @@ class DPVAE(Autoencoder):
             return
         key = tf.constant([1, 2], tf.int64)
         layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
+
+        def losses(given: Any) -> tf.Tensor:
+            return self._terms(given["x"], key, self.num_draws, training=True, y=given.get("y")).losses
+
         try:
-            checked = layers.checked(lambda part: self._terms(part, key, self.num_draws, training=True).losses, x)
+            checked = layers.checked(losses, made)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         if checked.note:

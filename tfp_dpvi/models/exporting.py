@@ -56,11 +56,23 @@ def _of_records(
 
 
 def _of_draws(
-    name: str, function: Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]], meaning: str
+    name: str,
+    function: Callable[..., dict[str, tf.Tensor]],
+    meaning: str,
+    given: Structure | None = None,
 ) -> ExportedFunction:
-    """Exports a function of a number of draws and a seed."""
+    """Exports a function of a number of draws and a seed, and of y where the model has one: `given` has its shapes."""
     inputs = {"num": tf.TensorSpec([], tf.int32), "seed": tf.TensorSpec([2], tf.int32)}
-    return ExportedFunction(name, function, inputs, f"{meaning}. The same `seed` makes the same draws.")
+    meaning = f"{meaning}. The same `seed` makes the same draws."
+    if given is None:
+        return ExportedFunction(name, lambda num, seed: function(num, seed), inputs, meaning)
+    names = [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
+
+    def of_flat(num: tf.Tensor, seed: tf.Tensor, **flat: tf.Tensor) -> dict[str, tf.Tensor]:
+        return function(num, seed, tf.nest.pack_sequence_as(given, [flat[one] for one in names]))
+
+    specs = dict(zip(names, tf.nest.flatten(given), strict=True))
+    return ExportedFunction(name, of_flat, {**inputs, **specs}, meaning)
 
 
 def _named(structure: Structure, single: str) -> dict[str, tf.Tensor]:
@@ -115,9 +127,12 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
 def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedFunction]:
     """Returns the functions of a `DPVAE`: reconstructions and synthetic records."""
 
-    def sample_predictive(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def sample_predictive(num: tf.Tensor, seed: tf.Tensor, y: Structure | None = None) -> dict[str, tf.Tensor]:
         code_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
-        return _named(model.decode(model.prior.sample(num, seed=code_seed)).sample(seed=record_seed), "x")
+        return _named(model._generated(num, y, code_seed).sample(seed=record_seed), "x")
+
+    def predict(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
+        return _named(model.call((records["x"], records["y"]) if "y" in records else records["x"]), "mean")
 
     def encode(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
         posterior = model.encode(*records.values())
@@ -135,9 +150,12 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
     beside = {name: spec for name, spec in inputs.items() if name != "x"}
     meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It is that record's own."
     coded = "the encoder's mean of each record's code, and its standard deviation where there is one. They are that record's own."
+    drawn = "synthetic records: draws from the prior, decoded"
+    if "y" in inputs:
+        drawn += ", at a `y` of one row for each of the `num` records or one for all"
     return [
-        _of_draws("sample_predictive", sample_predictive, "synthetic records: draws from the prior, decoded"),
-        mean_function(model.call, inputs["x"], meaning),
+        _of_draws("sample_predictive", sample_predictive, drawn, inputs.get("y")),
+        _of_records("predict", predict, inputs, meaning),
         _of_records("encode", encode, inputs, coded),
         _of_records(
             "decode", decode, {**beside, "z": latent}, "the decoder's mean at each code z, of the shape of records."

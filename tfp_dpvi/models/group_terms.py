@@ -28,7 +28,7 @@ class Terms:
 class GroupTerms:
     """The sum of records' clipped gradients and of those of groups, and the noise that the two need.
 
-    `terms(x, key, num_draws, training)` gives a batch's losses and codes.
+    `terms(x, key, num_draws, training, y)` gives a batch's losses and codes.
     """
 
     terms: Callable[..., Terms]
@@ -68,7 +68,7 @@ class GroupTerms:
         assignment = groups.assign(group_key, tf.shape(mask)[0], self.num_groups)
 
         def forward() -> tuple[Terms, tf.Tensor]:
-            terms = self.terms(records["x"], draw_key, num_draws, training=True)
+            terms = self.terms(records["x"], draw_key, num_draws, training=True, y=records.get("y"))
             return terms, self._value(terms, assignment, mask, prior_key)
 
         one = layers.run(forward)

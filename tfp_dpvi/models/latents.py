@@ -1,0 +1,104 @@
+"""The prior of a `DPVAE`: fixed, with variables that are learned, or a network of y."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfp_dpvi import serialization, surrogates
+from tfp_dpvi._tf import Layer, in_mode, keras, refuse_keras_3, tf, tfd
+from tfp_dpvi.divergences import VampPrior
+from tfp_dpvi.gradients import Whole, layers_of
+
+Prior = Any
+"""A TFP distribution, or a function of y that gives one for each of its rows."""
+
+
+class LearnedDensity(Whole):
+    """`log p(z)` of a prior with trainable variables, as a layer of z: records reach them through their own losses alone.
+
+    Args:
+      prior: TFP distribution.
+      reads: the trainable variables that its density reads.
+      others: layers of the networks; what they hold is theirs.
+    """
+
+    def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
+        super().__init__(name="learned_prior", dtype=surrogates.float_dtype(prior).name)
+        theirs = {variable.ref() for layer in others for variable in layer.weights}
+        self.own = [variable for variable in reads if variable.ref() not in theirs]  # Tracked by Keras, and saved.
+        self._density, self.reads = prior.log_prob, tuple(reads)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns log-densities, shape [n], of codes [n, ...]."""
+        return self._density(inputs)
+
+
+def _built(given: Prior, encoder: Callable[..., tfd.Distribution]) -> Prior:
+    made = given() if serialization.is_factory(given) else given
+    if isinstance(made, VampPrior):
+        return made.of(lambda *pair: called(encoder, *pair), float_type(encoder))
+    return made
+
+
+def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
+    """Returns the prior that the constructor's argument stands for, and the trainable variables that its density reads.
+
+    Raises:
+      TypeError: no distribution and no function.
+      ValueError: a function that computes with variables, whose distribution would keep their first values.
+    """
+    refuse_keras_3("prior", given)
+    prior, read_while_built = read_by(lambda: _built(given, encoder))
+    if not isinstance(prior, tfd.Distribution):
+        if callable(prior):
+            return prior, ()
+        raise TypeError(
+            f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
+            "tf.ones(d))."
+        )
+    surrogates.float_dtype(prior)
+    _, read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
+    known = {variable.ref() for variable in read}
+    for variable in read_while_built:
+        if variable.ref() not in known:
+            raise ValueError(
+                f"prior is built from the value of the variable {variable.name}, which it would keep while the variable is learned. "
+                "Give the\ndistribution the variable itself (tfp.util.TransformedVariable, DeferredTensor), or use "
+                "dpvi.divergences.VampPrior."
+            )
+    if unread := [variable.name for variable in prior.trainable_variables if variable.ref() not in known]:
+        raise ValueError(
+            f"prior holds the trainable variable {unread[0]}, which its density does not read: it could not be learned. Leave it out, "
+            "or give it trainable=False."
+        )
+    frozen = {variable.ref() for layer in layers_of(prior) for variable in layer.non_trainable_weights}
+    return prior, tuple(variable for variable in read if variable.ref() not in frozen)
+
+
+def read_by(
+    function: Callable[[], Any], strategy: tf.distribute.Strategy | None = None
+) -> tuple[Any, tuple[tf.Variable, ...]]:
+    """Returns a function's result and the trainable variables that it reads; of variables on several replicas what holds them."""
+    with tf.GradientTape() as tape:
+        result = function()
+    container = (strategy or tf.distribute.get_strategy()).extended.value_container
+    found = {variable.ref(): variable for variable in map(container, tape.watched_variables())}
+    return result, tuple(found.values())
+
+
+def float_type(part: Callable[..., tfd.Distribution]) -> str:
+    """Returns the one float type of a distribution, or of a network's layers."""
+    if isinstance(part, tfd.Distribution):
+        return surrogates.float_dtype(part).name
+    kinds = [layer.dtype for layer in layers_of(part) if layer.dtype and tf.as_dtype(layer.dtype).is_floating]
+    return kinds[0] if kinds else keras.backend.floatx()
+
+
+def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool = False) -> Any:
+    """Returns a network's output, in training mode where it has one (dropout).
+
+    Of y too if there is one: functions take two arguments, and Keras models and layers one list, as they do of several inputs.
+    """
+    inputs = [first] if y is None else [[first, y]] if isinstance(part, Layer) else [first, y]
+    return in_mode(lambda: part(*inputs), training=training)
