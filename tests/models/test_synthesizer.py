@@ -385,3 +385,21 @@ def test_sample_predictive_needs_whole_records():
     model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
     with pytest.raises(ValueError, match="whole records"):
         model.sample_predictive(3)
+
+
+def test_what_a_second_release_could_not_pay_is_refused_before_the_first():
+    """Levels are chosen by a release of their own: nothing is spent on it where the fit cannot end."""
+    table, frame = dpvi.synthetic.Table({"n": dpvi.synthetic.Integer(0, 999)}), {"n": np.arange(500)}
+    ledger = dpvi.PrivacyLedger()
+    ledger.set_budget(0.5, 1e-5)
+    with pytest.raises(BudgetExhaustedError, match="budget of epsilon"):
+        dpvi.Synthesizer(table, 2).fit(frame, epsilon=1.0, delta=1e-5, ledger=ledger)
+    with pytest.raises(ValueError, match="batch_size"):
+        dpvi.Synthesizer(table, 2, method="gradients").fit(frame, epsilon=0.1, delta=1e-5, ledger=ledger, batch_size=-1)
+    assert ledger.num_releases == 0
+
+
+def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
+    table = dpvi.synthetic.Table({"c": dpvi.synthetic.Categorical(["a", "a long one"])})
+    layouts = [dpvi.synthetic.Layout.of({"c": np.array(values)}, table) for values in (["a", "a"], ["a", "a long one"])]
+    assert layouts[0].to_config() == layouts[1].to_config()

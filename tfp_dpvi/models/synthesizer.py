@@ -142,8 +142,8 @@ class Synthesizer:
             `ema_momentum=0.97` (the average of iterates loses most of the noise).
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError: nothing was spent. (Where a budget of the ledger's own stops after the
-            histograms, these are spent.)
+          ValueError, TypeError, BudgetExhaustedError: nothing was spent. (Where another fit spends a shared ledger's budget between
+            the two releases, the histograms are spent; so are they of gradients, where a ledger's own budget ends first.)
         """
         model = self.model
         steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
@@ -181,15 +181,17 @@ class Synthesizer:
         table = self._with_levels(data, plans[:-1], keys[:-1])
         noisy = model.release(pairs.counts(table.encode(data)), plans[-1], keys[-1])
         released = NoisyPairs.of(pairs, noisy, plans[-1].deviation, num)
-        model.describe(table, layout)
+        model.learn(released, plans[-1], steps=steps, declared=declared is not None)
+        model.describe(
+            table, layout
+        )  # Not before: an interrupted fit leaves the former levels with the former weights.
         for place, (name, column) in enumerate(table.columns.items()):
             if (bounds := crowded(column, released.column(place))) is not None:
                 warnings.warn(
                     f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to {bounds[1]:g}, and differences within "
                     "it are lost: narrow its bounds by public knowledge, or give spikes= or inner edges as bins=.",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
-        model.learn(released, plans[-1], steps=steps, declared=declared is not None)
 
     def _by_gradients(
         self,
@@ -203,18 +205,18 @@ class Synthesizer:
         verbose: int | str,
     ) -> None:
         num = records if declared is None else declared
+        epochs = math.gcd(steps, 10)  # Shown as ten where that divides the steps.
+        settings: dict[str, Any] = {
+            "batch_size": num if batch_size is None else batch_size,
+            "num_records": declared,
+            "steps_per_epoch": steps // epochs,
+        }
+        # Refused here, before the histograms are paid for.
+        self.model.mechanism(self.model.make_data(self.table.encode(data), **settings)).plan(1)
         plans = self.model.plans(self._histograms(), num)
         table = self._with_levels(data, plans, self.model.new_keys(len(plans)))
+        self.model.fit(table.encode(data), epochs=epochs, verbose=verbose, **settings)
         self.model.describe(table, layout)
-        epochs = math.gcd(steps, 10)  # Shown as ten where that divides the steps.
-        self.model.fit(
-            table.encode(data),
-            batch_size=num if batch_size is None else batch_size,
-            num_records=declared,
-            epochs=epochs,
-            steps_per_epoch=steps // epochs,
-            verbose=verbose,
-        )
 
     def _histograms(self) -> list[tuple[str, float, float]]:
         """Returns purpose, norm and share of the budget of the histograms that choose levels, if any are to be chosen."""

@@ -14,7 +14,9 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.exporting import specs_of
-from tfp_dpvi.privacy import PrivacyPlan, plan_counts
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan, plan_counts
+from tfp_dpvi.privacy.budgets import EpsilonBudget
+from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.sampling import BatchNeeds
 from tfp_dpvi.synthetic import Layout, NoisyPairs, Segments, Table, make_likelihood, table_clipped_sum
 
@@ -104,7 +106,7 @@ class TableModel(DPVI):
         """Returns the plans of counts, (purpose, norm, share of the budget) each, after all that is in the ledger."""
         target, ledger = self._dp.target, self._dp.ledger
         assert target is not None
-        return plan_counts(
+        plans = plan_counts(
             releases,
             noise=target.noise,
             epsilon=target.epsilon,
@@ -114,6 +116,16 @@ class TableModel(DPVI):
             accountant=target.accountant,
             num_records=num_records,
         )
+        if (
+            ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1
+        ):  # Before the first is paid for.
+            budget = EpsilonBudget(*ledger.budget)
+            every = compose([*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event)
+            if not budget.allows(every, target.neighboring_relation):
+                raise BudgetExhaustedError(
+                    f"{budget}, the ledger's own, does not allow this fit: lower epsilon. Nothing was charged."
+                )
+        return plans
 
     def release(self, counts: np.ndarray, plan: PrivacyPlan, key: np.ndarray) -> np.ndarray:
         """Reserves a plan's one release (contract C6), and returns counts of any shape with its noise."""
@@ -149,7 +161,8 @@ class TableModel(DPVI):
         if self.method == "gradients":
             return super().caveats
         return (
-            "the posterior knows of the noise, and takes its parameters as independent of each other (mean field).",
+            "the posterior knows of the noise, and takes its parameters (mean field) and all counts as independent of each other: "
+            "of many columns its intervals are too narrow.",
         )
 
     # ------------------------------------------------------------------ learning by gradients

@@ -132,6 +132,10 @@ class Layout:
         dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in names}
         for name, dtype in dtypes.items():
             _check_dtype(name, dtype, table.columns[name].description)
+            if isinstance(dtype, np.dtype) and dtype.kind in "US":
+                dtypes[name] = np.dtype(
+                    dtype.kind
+                )  # Without its width, which is that of the longest value among the records.
         return cls(is_frame, dtypes)
 
     def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
