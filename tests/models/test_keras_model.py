@@ -262,6 +262,60 @@ def test_a_loss_that_mixes_records_is_computed_record_by_record(caplog):
     assert "record by record" in caplog.text
 
 
+def weighed_by_label(y, outputs):
+    weights = 1.0 + tf.cast(y, tf.float32)
+    return (
+        keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True) * weights / tf.reduce_mean(weights)
+    )
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "x"),
+    [
+        (dense, weighed_by_label, X),
+        (
+            lambda: keras.Sequential(
+                [
+                    layers.Lambda(lambda x: tf.cast(x, tf.float32) / tf.cast(tf.reduce_max(x), tf.float32)),
+                    layers.Dense(3),
+                ]
+            ),
+            sparse(),
+            RNG.integers(0, 256, X.shape).astype("uint8"),
+        ),
+        (
+            lambda: keras.Sequential(
+                [
+                    layers.Lambda(lambda x: tf.cast(x > tf.reduce_mean(x, axis=0), tf.float32)),
+                    layers.Dense(4),
+                    layers.Dropout(0.1),
+                    layers.Dense(3),
+                ]
+            ),
+            sparse(),
+            X,
+        ),
+    ],
+    ids=["labels", "bytes", "dropout"],
+)
+def test_mixing_by_integers_or_under_dropout_is_found(network, loss, x):
+    """C3: the trial varies integers too, and tries in inference mode where layers draw."""
+    model = compiled(network(), loss, gradients="ghost")
+    with pytest.raises(ValueError, match="influence each other"):
+        model.fit(x, LABELS, batch_size=20, verbose=0)
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_a_label_out_of_range_beside_an_ignored_class_counts_nothing():
+    """C8: its own operation would stop the step, and print the batch's labels."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    model = compiled(dense(), loss)
+    labels = LABELS.copy()
+    labels[:2] = 77, -1
+    model.fit(X, labels, batch_size=20, epochs=3, verbose=0)
+    assert np.isfinite(model.predict(X)).all()
+
+
 def test_saved_and_loaded_it_goes_on(tmp_path):
     model = compiled(how=toy.adam(1.0), metrics=["accuracy"], seed=None)
     model.fit(X, LABELS, batch_size=20, epochs=2, verbose=0)

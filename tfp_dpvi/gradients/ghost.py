@@ -33,6 +33,7 @@ from tfp_dpvi.gradients.units import Cost, around, by_map, is_unit, slowdown
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 _TOO_LARGE = 0.05
+_CATEGORY = 100  # An integer beyond the others, which are 0 and 1.
 _FLOOR = 0.01
 """Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
 keys, is nothing but rounding, which is small beside the others'."""
@@ -100,7 +101,12 @@ class LayerGradients:
         refuse_writes(graph, known)
         return one
 
-    def checked(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
+    def checked(
+        self,
+        function: Callable[[Structure], tf.Tensor],
+        x: Structure,
+        still: Callable[[Structure], tf.Tensor] | None = None,
+    ) -> LayerGradients:
         """Tries the layers on synthetic records.
 
         A layer whose sublayers cannot be taken apart (they run in a loop, or their variables are used out of their sight) is
@@ -113,6 +119,7 @@ class LayerGradients:
         Args:
           function: from a batch of records to losses of shape [n], the same for the same batch but for layers that draw.
           x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
+          still: the same in inference mode, where no layer draws: tried too where one does.
 
         Returns:
           This, with what was learned about the layers.
@@ -123,7 +130,7 @@ class LayerGradients:
         gradients, first = self, None
         while True:
             try:
-                return gradients._tried(function, x)
+                return gradients._tried(function, x, still)
             except ValueError as error:
                 first = first or error
                 layer = getattr(error, "layer", None)
@@ -132,7 +139,12 @@ class LayerGradients:
                     raise first from (None if error is first else error)
                 gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
 
-    def _tried(self, function: Callable[[Structure], tf.Tensor], x: Structure) -> LayerGradients:
+    def _tried(
+        self,
+        function: Callable[[Structure], tf.Tensor],
+        x: Structure,
+        still: Callable[[Structure], tf.Tensor] | None,
+    ) -> LayerGradients:
         num_records = int(tf.nest.flatten(x)[0].shape[0])
         passes: list[Pass[tf.Tensor]] = []
 
@@ -165,7 +177,8 @@ class LayerGradients:
             slowdown=slowdown([call.cost for call in one.calls], one.rows_each),
             slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.cost.held)),
         )
-        _check_independence(learned, function, x, tolerance)
+        if _check_independence(learned, function, x, tolerance) and still is not None:
+            _check_independence(learned, still, x, tolerance)
         return learned
 
 
@@ -202,8 +215,8 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
 
 def _check_independence(
     gradients: LayerGradients, function: Callable[[Structure], tf.Tensor], x: Structure, tolerance: float
-) -> None:
-    """Raises if losses or gradients of others change when one record's values do."""
+) -> bool:
+    """Raises if losses or gradients of others change when one record's values do; returns whether layers draw, which hides it."""
     twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
     num = int(tf.nest.flatten(twice)[0].shape[0])
     others = np.arange(num) != num // 2
@@ -220,12 +233,9 @@ def _check_independence(
     signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
     traced = tf.function(measures, input_signature=[signature], autograph=False)
 
-    def replaced(value: float) -> list[np.ndarray]:
+    def replaced(value: float, category: int) -> list[np.ndarray]:
         def change(part: tf.Tensor) -> tf.Tensor:
-            # Integers are 0 elsewhere: any two categories.
-            other = (
-                tf.ones_like(part[:1]) if part.dtype.is_integer else tf.fill(part[:1].shape, tf.cast(value, part.dtype))
-            )
+            other = tf.fill(part[:1].shape, tf.cast(category if part.dtype.is_integer else value, part.dtype))
             return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
 
         return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]
@@ -233,18 +243,25 @@ def _check_independence(
     def moved(before: np.ndarray, now: np.ndarray) -> bool:
         return bool(before.size) and bool(np.abs(now - before).max() > tolerance * np.abs(before).max())
 
-    base = replaced(0.5)
+    base = replaced(0.5, 0)
     # A layer's own draws move more than rounding does, which threads make differ as well.
-    draws = any(map(moved, base, replaced(0.5)))
-    for value in (float("nan"), 1e6, -1e6):
-        for before, now in zip(base, replaced(value), strict=True):
+    draws = any(map(moved, base, replaced(0.5, 0)))
+    for value, category in ((float("nan"), 1), (1e6, 1), (-1e6, 1), (0.5, _CATEGORY)):
+        try:
+            after = replaced(value, category)
+        except tf.errors.InvalidArgumentError:
+            if category == _CATEGORY:  # Where it is none.
+                continue
+            raise
+        for before, now in zip(base, after, strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change ({_change(before, now)}) when another record of their batch "
-                    f"becomes {value:g}: a layer lets records influence each other, for instance by an operation over axis 0 or "
-                    "over the whole batch.\nOne record would move all gradients, and no clip would bound its influence. Work "
-                    "along the other axes."
+                    f"becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
+                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
+                    "its influence. Work along the other axes."
                 )
+    return draws
 
 
 def _change(before: np.ndarray, now: np.ndarray) -> str:

@@ -68,7 +68,7 @@ class Autoencoder(base.DistributionModel):
         self._check_y(y)
         return self._distribution("decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y)))
 
-    def _prior_given(self, y: Structure | None) -> tfd.Distribution:
+    def _prior_given(self, y: Structure | None, training: bool = False) -> tfd.Distribution:
         """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else with none."""
         if isinstance(self.prior, tfd.Distribution):
             return self.prior
@@ -76,7 +76,7 @@ class Autoencoder(base.DistributionModel):
             raise ValueError(
                 f"prior={self.prior!r} is a function of y, and no y was given: call fit(x, y), or pass a TFP distribution."
             )
-        return self._distribution("prior", called(self.prior, y))
+        return self._distribution("prior", called(self.prior, y, training=training))
 
     def _check_y(self, y: Structure | None) -> None:
         """Raises if y is missing, or given to a model that was fitted without."""
@@ -113,7 +113,7 @@ class Autoencoder(base.DistributionModel):
         log_prob = conditional.log_prob(as_event(repeated[0], conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
         if (density := self._parts_of_model.density) is None:
-            divergence = self._divergence(posterior, draws, self._prior_given(y))
+            divergence = self._divergence(posterior, draws, self._prior_given(y, training))
         else:
             log_prior = tf.reshape(density(codes), [-1, num_draws])
             divergence = tf.reduce_mean(posterior.log_prob(draws), axis=0) - tf.reduce_mean(log_prior, axis=1)

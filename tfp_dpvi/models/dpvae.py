@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -301,11 +302,11 @@ class DPVAE(Autoencoder):
         key = tf.constant([1, 2], tf.int64)
         layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
 
-        def losses(given: Any) -> tf.Tensor:
-            return self._terms(given["x"], key, self.num_draws, training=True, y=given.get("y")).losses
+        def losses(given: Any, training: bool = True) -> tf.Tensor:
+            return self._terms(given["x"], key, self.num_draws, training=training, y=given.get("y")).losses
 
         try:
-            checked = layers.checked(losses, made)
+            checked = layers.checked(losses, made, still=functools.partial(losses, training=False))
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
         if checked.note:

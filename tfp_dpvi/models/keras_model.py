@@ -68,8 +68,7 @@ class DPKerasModel(base.DistributionModel):
 
     Norms and sums of per-example gradients come from layers' inputs and output gradients. A network for which that does not
     hold (`add_loss`, a variable that is used outside its layer, layers over axis 0) is learned record by record, with
-    `tf.vectorized_map`, which takes more time and memory; the log says so. Recurrent layers need `unroll=True` and a
-    fixed length.
+    `tf.vectorized_map`, which takes more time and memory; the log says so.
 
     Args:
       network: Keras model or layer with one output, whose first dimension is that of x; or a function without arguments that
@@ -245,7 +244,7 @@ class DPKerasModel(base.DistributionModel):
         def synthetic(part: np.ndarray) -> tf.Tensor:
             if np.dtype(part.dtype).kind == "f":
                 return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
-            return tf.zeros([TRIED, *part.shape[1:]], part.dtype)
+            return tf.constant(rng.integers(0, 2, size=[TRIED, *part.shape[1:]]).astype(part.dtype))
 
         made = tf.nest.map_structure(synthetic, (records.x, records.y))
         shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
@@ -260,7 +259,11 @@ class DPKerasModel(base.DistributionModel):
         layers = layers_of(self.network)
         gradients = LayerGradients(layers, self.trainable_variables)
         try:
-            checked = gradients.checked(lambda xy: in_mode(lambda: self._example_losses(*xy), training=True), made)
+            checked = gradients.checked(
+                lambda xy: in_mode(lambda: self._example_losses(*xy), training=True),
+                made,
+                still=lambda xy: in_mode(lambda: self._example_losses(*xy), training=False),
+            )
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
                 raise ValueError(
@@ -303,9 +306,12 @@ class _Training:
 
     @property
     def _of_labels(self) -> bool:
-        if isinstance(self.found, keras.losses.SparseCategoricalCrossentropy):
-            return self.found.get_config().get("ignore_class") is None
-        return self.found is keras.losses.sparse_categorical_crossentropy
+        kind = keras.losses.SparseCategoricalCrossentropy
+        return isinstance(self.found, kind) or self.found is keras.losses.sparse_categorical_crossentropy
+
+    def _ignored(self, labels: tf.Tensor) -> tf.Tensor:
+        one = self.found.get_config().get("ignore_class") if isinstance(self.found, keras.losses.Loss) else None
+        return tf.zeros_like(labels, tf.bool) if one is None else tf.equal(labels, one)
 
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example, shape [n], without the reduction that a Keras loss may have."""
@@ -313,7 +319,7 @@ class _Training:
         if self._of_labels:
             # A label out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
             labels = tf.cast(y, tf.int64)
-            known = (labels >= 0) & (labels < outputs.shape[-1])
+            known = (labels >= 0) & (labels < outputs.shape[-1]) | self._ignored(labels)
             y = tf.where(known, labels, tf.zeros_like(labels))
         # As Keras does: [n] beside [n, 1] would be broadcast to [n, n], a mean over all pairs.
         if y.shape.rank == outputs.shape.rank - 1 and outputs.shape[-1] == 1:

@@ -25,7 +25,7 @@ class LearnedDensity(Whole):
 
     def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
         super().__init__(name="learned_prior", dtype=surrogates.float_dtype(prior).name)
-        theirs = {variable.ref() for layer in others for variable in layer.weights}
+        theirs = {variable.ref() for layer in others if layer.built for variable in layer.weights}
         self.own = [variable for variable in reads if variable.ref() not in theirs]  # Tracked by Keras, and saved.
         self._density, self.reads = prior.log_prob, tuple(reads)
 
