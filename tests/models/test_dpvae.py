@@ -466,8 +466,10 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
     model, tried = make(encoder), []
     inner = dpvi.gradients.ghost.LayerGradients.checked
     monkeypatch.setattr(
-        dpvi.gradients.ghost.LayerGradients, "checked", lambda *args: tried.append(1) or inner(*args)
-    )  # fmt: skip
+        dpvi.gradients.ghost.LayerGradients,
+        "checked",
+        lambda *args, **settings: tried.append(1) or inner(*args, **settings),
+    )
     compiled(model)
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     model.fit(X + 0.1, batch_size=20, epochs=2, verbose=0)
