@@ -1,4 +1,4 @@
-"""Every case of the table in the README, this library and its peers side by side.
+"""Every case of docs/benchmarks.md, this library and its peers side by side.
 
     python benchmarks/suite.py [--cases logistic ...] [--jax PYTHON] [--torch PYTHON] [--quick] [--check]
 
