@@ -41,6 +41,7 @@ ORDER = (
     "posterior",
     "export",
     "models",
+    "federated",
 )
 # Rooms below that are none of a room's business all the same: these know nothing of privacy.
 STRANGERS = {"divergences": ("privacy",), "surrogates": ("privacy",), "_tf": ("privacy",), "_random": ("privacy",)}

@@ -1,0 +1,177 @@
+"""The server with exact hospitals: the pooled posterior, schedules, and two broken servers that the same checks catch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.federation import ExactWorker, answer, federation, play, prior_of, regression
+
+from tfp_dpvi.federated import Asynchronous, Factor, Sequential, Server, Synchronous, Task, Terms
+
+
+def distance(server, pooled):
+    """The largest difference of natural parameters, relative to the pooled ones."""
+    left = server.posterior / pooled
+    return max(
+        np.abs(left.shift).max() / np.abs(pooled.shift).max(),
+        np.abs(left.precision).max() / np.abs(pooled.precision).max(),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pooled_posterior_after_one_synchronous_round(seed):
+    """Conjugate, full rank, exact workers, damping 1: to 1e-9."""
+    server, _, pooled = federation(seed=seed)
+    assert distance(server, pooled) <= 1e-9
+    np.testing.assert_allclose(server.posterior.mean, pooled.mean, rtol=1e-9)
+    assert len(server.history) == 1
+    assert server.history[0].guard == 1.0
+
+
+@pytest.mark.parametrize("schedule", [Sequential(rounds=1, damping=1.0), Asynchronous(rounds=1, damping=1.0)])
+def test_the_other_schedules_come_to_the_same(schedule):
+    server, _, pooled = federation(schedule=schedule)
+    assert distance(server, pooled) <= 1e-9
+
+
+def test_mean_field_hospitals_agree_after_five_rounds():
+    """Five hospitals: within 0.02 standard deviations of the pooled mean-field posterior, which has the same mean."""
+    server, _, pooled = federation(full_rank=False, schedule=Synchronous(rounds=5, damping=1.0))
+    exact = Factor(pooled.mean * np.diag(pooled.precision), np.diag(pooled.precision))
+    assert np.abs((server.posterior.mean - exact.mean) / exact.stddev).max() <= 0.02
+    np.testing.assert_allclose(server.posterior.stddev, exact.stddev, rtol=0.02)
+
+
+def test_damping_takes_its_share_of_the_way():
+    server, terms, pooled = federation(schedule=Synchronous(rounds=3, damping=0.5, decay=0.8))
+    left = (1 - 0.5) * (1 - 0.4) * (1 - 0.32)
+    expected = pooled.precision - left * (pooled.precision - terms.prior.precision)
+    np.testing.assert_allclose(server.posterior.precision, expected, rtol=1e-9)
+
+
+class OwnFactorStays(Server):
+    """A mutation: the cavity still has the hospital's own factor in it."""
+
+    def due(self):
+        return [Task(t.study, t.hospital, t.request, t.number, t.posterior, cavity=t.posterior) for t in super().due()]
+
+
+class DampedTwice(Server):
+    """A mutation: damping is applied to the change, and to the sum once more."""
+
+    def _settle(self):
+        self._held = {h: (change ** self.schedule.share(0), v) for h, (change, v) in self._held.items()}
+        super()._settle()
+
+
+@pytest.mark.parametrize("broken", [OwnFactorStays, DampedTwice])
+def test_a_mutation_is_caught(broken):
+    schedule = Synchronous(rounds=2, damping=0.5)
+    (server, _, _), (sound, _, pooled) = federation(broken, schedule=schedule), federation(schedule=schedule)
+    expected = pooled.precision - 0.25 * (pooled.precision - np.eye(3) / 4.0)
+    np.testing.assert_allclose(sound.posterior.precision, expected, rtol=1e-9)
+    assert np.abs(server.posterior.precision / expected - 1.0).max() > 0.05
+
+
+def test_posterior_is_always_prior_times_factors():
+    """Whatever hospitals say, and with a guard that bites."""
+    rng = np.random.default_rng(0)
+    terms = Terms("wild", prior_of(3, full_rank=True))
+
+    class Wild:
+        def refine(self, task):
+            matrix = 3.0 * rng.normal(size=(3, 3))
+            return Factor(rng.normal(size=3), matrix + matrix.T)
+
+    names = [f"h{number}" for number in range(4)]
+    server = play(Server(terms, names, Asynchronous(rounds=20, damping=1.0)), dict.fromkeys(names, Wild()), terms)
+    assert len(server.history) == 80
+    assert min(round.guard for round in server.history) < 1.0
+    for round in server.history:
+        total = terms.prior
+        for factor in round.factors.values():
+            total = total * factor
+        np.testing.assert_array_equal(total.precision, round.posterior.precision)
+        assert round.posterior.exceeds(terms.floor)
+
+
+def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
+    """The others go on, its factor stays, it comes back to it; the late joiner's factor is 1 and it is asked from then on."""
+    x, y = regression(4)
+    workers = {f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))}
+    terms = Terms("lossy", prior_of(3, full_rank=True))
+    server = Server(terms, ["h0", "h1", "h2"], Synchronous(rounds=4, damping=1.0))
+    for number in range(4):
+        tasks = server.due()
+        assert {task.number for task in tasks} == {number}
+        kept = server.factors["h1"]
+        for task in tasks:
+            if (number, task.hospital) == (1, "h1"):
+                server.give_up(task.request)
+            else:
+                assert server.receive(task.hospital, answer(task, workers[task.hospital].refine(task)))
+        if number == 1:
+            np.testing.assert_array_equal(server.factors["h1"].precision, kept.precision)
+            assert server.history[-1].hospitals == ("h0", "h2")
+            server.join("h3")
+            assert not server.factors["h3"].precision.any()
+    assert server.finished
+    flat = x.reshape(-1, 3)
+    np.testing.assert_allclose(server.posterior.precision, np.eye(3) / 4.0 + flat.T @ flat, rtol=1e-9)
+
+
+def test_sequential_asks_one_at_a_time_and_asynchronous_refuses_what_is_stale():
+    terms = Terms("order", prior_of(3, full_rank=True))
+    one = Factor.one(3, full_rank=True)
+    server, order = Server(terms, ["a", "b"], Sequential(rounds=2)), []
+    while not server.finished:
+        (task,) = server.due()
+        assert server.due() == []
+        order.append(task.hospital)
+        server.receive(task.hospital, answer(task, one))
+    assert order == ["a", "b", "a", "b"]
+
+    server = Server(terms, ["slow", "quick"], Asynchronous(rounds=5, most_stale=2))
+    slow, quick = server.due()
+    for _ in range(3):
+        assert server.receive("quick", answer(quick, one))
+        (quick,) = server.due()
+    assert not server.receive("slow", answer(slow, one, epsilon=0.7))
+    assert "3 changes came before it" in server.refused[0]
+    assert server.epsilon["slow"] == 0.7
+
+
+def test_a_hospital_that_declines_is_not_asked_again():
+    terms = Terms("short", prior_of(3, full_rank=True))
+    server = Server(terms, ["a", "b"], Synchronous(rounds=3))
+    a, b = server.due()
+    assert server.receive("a", answer(a, None, reason="the budget is spent"))
+    assert server.receive("b", answer(b, Factor.one(3, full_rank=True)))
+    assert [task.hospital for task in server.due()] == ["b"]
+    assert server.retired == {"a": "the budget is spent"}
+
+
+def test_the_prior_is_refined_for_free():
+    """A prior that is not normal is a factor of its own, which the server replaces after each update."""
+    terms = Terms("site", prior_of(3, full_rank=False))
+    wanted = Factor(np.ones(3), np.full(3, 0.3))
+    server = Server(terms, ["a"], Synchronous(rounds=1), refine_prior=lambda cavity, present: wanted)
+    (task,) = server.due()
+    server.receive("a", answer(task, Factor.one(3, full_rank=False)))
+    np.testing.assert_allclose(server.prior.precision, wanted.precision)
+    np.testing.assert_allclose(server.posterior.shift, wanted.shift)
+
+
+def test_a_server_needs_no_tensorflow():
+    code = (
+        "import sys, numpy as np\n"
+        "from tfp_dpvi.federated import Factor, Reply, Server, Synchronous, Terms\n"
+        "terms = Terms('s', Factor(np.zeros(2), np.ones(2)))\n"
+        "server = Server(terms, ['a'], Synchronous())\n"
+        "task, = server.due()\n"
+        "reply = Reply(task.study, 'a', task.request, 0, Factor.one(2, full_rank=False), 1.0, 1e-5)\n"
+        "assert server.receive('a', reply.to_bytes())\n"
+        "assert not [name for name in sys.modules if name.startswith(('tensorflow', 'keras', 'tf_keras', 'flwr'))]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,169 @@
+"""Factors of normals by their natural parameters, in NumPy: products add, quotients subtract, and a factor may be improper."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+MOST_HALVINGS = 30
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factor:
+    """An unnormalised normal `exp(shift . z - z' precision z / 2)` over the unconstrained parameters z.
+
+    Attributes:
+      shift: float64 array of shape [d], precision times mean.
+      precision: float64 array, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
+
+    Raises:
+      ValueError: shapes that do not fit, values that are not finite, or a matrix that is not symmetric.
+    """
+
+    shift: np.ndarray
+    precision: np.ndarray
+
+    def __post_init__(self) -> None:
+        shift, precision = np.array(self.shift, np.float64), np.array(self.precision, np.float64)
+        if shift.ndim != 1 or precision.shape not in (shift.shape, shift.shape * 2):
+            raise ValueError(
+                f"shift and precision have shapes {shift.shape} and {precision.shape}; pass [d] and [d], or [d] and [d, d]."
+            )
+        if not (np.isfinite(shift).all() and np.isfinite(precision).all()):
+            raise ValueError("shift or precision is not finite; pass finite numbers.")
+        if precision.ndim == 2:
+            scale = max(1.0, float(np.abs(precision).max(initial=0.0)))
+            if np.abs(precision - precision.T).max(initial=0.0) > 1e-8 * scale:
+                raise ValueError("precision is not symmetric; pass a symmetric matrix.")
+            precision = (precision + precision.T) / 2.0
+        for name, array in (("shift", shift), ("precision", precision)):
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @classmethod
+    def one(cls, num: int, *, full_rank: bool) -> Factor:
+        """Returns the factor 1 over `num` parameters, where a hospital starts."""
+        return cls(np.zeros(num), np.zeros([num] * (2 if full_rank else 1)))
+
+    @classmethod
+    def normal(cls, mean: np.ndarray, covariance: np.ndarray) -> Factor:
+        """Returns a normal.
+
+        Args:
+          mean: of shape [d].
+          covariance: variances of shape [d], or a positive definite matrix of shape [d, d].
+        """
+        covariance = np.asarray(covariance, np.float64)
+        if covariance.ndim == 1:
+            return cls(np.asarray(mean) / covariance, 1.0 / covariance)
+        precision = _inverse(covariance)
+        return cls(precision @ np.asarray(mean, np.float64), precision)
+
+    @property
+    def num(self) -> int:
+        """The number of parameters d."""
+        return len(self.shift)
+
+    @property
+    def full_rank(self) -> bool:
+        """Whether the precision is a matrix."""
+        return self.precision.ndim == 2
+
+    def __mul__(self, other: Factor) -> Factor:
+        """The product of two factors."""
+        return Factor(self.shift + other.shift, self.precision + other.precision)
+
+    def __truediv__(self, other: Factor) -> Factor:
+        """The quotient of two factors."""
+        return Factor(self.shift - other.shift, self.precision - other.precision)
+
+    def __pow__(self, power: float) -> Factor:
+        """A power: damping by `power`."""
+        return Factor(power * self.shift, power * self.precision)
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm of all natural parameters."""
+        return float(np.hypot(np.linalg.norm(self.shift), np.linalg.norm(self.precision)))
+
+    def exceeds(self, floor: np.ndarray) -> bool:
+        """Returns whether the precision minus `floor` is positive definite; `floor` has the precision's shape."""
+        left = self.precision - floor
+        if left.ndim == 1:
+            return bool((left > 0.0).all())
+        try:
+            np.linalg.cholesky(left)
+        except np.linalg.LinAlgError:
+            return False
+        return True
+
+    @property
+    def proper(self) -> bool:
+        """Whether it is a normal distribution's."""
+        return self.exceeds(np.zeros_like(self.precision))
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean of a proper factor, shape [d]."""
+        mean: np.ndarray = (
+            np.linalg.solve(self.precision, self.shift) if self.full_rank else self.shift / self.precision
+        )
+        return mean
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """The covariance of a proper factor: variances [d], or a matrix [d, d]."""
+        return _inverse(self.precision) if self.full_rank else 1.0 / self.precision
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """The standard deviations of a proper factor, shape [d]."""
+        variances: np.ndarray = np.diagonal(self.covariance) if self.full_rank else self.covariance
+        return np.sqrt(variances)
+
+    def log_prob(self, z: np.ndarray) -> np.ndarray:
+        """Returns the normalised log density of a proper factor at points [..., d]."""
+        away = np.asarray(z) - self.mean
+        if self.full_rank:
+            quadratic = np.einsum("...i,ij,...j->...", away, self.precision, away)
+            volume = np.linalg.slogdet(self.precision)[1]
+        else:
+            quadratic, volume = (away**2 * self.precision).sum(-1), np.log(self.precision).sum()
+        density: np.ndarray = 0.5 * (volume - quadratic - self.num * np.log(2.0 * np.pi))
+        return density
+
+    def sample(self, num: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns draws from a proper factor, shape [num, d]."""
+        noise = rng.normal(size=(num, self.num))
+        if not self.full_rank:
+            return self.mean + noise * self.stddev
+        # Of precision L L', L^-T noise has covariance (L L')^-1.
+        draws: np.ndarray = self.mean + np.linalg.solve(np.linalg.cholesky(self.precision).T, noise.T).T
+        return draws
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    inverse: np.ndarray = np.linalg.inv(matrix)
+    return (inverse + inverse.T) / 2.0
+
+
+def product(factors: list[Factor]) -> Factor:
+    """Returns the product of one factor or more."""
+    return Factor(np.sum([one.shift for one in factors], 0), np.sum([one.precision for one in factors], 0))
+
+
+def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
+    """Returns the largest f of 1, 1/2, 1/4, ... with the precision of `posterior * change ** f` above `floor`; 0 if there is none.
+
+    All changes of a round are scaled by the same f, so that the posterior stays the product of prior and factors.
+
+    Args:
+      posterior: a factor whose precision is above `floor`.
+      change: the product of all changes.
+      floor: a precision, half of the prior's.
+    """
+    for halvings in range(MOST_HALVINGS):
+        if (posterior * change**0.5**halvings).exceeds(floor):
+            return 0.5**halvings
+    return 0.0
