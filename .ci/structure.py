@@ -29,6 +29,7 @@ ORDER = (
     "serialization",
     "divergences",
     "surrogates",
+    "local",
     "sampling",
     "gradients",
     "optimizers",
@@ -44,7 +45,13 @@ ORDER = (
     "federated",
 )
 # Rooms below that are none of a room's business all the same: these know nothing of privacy.
-STRANGERS = {"divergences": ("privacy",), "surrogates": ("privacy",), "_tf": ("privacy",), "_random": ("privacy",)}
+STRANGERS = {
+    "divergences": ("privacy",),
+    "local": ("privacy",),
+    "surrogates": ("privacy",),
+    "_tf": ("privacy",),
+    "_random": ("privacy",),
+}
 # Private attributes of libraries that are neither TensorFlow nor Keras.
 OF_OTHERS = {
     "_dp_sum_query": "TensorFlow Privacy, whose optimizers are recognised by their attributes",

@@ -1,0 +1,179 @@
+"""Latents of one record: summed out by quadrature and enumeration, or fitted inside the record's loss; against SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy import integrate, stats
+from support.toy import adam
+
+import tfp_dpvi as dpvi
+
+tfd = tfp.distributions
+RNG = np.random.default_rng(0)
+A, B = np.array([1.0, 0.5, 2.0, 1.5]), np.array([0.0, -1.0, 1.0, 0.5])
+ANSWERS = RNG.integers(0, 2, (6, 4))
+
+
+def answers(a=A, b=B):
+    return dpvi.local.quadrature(
+        lambda z: tfd.Independent(tfd.Bernoulli(logits=a * (z[:, None] - b)), 1), dtype="float64"
+    )
+
+
+def test_quadrature_is_the_integral():
+    def integrand(z, y):
+        p = 1 / (1 + np.exp(-A * (z - B)))
+        return np.prod(np.where(y == 1, p, 1 - p)) * stats.norm.pdf(z)
+
+    expected = [np.log(integrate.quad(integrand, -9, 9, args=(y,), epsabs=1e-12)[0]) for y in ANSWERS]
+    np.testing.assert_allclose(answers().log_prob(ANSWERS), expected, rtol=5e-5)
+    assert answers().event_shape == [4]
+
+
+def test_quadrature_in_two_dimensions_with_inputs_is_factor_analysis():
+    w = RNG.normal(size=(3, 2))
+    x = RNG.normal(size=(5, 1))
+    y = RNG.normal(size=(5, 3))
+    marginal = dpvi.local.quadrature(
+        lambda z: tfd.MultivariateNormalDiag(x[:, None] + z @ w.T, np.full(3, 2.0)), dimension=2, dtype="float64"
+    )
+    cov = w @ w.T + 4 * np.eye(3)
+    expected = [stats.multivariate_normal(np.full(3, one[0]), cov).logpdf(row) for one, row in zip(x, y, strict=True)]
+    assert marginal.batch_shape == [5]
+    np.testing.assert_allclose(marginal.log_prob(y), expected, rtol=1e-7)
+    np.testing.assert_allclose(marginal.mean(), np.tile(x, 3), atol=1e-10)
+
+
+def test_enumeration_sums_over_every_combination_of_latents():
+    rain, wet = 0.3, np.array([[0.1, 0.6], [0.8, 0.99]])
+    x = tf.constant([0.2, 0.5, 0.7], tf.float64)  # The probability of the sprinkler, for each record.
+    marginal = dpvi.local.enumeration(
+        [tfd.Bernoulli(probs=tf.constant(rain, tf.float64)), tfd.Bernoulli(probs=x)],
+        lambda first, second: tfd.Bernoulli(probs=tf.gather_nd(wet, tf.stack([first, second], axis=1))),
+    )
+    by_hand = [
+        sum(
+            (rain if r else 1 - rain) * (s if k else 1 - s) * wet[r, k] for r in (0, 1) for k in (0, 1)
+        )
+        for s in x.numpy()
+    ]  # fmt: skip
+    assert marginal.batch_shape == [3]
+    np.testing.assert_allclose(marginal.prob([1, 1, 0]), [by_hand[0], by_hand[1], 1 - by_hand[2]], rtol=1e-6)
+
+
+def poisson(tau, rate):
+    return dpvi.local.Variational(
+        tfd.Normal(np.float64(0.0), tau), lambda z: tfd.Poisson(log_rate=tf.constant(rate) + z), num_steps=12
+    )
+
+
+def test_the_local_bound_is_the_optimum_over_normal_factors():
+    """Against the optimum over (m, log s) with the expectation by 40 points."""
+    from scipy.optimize import minimize
+
+    points, weights = np.polynomial.hermite_e.hermegauss(40)
+    weights = weights / weights.sum()
+    tau, rate, y = 0.7, np.array([0.5, 2.0, -1.0]), np.array([3.0, 20.0, 0.0])
+
+    def bound(parameters, r, k):
+        m, log_s = parameters
+        z = m + np.exp(log_s) * points
+        joint = stats.poisson.logpmf(k, np.exp(r + z)) + stats.norm.logpdf(z, 0, tau)
+        return weights @ joint + log_s + 0.5 * np.log(2 * np.pi * np.e)
+
+    best = [
+        -minimize(lambda v, r, k: -bound(v, r, k), [0.0, -1.0], args=pair).fun for pair in zip(rate, y, strict=True)
+    ]
+    exact = [
+        np.log(
+            integrate.quad(
+                lambda z, r, k: stats.poisson.pmf(k, np.exp(r + z)) * stats.norm.pdf(z, 0, tau), -6, 6, pair
+            )[0]
+        )
+        for pair in zip(rate, y, strict=True)
+    ]
+    ours = poisson(tau, rate).log_prob(y).numpy()
+    np.testing.assert_allclose(ours, best, atol=2e-2)
+    assert (ours < np.array(exact) + 1e-2).all()
+
+
+def test_where_the_record_is_normal_the_bound_is_exact_and_so_is_its_gradient():
+    w = tf.Variable(RNG.normal(size=(3, 1)))
+    y = RNG.normal(size=(5, 3))
+
+    def local(w):
+        return dpvi.local.Variational(
+            tfd.MultivariateNormalDiag(np.zeros(1), np.ones(1)),
+            lambda z: tfd.MultivariateNormalDiag(tf.linalg.matvec(w, z), np.full(3, 0.5)),
+            num_steps=30,
+        )
+
+    def exact(w):
+        return tfd.MultivariateNormalTriL(np.zeros(3), tf.linalg.cholesky(w @ tf.transpose(w) + 0.25 * np.eye(3)))
+
+    results = []
+    for make in (local, exact):
+        with tf.GradientTape() as tape:
+            value = make(w).log_prob(y)
+            total = tf.reduce_sum(value)
+        results.append((value.numpy(), tape.gradient(total, w).numpy()))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-8)
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-7)
+
+
+def test_samples_are_of_the_model():
+    """False-alarm rate below 1e-9: bounds of 7 standard errors, variances from the samples' fourth moments."""
+    num, tau = 40_000, 0.7
+    draws = poisson(tau, np.array([0.5, 2.0])).sample(num, seed=(1, 2)).numpy()
+    mean = np.exp(np.array([0.5, 2.0]) + tau**2 / 2)
+    variance = mean + mean**2 * (np.exp(tau**2) - 1)
+    assert draws.shape == (num, 2)
+    assert (np.abs(draws.mean(axis=0) - mean) < 7 * np.sqrt(variance / num)).all()
+    np.testing.assert_allclose(poisson(tau, np.array([0.5, 2.0])).mean(), mean, rtol=0.3)
+
+
+def generative(params):
+    return dpvi.local.quadrature(lambda z: tfd.Independent(tfd.Bernoulli(logits=z[:, None] - params), 1), num_points=5)
+
+
+@pytest.mark.parametrize("kind", ["quadrature", "variational"])
+def test_they_are_fitted_with_the_paired_clip(kind):
+    model = dpvi.DPVI(
+        tfd.Sample(tfd.Normal(0.0, 1.0), 4),
+        generative if kind == "quadrature" else lambda w, x: dpvi.local.Variational(
+            tfd.Normal(0.0, 0.5), lambda z: tfd.Poisson(log_rate=tf.linalg.matvec(x, w) + z), num_steps=3
+        ),
+    )  # fmt: skip
+    model.compile(adam(2.0), delta=1e-5, jit_compile=False)
+    x = ANSWERS if kind == "quadrature" else RNG.normal(size=(6, 4)).astype("float32")
+    y = () if kind == "quadrature" else (RNG.poisson(2.0, 6),)
+    model.fit(x, *y, batch_size=3, epochs=3, verbose=0)
+    assert model.calibration.pairing is not None
+    assert np.isfinite(model.posterior_sample(5, seed=0)).all()
+
+
+def test_a_record_moves_no_other():
+    """Each record's bound is what it is alone: with another first record, the rest are bit-equal."""
+    rate, y = np.array([0.5, 2.0, -1.0]), np.array([3.0, 20.0, 0.0])
+    first = poisson(0.7, rate).log_prob(y).numpy()
+    other = poisson(0.7, rate * [9.0, 1.0, 1.0]).log_prob(y * [50.0, 1.0, 1.0]).numpy()
+    assert first[0] != other[0]
+    np.testing.assert_array_equal(first[1:], other[1:])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dpvi.local.quadrature(lambda z: tfd.Normal(0.0, 1.0)), "last dimension"),
+        (lambda: dpvi.local.quadrature(lambda z: tfd.Normal(z, 1.0), dimension=5), "Variational"),
+        (lambda: dpvi.local.enumeration(tfd.Poisson(1.0), lambda k: k), "Categorical"),
+        (lambda: dpvi.local.enumeration([tfd.Categorical(logits=np.zeros(200))] * 2, lambda k: k), "combinations"),
+        (lambda: dpvi.local.Variational(tfd.Sample(tfd.Normal(0.0, 1.0), [2, 2]), lambda z: z), "event shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        make()
