@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import subprocess
 import sys
 
@@ -268,6 +270,56 @@ class TestTensorFlow:
         np.testing.assert_array_equal(_tf.map_apart(ways[where], ids), wanted)
         with contextlib.suppress(tf.errors.InvalidArgumentError):
             assert (tf.vectorized_map(ways[where], ids).numpy() != wanted).any()
+
+    @pytest.mark.skipif(
+        not IS_CURRENT or platform.machine() != "x86_64", reason="the fault is of oneDNN in TensorFlow 2.21"
+    )
+    @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.slow)])
+    def test_tensorflows_map_of_products_reads_other_memory(self, ours):
+        """`map_apart`: a product of places and a kernel is right, and TensorFlow's own is wrong or ends the process."""
+        code = f"""
+import numpy as np, tensorflow as tf
+from tfp_dpvi import _tf
+x, kernel = (np.random.default_rng(0).normal(size=s).astype("f") for s in ((32, 1, 10, 8), (8, 6)))
+
+def one(x):
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        loss = tf.reduce_sum(tf.nn.relu(tf.matmul(x, variable)))
+    return tape.gradient(loss, variable)
+
+variable = tf.constant(kernel)
+wanted = np.einsum("nitd,nitk->ndk", x, x @ kernel > 0)
+for _ in range(20):
+    found = tf.function(lambda: {"_tf.map_apart" if ours else "tf.vectorized_map"}(one, tf.constant(x)))()
+    assert np.abs(found - wanted).max() < 1e-4
+"""
+        env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
+        ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert (ended.returncode == 0) == ours, ended.stderr[-500:]
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [((10, 8), (1, 8, 6)), ((1, 10, 8), (8, 6)), ((2, 1, 10, 8), (3, 8, 6)), ((2, 4, 8), (2, 8, 6))],
+    )
+    def test_mapped_products_are_numpys(self, first, second):
+        parts = [np.random.default_rng(1).normal(size=[5, *shape]) for shape in (first, second)]
+        for mapped in ([True, True], [True, False], [False, True]):
+            each = [
+                tf.constant(part) if is_mapped else np.repeat(part[:1], 5, 0)
+                for part, is_mapped in zip(parts, mapped, strict=True)
+            ]
+            x, y = each
+            for turned in (False, True):
+
+                def one(number, x=x, y=y, mapped=mapped, turned=turned):
+                    x, y = (part[number] if m else tf.constant(part[0]) for part, m in zip((x, y), mapped, strict=True))
+                    # The transposed product of transposed factors.
+                    return tf.matmul(tf.linalg.matrix_transpose(x), y, transpose_a=True) if turned else tf.matmul(x, y)
+
+                found = _tf.map_apart(one, tf.range(5))
+                wanted = [np.matmul(x[i], y[i]) for i in range(5)]
+                np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
     def test_the_map_leaves_nothing_behind(self):
         """Nothing process-wide is changed, within `map_apart` or after it."""

@@ -9,7 +9,6 @@ TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it wou
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,17 +275,11 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
                     waiting += function.graph.get_operations()
 
 
-_SEGMENTS = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
-
-
 def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
-    """`tf.vectorized_map(function, elements)`, in which no element reaches another's sums over segments.
+    """`tf.vectorized_map(function, elements)`, in which no element reaches another's values.
 
-    TensorFlow (2.21, `parallel_for/pfor.py`) maps such a sum, which the gradient of `tf.gather(params, ids)` is, as one over
-    the segments of all elements, and adds the element's number times the number of segments to its ids. An id that is too
-    large lands in another element's segments: in a model with 4 groups one record with ids up to 80 moved the clipped sum by
-    41 clips. (XLA takes such ids without a word: https://github.com/tensorflow/tensorflow/issues/120245.) Here they land
-    nowhere: meanwhile the operations of this function carry a converter, which `tf.vectorized_map` prefers to its own.
+    Two operations are mapped otherwise than TensorFlow would: see `_convert_segments` and `_convert_product`. Those of this
+    function carry a converter meanwhile, which `tf.vectorized_map` prefers to its own.
     """
     marked: list[tf.Operation] = []
 
@@ -296,8 +289,8 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
         # Slices become tensors here, and not after the sums over them were looked for.
         found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
         for operation in operations_since(graph, num_known):
-            if operation.type in _SEGMENTS and not hasattr(operation, "pfor_converter"):
-                operation.pfor_converter = functools.partial(_convert_segments, operation.type)
+            if operation.type in _CONVERTERS and not hasattr(operation, "pfor_converter"):
+                operation.pfor_converter = _CONVERTERS[operation.type]
                 marked.append(operation)
         return found
 
@@ -309,15 +302,49 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
             del operation.pfor_converter
 
 
-def _convert_segments(kind: str, inputs: Any) -> Any:
-    """TensorFlow's conversion of a sum over segments, after ids that are too large were made negative, which drops them."""
+def _convert_segments(inputs: Any) -> Any:
+    """Maps a sum over segments, which the gradient of `tf.gather` is: ids that are too large are made negative, which drops them.
+
+    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements, and adds the element's number times the
+    number of segments to its ids. An id that is too large lands in another element's segments: in a model with 4 groups one
+    record with ids up to 80 moved the clipped sum by 41 clips. (XLA takes such ids without a word:
+    https://github.com/tensorflow/tensorflow/issues/120245.)
+    """
     from tensorflow.python.ops.parallel_for import pfor
 
     inputs.stack_inputs([0, 1])
     ids = inputs.stacked_input(1)
     known = ids < tf.cast(inputs.unstacked_input(2), ids.dtype)
     inputs.inputs[1] = pfor.wrap(tf.where(known, ids, -tf.ones_like(ids)), True)
-    return pfor._pfor_converter_registry[kind](inputs)
+    return pfor._pfor_converter_registry[inputs.op_type](inputs)
+
+
+def _convert_product(inputs: Any) -> Any:
+    """Maps `tf.matmul` so that no batch of matrices is broadcast.
+
+    TensorFlow would map [1, T, d] x [d, k] to [n, 1, T, d] x [d, k], in which oneDNN (TensorFlow 2.21 on CPUs) reads and writes
+    past the ends of tensors: https://github.com/tensorflow/tensorflow/issues/117700.
+    """
+    from tensorflow.python.ops.parallel_for import pfor
+
+    first, second = (part.shape[:-2] for part in inputs.op.inputs)
+    if inputs.input(0).is_stacked and inputs.input(1).is_stacked and first.is_fully_defined() and first == second:
+        return pfor._pfor_converter_registry[inputs.op_type](inputs)
+    inputs.expanddim_inputs_for_broadcast()
+    x, y = (
+        tf.linalg.adjoint(inputs.input(number).t) if inputs.get_attr(name) else inputs.input(number).t
+        for number, name in enumerate(("adj_x", "adj_y"))
+    )
+    if y.shape.rank == 2:
+        return pfor.wrap(tf.tensordot(x, y, 1), True)
+    batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
+    x, y = (tf.broadcast_to(part, tf.concat([batch, tf.shape(part)[-2:]], 0)) for part in (x, y))
+    return pfor.wrap(tf.matmul(x, y), True)
+
+
+_CONVERTERS = dict.fromkeys(
+    ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"), _convert_segments
+) | {"BatchMatMulV2": _convert_product}
 
 
 __all__ = [

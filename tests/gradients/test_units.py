@@ -84,12 +84,13 @@ CASES = {
     "decoder": ([3], 0, lambda: sequential(layers.RepeatVector(4), layers.LSTM(3, return_sequences=True), layers.Dense(2))),
     "time distributed": ([4, 3], 0, lambda: sequential(layers.TimeDistributed(layers.Dense(2)))),
     "time distributed own": ([4, 3], 0, lambda: sequential(layers.TimeDistributed(Own()))),
+    "own over places": ([4, 3], 0, lambda: sequential(Own())),
     "out of sight": ([4], 0, lambda: sequential(OutOfSight())),
     "time first": ([6, 4], 0, lambda: sequential(TimeMajor())),
     "places": ([6], 7, lambda: sequential(Places(), layers.Dense(2))),
     "masked unit": ([6], 7, lambda: sequential(layers.Embedding(7, 3, mask_zero=True), Masked(), layers.Dense(2))),
 }  # fmt: skip
-QUICK = {"lstm", "masked", "out of sight", "places"}
+QUICK = {"lstm", "masked", "own over places", "out of sight", "places"}
 
 
 @pytest.mark.parametrize(

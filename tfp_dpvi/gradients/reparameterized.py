@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi._tf import Structure, map_apart, tf
 from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
@@ -92,7 +92,7 @@ def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Seq
             [tf.reshape(one, [-1]) for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])], axis=0
         )
 
-    jacobian = tf.vectorized_map(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
+    jacobian = map_apart(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
 
     def product(by_draws: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)

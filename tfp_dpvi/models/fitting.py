@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, clear_losses, in_mode, keras, layers_within, refuse_keras_3, steps_per_execution, tf
+from tfp_dpvi._tf import (
+    Structure,
+    clear_losses,
+    in_mode,
+    keras,
+    layers_within,
+    map_apart,
+    refuse_keras_3,
+    steps_per_execution,
+    tf,
+)
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -397,7 +407,7 @@ class FittedModel(evaluation.EvaluatedModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
-        losses = tf.vectorized_map(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
+        losses = map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
         clear_losses(self)
         return losses
 

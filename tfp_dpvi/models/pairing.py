@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Structure, map_apart, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, curvature_releases, paired
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
@@ -153,7 +153,7 @@ class Pairing:
                 difference = here.log_prob(both[0])[0] - here.log_prob(both[1])[0]
             return tape.gradient(difference, theta, unconnected_gradients="zero")
 
-        return tf.vectorized_map(delta, (x, *pairs))
+        return map_apart(delta, (x, *pairs))
 
     def log_probs(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> list[tf.Tensor]:
         """Returns log densities, shape [n], of each of several outcomes of n records.

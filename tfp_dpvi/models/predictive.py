@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Callable
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, tf, tfd, tfp
+from tfp_dpvi._tf import Structure, map_apart, tf, tfd, tfp
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
     """Returns `function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
-    return as_graph(lambda: tf.vectorized_map(function, draws))
+    return as_graph(lambda: map_apart(function, draws))
 
 
 def as_graph(function: Callable[[], Structure]) -> Structure:

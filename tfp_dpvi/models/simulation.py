@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, keras, tf
+from tfp_dpvi._tf import Structure, keras, map_apart, tf
 from tfp_dpvi.data import make_records
 from tfp_dpvi.gradients import Clip, curvature_releases, joint_sensitivity
 from tfp_dpvi.models.pairing import CannotPairError, Pairing
@@ -212,7 +212,7 @@ class PairSimulator:
 
     def _log_probs(self, points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
         """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
-        return tf.vectorized_map(lambda point: self.pairing.log_probs(point, x, outcomes), points)
+        return map_apart(lambda point: self.pairing.log_probs(point, x, outcomes), points)
 
 
 @dataclasses.dataclass(frozen=True)
