@@ -145,7 +145,7 @@ class Pairing:
         parts = tf.split(vector, self.coordinates.sizes)
         theta = tf.concat([parts[part] for part in self.reached], axis=0)
 
-        def delta(record: tuple[Structure, Structure, Structure]) -> tf.Tensor:
+        def delta(record: Sequence[Structure]) -> tf.Tensor:
             one, *both = tf.nest.map_structure(lambda part: part[None], record)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(theta)
