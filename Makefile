@@ -83,7 +83,11 @@ test-slow: $(STAMP) ## The rest of the tests, 300 kills among them: about an hou
 	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
 
 .PHONY: studies
-studies: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, sampling rate and clip
+studies: $(STAMP) ## Ten models, the 2017 paper's mixture, d3p's groups, the bars: goes on where it stopped; FULL=1 adds hours
+	$(BIN)/python benchmarks/run_studies.py --write $(if $(FULL),--full)
+
+.PHONY: study-logistic
+study-logistic: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, sampling rate and clip
 	$(BIN)/python examples/logistic_regression.py
 
 .PHONY: bench
