@@ -1,0 +1,293 @@
+"""A hospital: one trace, one calibration and one ledger entry over its rounds; its budget is its own; replay on neighbours."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+from support.replay import check_neighbours
+
+import tfp_dpvi as dpvi
+from tfp_dpvi._tf import keras, tf, tfp
+from tfp_dpvi.federated import Factor, Hospital, MessageError, Reply, Server, Study, Synchronous, Task, simulate
+from tfp_dpvi.federated.hospital import CAVEATS
+from tfp_dpvi.federated.local import LocalModel, Refiner
+
+tfd = tfp.distributions
+WIDTH = 2
+
+
+def prior(scale=2.0):
+    return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, scale), WIDTH)})
+
+
+def likelihood(params, x):
+    return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
+
+
+def adam(clip=1.0, noise=None, rate=0.05):
+    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate)
+
+
+def records(num=40, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num, WIDTH)).astype("float32")
+    return x, (rng.random(num) < 1.0 / (1.0 + np.exp(-2.0 * x[:, 0]))).astype("int32")
+
+
+@pytest.fixture(scope="module")
+def study():
+    return Study(prior(), likelihood, adam(), local_steps=3)
+
+
+@pytest.fixture(scope="module")
+def refiner(study):
+    """Traced once for all tests of this module."""
+    return Refiner(study)
+
+
+def task_of(study, request="r", number=0, hospital="a", posterior=None, cavity=None):
+    posterior = study.terms.prior if posterior is None else posterior
+    return Task(study.terms.identity, hospital, request, number, posterior, cavity or posterior)
+
+
+def hospital(study, refiner, **settings):
+    return Hospital(study, *records(), refiner=refiner, **{"name": "a", "epsilon": 1.0, "rounds": 3, **settings})
+
+
+# ------------------------------------------------------------------------------------------ what is paid
+
+
+def test_ten_rounds_are_one_trace_one_calibration_and_one_entry(study, refiner):
+    one = hospital(study, refiner, rounds=10)
+    server = Server(study.terms, ["a"], Synchronous(rounds=10, damping=1.0))
+    epsilons = []
+    while not server.finished:
+        for task in server.due():
+            assert server.receive("a", one.answer(task.to_bytes()))
+            epsilons.append(server.epsilon["a"])
+    assert (refiner.num_traces, one.num_calibrations) == (1, 1)
+    (entry,) = one.ledger.entries
+    assert entry.steps == 30
+    assert len(server.history) == 10
+    assert epsilons == sorted(epsilons)
+    assert 0.99 <= epsilons[-1] <= 1.0
+    assert epsilons[-1] == pytest.approx(one.ledger.epsilon(1e-5), rel=1e-6)
+    assert epsilons[0] >= entry.plan.replace(num_releases=3).epsilon(1e-5)
+    text = str(one.privacy_report())
+    assert all(sentence[:50] in " ".join(text.split()) for sentence in CAVEATS)
+
+
+def test_what_a_hospital_allows_is_its_own_and_it_declines_before_any_work(study, refiner, monkeypatch):
+    """A server that asks for more rounds than are allowed gets a sentence; nothing runs and nothing is charged."""
+    one = hospital(study, refiner, rounds=1)
+    assert Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms).change is not None
+    monkeypatch.setattr(refiner, "refine", lambda *args: pytest.fail("work was done"))
+    reply = Reply.from_bytes(one.answer(task_of(study, "s", 1).to_bytes()), study.terms)
+    assert reply.change is None
+    assert "all 1 rounds that it allows are charged" in reply.reason
+    assert one.ledger.num_releases == 3
+    assert one.rounds_left == 0
+    server = Server(study.terms, ["a"], Synchronous(rounds=5))
+    (task,) = server.due()
+    assert server.receive("a", one.answer(task.to_bytes()))
+    assert "rounds that it allows" in server.retired["a"]
+    assert server.finished
+
+
+def test_a_ledger_that_others_have_spent_is_respected(study, refiner):
+    one = hospital(study, refiner)
+    other = one._plan.replace(noise_multiplier=5.0, purpose="something else")
+    one.ledger.reserve(other, 30)
+    reply = Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms)
+    assert reply.change is None
+    assert "does not allow" in reply.reason
+    assert reply.epsilon == pytest.approx(one.ledger.epsilon(1e-5))
+    assert one.ledger.num_releases == 30
+
+
+def test_a_request_repeated_is_answered_alike_and_charged_once(study, refiner):
+    one = hospital(study, refiner)
+    first = one.answer(task_of(study).to_bytes())
+    assert one.answer(task_of(study).to_bytes()) == first
+    assert one.ledger.num_releases == 3
+    assert one.answer(task_of(study, "s").to_bytes()) != first
+    assert one.ledger.num_releases == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hospital": "b"}, "is for 'b'"),
+        ({"posterior": Factor.one(WIDTH, full_rank=False)}, "no normal distribution"),
+        ({"posterior": Factor(np.zeros(3), np.ones(3))}, "not those of the study"),
+    ],
+)
+def test_a_bad_task_costs_nothing(study, refiner, change, says):
+    one = hospital(study, refiner)
+    with pytest.raises(MessageError, match=says):
+        one.answer(task_of(study, **change).to_bytes())
+    with pytest.raises(MessageError, match="not of this library"):
+        one.answer(b"GET / HTTP/1.1")
+    assert one.ledger.num_releases == 0
+
+
+def test_a_hospital_comes_back_to_its_plan(study, refiner, tmp_path):
+    """The same noise, no calibration, and the rounds that are left."""
+    path = tmp_path / "a.ledger"
+    with dpvi.PrivacyLedger(path) as ledger:
+        one = hospital(study, refiner, ledger=ledger)
+        one.answer(task_of(study).to_bytes())
+        spent, plan = one.spent, one._plan
+    with dpvi.PrivacyLedger(path) as ledger:
+        again = hospital(study, refiner, ledger=ledger)
+        assert (again.num_calibrations, again.rounds_left, again.spent) == (0, 2, spent)
+        assert again._plan == plan
+        again.answer(task_of(study, "s").to_bytes())
+        assert len(ledger.entries) == 1
+        assert again.spent > spent
+
+
+def test_a_kill_between_charge_and_reply_counts(study, refiner, tmp_path, monkeypatch):
+    """C6: the ledger is ahead of the release."""
+    path = tmp_path / "a.ledger"
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with dpvi.PrivacyLedger(path) as ledger:
+        one = hospital(study, refiner, ledger=ledger)
+        monkeypatch.setattr(refiner, "refine", killed)
+        with pytest.raises(KeyboardInterrupt):
+            one.answer(task_of(study).to_bytes())
+    monkeypatch.undo()
+    with dpvi.PrivacyLedger(path) as ledger:
+        assert ledger.num_releases == 3
+        assert hospital(study, refiner, ledger=ledger).rounds_left == 2
+
+
+def test_epsilon_and_noise_exclude_each_other(study, refiner):
+    with pytest.raises(ValueError, match="not both"):
+        hospital(study, refiner, epsilon=None)
+
+
+# ------------------------------------------------------------------------------------------ replay, inside the worker
+
+
+@pytest.mark.parametrize(("family", "clipping"), [("mean_field", "paired"), ("full_rank", "flat")])
+def test_neighbours_inside_the_worker(family, clipping):
+    """C3: a record removed and replaced moves a local step's sum by at most C and 2C, at any cavity."""
+    refiner = Refiner(Study(prior(), likelihood, adam(clip=0.3), family=family, clipping=clipping))
+    (x, y), (other_x, other_y) = records(6, seed=1), records(6, seed=2)
+    data = refiner.data(x, y, None)
+    gradient = refiner.mechanism(data, dpvi.privacy.NeighboringRelation.ADD_OR_REMOVE_ONE).gradient
+    assert gradient.joint == ()
+
+    @tf.function(autograph=False)
+    def of(records, mask, key):
+        return list(gradient.draw(key).clipped_sum(records, mask, key)[0].tensors)
+
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        key = tf.constant(rng.integers(2**62, size=2))
+
+        def sums(records, mask, clip, key=key):
+            return [part.numpy() for part in of({"x": records["x"], "y": records["y"]}, mask, key)]
+
+        for at in range(6):
+            check_neighbours(sums, {"x": 9.0 * x, "y": y}, {"x": 9.0 * other_x, "y": other_y}, at, 0.3)
+
+
+# ------------------------------------------------------------------------------------------ the divergence
+
+
+@pytest.mark.parametrize("family", ["mean_field", "full_rank"])
+def test_the_divergence_to_a_cavity(family):
+    """Differences over q are those of KL between dense normals; an improper cavity is no obstacle."""
+    study = Study(prior(), likelihood, adam(), family=family, initial_stddev=10.0)
+    model, rng = LocalModel(study), np.random.default_rng(0)
+    full = family == "full_rank"
+
+    def some():
+        root = rng.normal(size=(WIDTH, WIDTH)) + 2.0 * np.eye(WIDTH)
+        covariance = root @ root.T if full else np.diag(root) ** 2
+        scale = 7.0 / np.max(covariance)  # Below twice the prior's variance.
+        return Factor.normal(rng.normal(size=WIDTH), scale * covariance)
+
+    def exact(q, p):
+        return tfd.kl_divergence(
+            *(
+                tfd.MultivariateNormalFullCovariance(f.mean, f.covariance if full else np.diag(f.covariance))
+                for f in (q, p)
+            )
+        )
+
+    cavity, found, wanted = some(), [], []
+    for _ in range(4):
+        q = some()
+        model.start(q, cavity)
+        np.testing.assert_allclose(model.result().mean, q.mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model.result().covariance, q.covariance, rtol=1e-4, atol=1e-5)
+        found.append(float(model._federated.family.divergence()))
+        wanted.append(float(exact(q, cavity)))
+    np.testing.assert_allclose(np.diff(found), np.diff(wanted), rtol=1e-3, atol=1e-3)
+    model.start(some(), Factor.one(WIDTH, full_rank=full) / cavity)
+    assert np.isfinite(float(model._federated.family.divergence()))
+
+
+def test_mean_field_cannot_pass_the_floor():
+    """Whatever steps are made, precisions stay above half of the prior's."""
+    model = LocalModel(Study(prior(), likelihood, adam()))
+    for variable in model.trainable_variables:
+        variable.assign(1e3 * tf.ones_like(variable))
+    assert np.all(model.result().precision >= 0.5 * 0.25 * (1 - 1e-6))
+
+
+# ------------------------------------------------------------------------------------------ the whole
+
+
+def test_one_hospital_without_noise_is_dpvi_fit():
+    """Damping 1: within 0.1 posterior standard deviations of `DPVI.fit`, and of the closed form; seeded."""
+    rng = np.random.default_rng(0)
+    x = rng.normal([1.0, -0.5], 1.0, size=(30, 2)).astype("float32")
+    whole = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), 2)})
+
+    def of_mean(params):
+        return tfd.Independent(tfd.Normal(params["w"], 1.0), 1)
+
+    steps = 500
+
+    def optimizer():
+        rate = keras.optimizers.schedules.PolynomialDecay(0.05, steps, end_learning_rate=0.0, power=1.5)
+        return adam(clip=np.inf, noise=0.0, rate=rate)
+
+    study = Study(whole, of_mean, optimizer(), local_steps=steps)
+    history = simulate(study, [(x, None)], schedule=Synchronous(rounds=1, damping=1.0), verbose=0, seed=1)
+    assert history.epsilon == {"hospital 1": np.inf}
+    model = dpvi.DPVI(whole, of_mean, clipping="flat", seed=1)
+    model.compile(optimizer(), jit_compile=False)
+    model.fit(x, batch_size=len(x), steps_per_epoch=steps, verbose=0)
+    draws = model.posterior_sample(20_000, seed=1)["w"].numpy()
+    precision = 0.25 + len(x)
+    sd = precision**-0.5
+    np.testing.assert_allclose(history.posterior.mean, x.sum(0) / precision, atol=0.1 * sd)
+    np.testing.assert_allclose(history.posterior.mean, draws.mean(0), atol=0.1 * sd)
+    np.testing.assert_allclose(history.posterior.stddev, draws.std(0), rtol=0.1)
+    np.testing.assert_allclose(history.posterior.stddev, sd, rtol=0.1)
+
+
+def test_a_prior_that_is_not_normal_gets_a_factor():
+    """Site 0 against the optimum by quadrature, in location and scale."""
+    study = Study(tfd.Gamma(3.0, 1.0), lambda params: tfd.Normal(params, 1.0), adam())
+    assert not study.normal_prior
+    cavity = Factor.normal(np.array([0.5]), np.array([0.6]))
+    found = (cavity * study.refine_prior(cavity, study.terms.prior)) if study.terms.prior.num == 1 else None
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+
+    def divergence(parameters):
+        scale = np.exp(parameters[1])
+        z = (parameters[0] + scale * nodes)[:, np.newaxis]
+        target = study._log_prior(z)[0] + z[:, 0] * cavity.shift[0] - 0.5 * z[:, 0] ** 2 * cavity.precision[0]
+        return -parameters[1] - weights @ target / weights.sum()
+
+    best = scipy.optimize.minimize(divergence, [0.5, -0.5], method="Nelder-Mead", tol=1e-6).x
+    np.testing.assert_allclose(found.mean, best[0], atol=0.1 * np.exp(best[1]))
+    np.testing.assert_allclose(found.stddev, np.exp(best[1]), rtol=0.05)

@@ -1,0 +1,154 @@
+"""Privacy on messages: replay on neighbours, noise that counts on nobody else's, and a check that refuses the hopeless."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import tfp_dpvi as dpvi
+from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
+from tfp_dpvi.federated.local import Refiner
+from tfp_dpvi.federated.on_messages import assign, divide, shard_size
+from tfp_dpvi.privacy import Sensitivity
+
+tfd = tfp.distributions
+CLIP = 5.0
+
+
+def make_study(**settings):
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), 2)})
+    silent = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.1)
+    settings = {"num_shards": 100, "num_hospitals": 10, "local_steps": 4, "message_clip": CLIP, **settings}
+    return Study(
+        prior, lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])), silent, privacy="messages", **settings
+    )
+
+
+@pytest.fixture(scope="module")
+def made():
+    study = make_study(num_shards=2, num_hospitals=10**4)
+    return study, Refiner(study, seed=3)
+
+
+def records(num=20, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num, 2)).astype("float32")
+    return x, (x[:, 0] > 0).astype("int32")
+
+
+def task_of(study):
+    prior = study.terms.prior
+    return Task(study.terms.identity, "a", "r", 0, prior, prior)
+
+
+def test_a_plan_of_one_message_a_round(made):
+    """C3: A = D = 2C, full batches, a release for each round; epsilon is that of the hospital's own noise."""
+    study, refiner = made
+    one = MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=3, refiner=refiner)
+    assert (one._plan.sensitivity, one._plan.num_releases) == (Sensitivity(2.0, 2.0), 3)
+    assert one._plan.epsilon(1e-5) <= 1.0
+    one.refine(task_of(study))
+    assert one.ledger.num_releases == 1
+    assert one.spent >= one.ledger.epsilon(1e-5)
+    # A closed form that is not this code: delta of one Gaussian release of sensitivity 2C.
+    mu = 2.0 * CLIP / one._plan.deviation * math.sqrt(3.0)
+    delta = scipy.stats.norm.cdf(mu / 2 - 1 / mu) - math.e * scipy.stats.norm.cdf(-mu / 2 - 1 / mu)
+    assert 0.95e-5 <= delta <= 1.0e-5
+
+
+def test_neighbours_on_messages(made):
+    """C3: a record that is removed, or replaced, moves the sum of a message by at most 2C; the others stay where they are."""
+    study, refiner = made
+    x, y = records()
+    moved = []
+
+    def sums(x, y, keep):
+        """The message before noise, with the draws of a seeded refiner: equal for equal arguments."""
+        refiner._done = 0
+        one = MessageHospital(study, x, y, name="a", epsilon=1.0, rounds=1, refiner=refiner)
+        size = shard_size(len(x), 2)
+        shards = np.arange(len(x)) % 2  # As they fell; the same for neighbours.
+        parts = divide(x, y, np.where(keep, shards, -1), 2, size)
+        one._parts = [refiner.data(p["x"], p["y"], size, p["weight"]).tensors for p in parts]
+        return one._clipped_sum(task_of(study))
+
+    everyone = np.ones(len(x), bool)
+    full = sums(x, y, everyone)
+    for at in (0, 7):
+        without, other = everyone.copy(), x.copy()
+        without[at] = False
+        other[at] = [-9.0, 9.0]
+        for neighbour in (sums(x, y, without), sums(other, 1 - y, everyone)):
+            moved.append((neighbour / full).norm)
+    assert max(moved) <= 2.0 * CLIP * (1 + 1e-6)
+    assert min(moved) > 1e-3
+
+
+def test_the_bound_of_a_message_is_reached():
+    """Two clipped changes of opposite directions lie 2C apart: a plan for C would be half of the truth."""
+    up = Factor(np.array([9.0, 0.0]), np.zeros(2))
+    clipped = [change ** (CLIP / change.norm) for change in (up, up**-1.0)]
+    assert (clipped[0] / clipped[1]).norm == pytest.approx(2.0 * CLIP)
+
+
+class CountsOnOthers(MessageHospital):
+    """A mutation: noise divided by the square root of M, as if a server saw the sum alone."""
+
+    def _change(self, task):
+        total = self._clipped_sum(task)
+        return total * (super()._change(task) / total) ** (1.0 / math.sqrt(10))
+
+
+def noise_of(kind, made, monkeypatch, family_shape=2):
+    study, refiner = made
+    monkeypatch.setattr(kind, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros([2] * (family_shape - 1))))
+    one = kind(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner)
+    draws = [one._change(task_of(study)) for _ in range(500)]
+    return one._plan.deviation, np.array([np.concatenate([d.shift - 1.0, np.ravel(d.precision)]) for d in draws])
+
+
+def test_the_noise_of_a_message_is_all_of_what_the_plan_says(made, monkeypatch):
+    """Each coordinate's variance within exact chi-square quantiles: false alarms 1e-9 x 4."""
+    deviation, noise = noise_of(MessageHospital, made, monkeypatch)
+    low, high = scipy.stats.chi2.ppf([5e-10, 1 - 5e-10], 500) / 500
+    ratio = (noise**2).mean(0) / deviation**2
+    assert np.all((low <= ratio) & (ratio <= high)), ratio
+    _, broken = noise_of(CountsOnOthers, made, monkeypatch)
+    assert np.all((broken**2).mean(0) / deviation**2 < low), "the mutation is caught"
+
+
+def test_a_matrix_gets_symmetric_noise_of_its_upper_half(made, monkeypatch):
+    """2,000 numbers; the mean of products of entries that are not mirrored is within 7 standard errors of zero."""
+    deviation, noise = noise_of(MessageHospital, made, monkeypatch, family_shape=3)
+    np.testing.assert_array_equal(noise[:, 3], noise[:, 4])
+    assert abs(np.mean(noise[:, 2] * noise[:, 3])) <= 7.0 * deviation**2 / math.sqrt(500)
+    low = scipy.stats.chi2.ppf(1e-9, 500) / 500
+    assert np.all((noise**2).mean(0) >= low * deviation**2)
+
+
+def test_assignment_to_shards_is_independent_for_each_record():
+    """Sizes of two shards of 10 records vary as a binomial: all 5 to 5 has a probability of 0.246^200 < 1e-100."""
+    rng = np.random.default_rng()
+    sizes = [int(assign(10, 2, rng).sum()) for _ in range(200)]
+    assert len(set(sizes)) > 1, "equal parts: one record more would move others"
+    x, y = records(10)
+    parts = divide(x, y, np.array([0, 1] * 5), 3, 6)
+    assert [part["weight"].sum() for part in parts] == [5, 5, 0]
+    np.testing.assert_array_equal(parts[1]["x"][:5], x[1::2])
+    assert shard_size(1000, 10) == 188
+
+
+def test_noise_that_drowns_the_signal_is_refused_with_the_figures(made):
+    _, refiner = made
+    hopeless = make_study(num_shards=1)
+    with pytest.raises(ValueError, match=r"noise has length .* C, and 1 shards each make a signal of at most 10 C"):
+        MessageHospital(hopeless, *records(), name="a", epsilon=1.0, rounds=10, refiner=refiner)
+
+
+def test_local_steps_must_be_silent():
+    study = make_study()
+    study.optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)
+    with pytest.raises(ValueError, match=r"math.inf and noise multiplier 0"):
+        MessageHospital(study, *records(), name="a", epsilon=1.0)

@@ -1,0 +1,199 @@
+"""A hospital: holds its records, refines its factor when asked, and pays for every step from a budget of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure
+from tfp_dpvi.federated.factors import Factor
+from tfp_dpvi.federated.local import Refiner
+from tfp_dpvi.federated.messages import MessageError, Reply, Task
+from tfp_dpvi.federated.study import Study
+from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan, PrivacyReport
+
+CAVEATS = (
+    "a person with records in two hospitals of the study is protected by each hospital's epsilon apart: both together cost "
+    "their sum.",
+    "public by agreement: that this hospital takes part, in which rounds and how fast it answers, and its number of records.",
+    "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts: do not read "
+    "its intervals as calibrated.",
+)
+
+
+class Hospital:
+    """One hospital of a study, with privacy inside its own process: noise in every step.
+
+    Args:
+      study: the study, which is public.
+      x: records, as for `DPVI.fit`.
+      y: likewise.
+      name: of the hospital.
+      epsilon: the most that these records may ever cost, over everything in the ledger; None: not private, for comparisons.
+      delta: of epsilon.
+      rounds: how many rounds this hospital allows, whatever a server asks for. The noise is calibrated to them once.
+      ledger: a `PrivacyLedger` on disk, so that what was spent outlives the process; by default one in memory.
+      num_records: the public number of records, by default that of `x`.
+      neighboring_relation: see `DPModel.compile`.
+      seed: see `DPModel`: repeatable, hence not private.
+      refiner: shared by the hospitals of one process, which saves traces.
+
+    Raises:
+      ValueError, TypeError: arguments or records that do not fit; nothing was spent.
+      BudgetExhaustedError: nothing is left of the budget.
+
+    #### Formal guarantee
+
+    Let neighbouring data sets differ in one record of this hospital. Whatever a server or another hospital sends, all replies
+    together are (epsilon, delta)-differentially private, at epsilon of `spent`, at most the one given: each step is a Gaussian
+    release of a clipped sum, charged before it runs, and tasks are functions of earlier replies (adaptive composition). No
+    setting of privacy is taken from a message.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        x: Structure,
+        y: Structure | None = None,
+        *,
+        name: str,
+        epsilon: float | None,
+        delta: float = 1e-5,
+        rounds: int = 10,
+        ledger: PrivacyLedger | None = None,
+        num_records: int | None = None,
+        neighboring_relation: NeighboringRelation | str = "add_or_remove_one",
+        seed: int | None = None,
+        refiner: Refiner | None = None,
+    ) -> None:
+        self.study, self.name = study, check.text("name", name, "pass the hospital's name")
+        self.epsilon = None if epsilon is None else check.epsilon(epsilon)
+        self.delta, self.rounds = check.delta(delta), check.count("rounds", rounds, 1)
+        self.ledger = PrivacyLedger() if ledger is None else ledger
+        self._relation, self._seed = check.relation(neighboring_relation), seed
+        self._lock = threading.Lock()
+        self._last: dict[str, bytes] = {}
+        self.num_calibrations = 0
+        self._refiner = Refiner(study, seed) if refiner is None else refiner
+        self._check_way()
+        self._begin(x, y, num_records)
+
+    # ------------------------------------------------------------------ once
+
+    def _check_way(self) -> None:
+        if self._refiner.private != (self.epsilon is not None):
+            raise ValueError(
+                f"epsilon={self.epsilon!r} does not go with the study's optimizer: give the hospital an epsilon, or the optimizer "
+                "a noise multiplier (and nothing is private), not both."
+            )
+
+    def _begin(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
+        """Checks the records, calibrates, and traces the step."""
+        data = self._refiner.data(x, y, num_records)
+        self.num_records, self._tensors = data.num_records, data.tensors
+        draft = self._refiner.mechanism(data, self._relation)
+        self._calibrate(draft.plan(self.rounds * self.study.terms.local_steps))
+        self._mechanism = draft if self.epsilon is None else draft.with_noise_of(self._plan)
+        self._refiner.steps_for(self._mechanism, self._tensors)
+
+    def _calibrate(self, draft: PrivacyPlan) -> None:
+        """Makes the lifetime plan of this hospital in this study, with the noise of the ledger's or, once, a new one."""
+        self._releases = draft.num_releases // self.rounds
+        purpose = f"releases for the study {self.study.terms.name!r} ({self.study.terms.identity[:8]})"
+        plan, entries = draft.replace(purpose=purpose), self.ledger.entries
+        held = [one for one in entries if _kind(one.plan) == _kind(plan)]
+        others = [one for one in entries if one not in held]
+        self._others, events = sum(one.steps for one in others), [one.dp_event for one in others]
+        self._epsilon_after: Callable[[int], float] = lambda steps: math.inf
+        if self.epsilon is not None:
+            if held:  # This hospital's process was stopped and comes back.
+                plan = held[0].plan.replace(num_releases=plan.num_releases)
+            else:
+                self.num_calibrations += 1
+                plan = plan.calibrated(self.epsilon, self.delta, events)
+            points = range(self._releases, plan.num_releases + 1, self._releases)
+            self._epsilon_after = EpsilonCurve(plan, events, self.delta, checkpoints=points)
+        self._plan = plan
+
+    # ------------------------------------------------------------------ in each round
+
+    def answer(self, message: bytes) -> bytes:
+        """Returns the reply to a task, both as bytes; a task that is repeated is answered alike and charged once.
+
+        Raises:
+          MessageError: the message is refused; nothing was spent.
+        """
+        task = Task.from_bytes(message, self.study.terms)
+        if task.hospital != self.name:
+            raise MessageError(f"the task is for {task.hospital!r}, and this is {self.name!r}.")
+        with self._lock:
+            if task.request not in self._last:
+                self._last = {task.request: self.refine(task).to_bytes()}
+            return self._last[task.request]
+
+    def refine(self, task: Task) -> Reply:
+        """Refines the factor against a task's cavity; declines, before any work, where the budget does not allow it."""
+        try:
+            reservation = self._reserve()
+        except BudgetExhaustedError as error:
+            reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"
+            return self._reply(task, None, reason)
+        change = self._change(task)
+        if reservation is not None:
+            self.ledger.confirm(reservation)
+        return self._reply(task, change)
+
+    def _reserve(self) -> int | None:
+        """Charges one round."""
+        if self.epsilon is None:
+            return None
+        left = self.rounds_left
+        if not left:
+            raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
+        plan, budget = self._plan.replace(num_releases=left * self._releases), [(self.epsilon, self.delta)]
+        return self.ledger.reserve(plan, self._releases, seeded=self._seed is not None, budgets=budget)
+
+    def _charged(self) -> int:
+        one = self._plan.replace(num_releases=1)
+        return sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
+
+    def _change(self, task: Task) -> Factor:
+        return self._refiner.refine(task, task.cavity, self._mechanism, self._tensors)
+
+    def _reply(self, task: Task, change: Factor | None, reason: str = "") -> Reply:
+        return Reply(task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason)
+
+    # ------------------------------------------------------------------ what was spent
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of everything in the ledger so far, at `delta`; never below the exact one."""
+        charged = self._charged()
+        if self.epsilon is not None and (self.ledger.num_releases != charged + self._others):
+            return self.ledger.epsilon(self.delta)  # Somebody else has used it.
+        return float(self._epsilon_after(min(charged, self._plan.num_releases)))
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that this hospital still allows, as far as its budget allows them too."""
+        return max(0, self.rounds - self._charged() // self._releases)
+
+    def privacy_report(self) -> PrivacyReport:
+        """What was spent on this hospital's records, with what a study adds to it."""
+        return PrivacyReport.from_ledger(
+            self.ledger,
+            delta=self.delta,
+            budget_epsilon=self.epsilon,
+            num_records=self.num_records,
+            seeded=self._seed is not None,
+            caveats=CAVEATS,
+        )
+
+
+def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
+    """Returns all of a plan that an interruption leaves as it is: neither noise nor number of releases."""
+    return plan.purpose, plan.sampling, plan.neighboring_relation, plan.sensitivity, plan.accountant, plan.num_records
