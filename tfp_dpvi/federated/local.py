@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from typing import Any
 
@@ -81,7 +82,7 @@ class Refiner:
         self.study, self._lock = study, threading.Lock()
         self._model = LocalModel(study, seed=seed)
         self._optimizer = type(study.optimizer).from_config(study.optimizer.get_config())
-        self.private = self._optimizer.noise_multiplier is None  # Else the study says, and nobody is charged.
+        self.private = math.isfinite(self._optimizer.clip.bound)  # Without a clip nothing is, and nobody is charged.
         epsilon = 1.0 if self.private else None  # Each hospital calibrates to its own.
         self._model.compile(self._optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False)
         self._compiled = CompiledSteps(

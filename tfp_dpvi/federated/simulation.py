@@ -76,7 +76,7 @@ def simulate(
     Args:
       study: the study.
       hospitals: `(x, y)` of each, or a `Hospital` with a budget of its own; by name, or in order.
-      epsilon: of each hospital that is given by its records; None where the study's optimizer has a noise multiplier.
+      epsilon: of each hospital that is given by its records; None where the study's optimizer has no clip, and nothing is private.
       delta: likewise.
       schedule: by default `Synchronous()`: ten rounds, damping 0.2.
       evaluate: posterior factor -> number to show after each update, of public records alone, for instance

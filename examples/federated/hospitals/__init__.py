@@ -1,0 +1,1 @@
+"""A Flower app of several hospitals; see docs/guides/consortium.md."""

@@ -1,0 +1,50 @@
+"""The ServerApp: it sees no record and imports no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+from flwr.serverapp import ServerApp
+
+from tfp_dpvi.federated import Server, Synchronous, Terms
+from tfp_dpvi.federated.flower import FlowerRun
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    settings = context.run_config
+    terms = Terms.load(pathlib.Path(__file__).with_name("terms.json"))
+    schedule = Synchronous(rounds=int(settings["rounds"]), damping=float(settings["damping"]))
+    run = FlowerRun(grid, Server(terms, [], schedule), timeout=float(settings["timeout"]))
+    run.wait_for(int(settings["num-hospitals"]))
+
+    def show(server):
+        last = server.history[-1]
+        print(
+            f"update {last.number}: {', '.join(last.hospitals)}; change {last.change:.4g}, guard {last.guard:g}, "
+            f"epsilon {max(last.epsilon.values()):.3f}, mean {last.posterior.mean.round(3)}, {last.seconds:.2f} s",
+            flush=True,
+        )
+
+    run.play(show)
+    if settings["output"]:
+        rounds = [
+            {
+                "number": one.number,
+                "hospitals": one.hospitals,
+                "change": one.change,
+                "guard": one.guard,
+                "epsilon": one.epsilon,
+                "seconds": one.seconds,
+                "mean": one.posterior.mean.tolist(),
+                "stddev": one.posterior.stddev.tolist(),
+            }
+            for one in run.server.history
+        ]
+        free = not [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_keras")]
+        found = {"rounds": rounds, "refused": run.server.refused, "retired": run.server.retired, "no_tensorflow": free}
+        pathlib.Path(settings["output"]).write_text(json.dumps(found, indent=1) + "\n")
