@@ -1,17 +1,17 @@
 """Item response theory: 20 questions' difficulties and discriminations, from the right and wrong answers of persons.
 
-A person's ability is a latent of that record alone. It is summed out over the nodes of Gauss-Hermite quadrature, so that the
-likelihood of a whole record has global parameters only, and no person's ability is ever released.
+A person's ability is a latent of that record alone. It is summed out by quadrature, so that the likelihood of a
+whole record has global parameters only, and no person's ability is ever released.
 """
 
-import numpy as np
 import shared
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+import tfp_dpvi as dpvi
+
 tfd = tfp.distributions
 NUM_ITEMS = 20
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)  # Of a standard normal ability.
 
 
 def prior():
@@ -24,10 +24,11 @@ def prior():
 
 
 def likelihood(params):
-    nodes = NODES.astype("float32")[:, None]
-    right = tfd.Bernoulli(logits=params["discrimination"] * (nodes - params["difficulty"]), dtype=tf.float32)
-    ability = tfd.Categorical(logits=np.log(WEIGHTS / WEIGHTS.sum()).astype("float32"))
-    return tfd.MixtureSameFamily(ability, tfd.Independent(right, 1))
+    def answers(ability):
+        logits = params["discrimination"] * (ability[:, None] - params["difficulty"])
+        return tfd.Independent(tfd.Bernoulli(logits=logits, dtype=tf.float32), 1)
+
+    return dpvi.local.quadrature(answers, num_points=15)
 
 
 def inputs(num, generator):

@@ -196,13 +196,13 @@ def draw_intervals(
     plt.close(figure)
 
 
-def compare(family: Family, num: int, epsilon: float, delta: float, seed: int, steps: int = 600) -> dict[str, Any]:
+def compare(family: Family, options: argparse.Namespace) -> dict[str, Any]:
     """Returns entries' names and truth, draws of the three posteriors, and the private model."""
-    x, y, truth = simulate(family, num, seed)
-    private = fit_private(family, x, y, num, epsilon, delta)
-    without = fit_without_noise(family, x, y, num, steps).posterior_sample(2000, seed=0)
+    x, y, truth = simulate(family, options.num, options.seed)
+    private = fit_private(family, x, y, options.num, options.epsilon, options.delta)
+    without = fit_without_noise(family, x, y, options.num, options.steps).posterior_sample(2000, seed=0)
     draws = {
-        "exact": flat(exact_draws(family, x, y, without)),
+        "exact": flat(exact_draws(family, x, y, without, num_steps=options.chain_steps)),
         "without noise": flat(without),
         "private": flat(private.posterior_sample(4000, seed=0)),
     }
@@ -220,9 +220,10 @@ def main(family: Family | None = None, arguments: list[str] | None = None) -> di
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--steps", type=int, default=600, help="of the fit without noise")
+    parser.add_argument("--chain-steps", type=int, default=400, help="of Hamiltonian Monte Carlo")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/models"))
     options = parser.parse_args(arguments)
-    found = compare(family, options.num, options.epsilon, options.delta, options.seed, options.steps)
+    found = compare(family, options)
     draws, model = found["draws"], found["model"]
     exact, without = draws["exact"], draws["without noise"]
     off = np.abs(without.mean(axis=0) - exact.mean(axis=0)) / exact.std(axis=0)
