@@ -9,9 +9,12 @@ PYTHON ?=
 VENV ?= .venv$(if $(filter-out current,$(STACK)),-$(STACK))$(if $(PY),-py$(PY))
 PYTEST_ARGS ?=
 # Processes that run tests, a file in one of them: most of the work is tracing, which has one thread in each, and fixtures
-# of a module are made once. OpenBLAS has one thread in each: more of them only wait for one another on small matrices.
+# of a module are made once. In the order of their names, so that short files come last and no process waits for another.
+# OpenBLAS has one thread in each: more of them only wait for one another on small matrices. Bytecode is kept: to rewrite
+# the assertions of all tests takes each process five seconds.
 WORKERS ?= 2
-RUN_TESTS = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+RUN_TESTS = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
+	--dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 JAX := .venv-jax
 TORCH := .venv-torch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -93,7 +94,7 @@ RECORD_PATH = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Module:
     """A source file.
 
@@ -108,6 +109,11 @@ class Module:
     name: str
     lines: list[str]
     tree: ast.Module
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, walked once for all figures."""
+        return list(ast.walk(self.tree))
 
     @property
     def room(self) -> str:
@@ -137,11 +143,16 @@ def modules(package: pathlib.Path = PACKAGE) -> list[Module]:
 # ------------------------------------------------------------------ imports
 
 
-def imports(module: Module) -> Iterator[tuple[int, str, str | None]]:
-    """Yields line, module and name of each import, lazy ones too; the name is None for `import module`."""
+@functools.cache
+def imports(module: Module) -> list[tuple[int, str, str | None]]:
+    """Returns line, module and name of each import, lazy ones too; the name is None for `import module`."""
+    return list(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[tuple[int, str, str | None]]:
     here = module.name.split(".")
     here = here if module.path.endswith("__init__.py") else here[:-1]
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, None
@@ -185,7 +196,7 @@ def against_order(found: list[Module]) -> list[Finding]:
                 wrong.append((module.at(line), "imports TensorFlow Privacy, which is not needed"))
             elif source.split(".")[0] in TENSORFLOW and module.room != "_tf":
                 wrong.append((module.at(line), f"imports {full.rstrip('.')}: take tf, tfp and keras from tfp_dpvi._tf"))
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if module.room != "_tf" and isinstance(node, ast.Attribute) and ast.unparse(node) == "tf.keras":
                 wrong.append((module.at(node.lineno), "names tf.keras: take keras from tfp_dpvi._tf"))
     return wrong
@@ -198,7 +209,7 @@ def circles(found: list[Module]) -> list[Finding]:
     for module in found:
         hidden = {
             line
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
             for statement in node.body
             for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
@@ -230,7 +241,7 @@ def _is_private(name: str) -> bool:
 
 def _private_uses(module: Module) -> Iterator[tuple[int, str]]:
     """Yields line and name of each private attribute that is read or written, `getattr` included."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr"):
@@ -241,7 +252,7 @@ def _private_uses(module: Module) -> Iterator[tuple[int, str]]:
 
 def _private_definitions(module: Module) -> Iterator[str]:
     """Yields functions, classes, fields and module-level names, and what is assigned to `self`."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -285,8 +296,9 @@ def private_names(found: list[Module]) -> tuple[list[Finding], list[Finding]]:
 # ------------------------------------------------------------------ sizes and names
 
 
-def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, list[ast.AST]]]:
-    """Yields every function: its qualified name, itself, and its nodes that lie in no function within it."""
+@functools.cache
+def functions(module: Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef, list[ast.AST]]]:
+    """Returns every function: its qualified name, itself, and its nodes that lie in no function within it."""
 
     def walk(node: ast.AST, prefix: str, owner: list[ast.AST]) -> Iterator[tuple[str, ast.FunctionDef, list[ast.AST]]]:
         for child in ast.iter_child_nodes(node):
@@ -298,7 +310,7 @@ def functions(module: Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Async
             else:
                 yield from walk(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, owner)
 
-    yield from walk(module.tree, "", [])
+    return list(walk(module.tree, "", []))
 
 
 def _length(node: ast.AST) -> int:
@@ -312,7 +324,7 @@ def _length(node: ast.AST) -> int:
 def code_lines(module: Module) -> int:
     """Counts lines that are not blank, nor comments, nor docstrings."""
     quoted: set[int] = set()
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         first = node.body[0] if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             quoted |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
@@ -323,7 +335,7 @@ def code_lines(module: Module) -> int:
 def vague_types(module: Module) -> int:
     """Counts every `Any` outside import lines, and every `object` in an annotation."""
     count = 0
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         count += isinstance(node, ast.Name) and node.id == "Any"
         notes = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         for note in filter(None, notes):
@@ -337,7 +349,7 @@ def naming_files(found: list[Module], wanted: str) -> list[Finding]:
     def names(node: ast.AST) -> bool:
         return wanted in (getattr(node, field, None) for field in ("id", "arg", "attr", "name"))
 
-    return [(module.path, wanted) for module in found if any(map(names, ast.walk(module.tree)))]
+    return [(module.path, wanted) for module in found if any(map(names, module.nodes))]
 
 
 def readers(found: list[Module], wanted: str) -> list[Finding]:

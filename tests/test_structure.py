@@ -20,8 +20,13 @@ _spec.loader.exec_module(structure)
 
 
 @functools.cache
+def found():
+    return structure.modules()
+
+
+@functools.cache
 def figures():
-    return structure.measure(structure.modules())
+    return structure.measure(found())
 
 
 @pytest.mark.parametrize("figure", structure.LIMITS)
@@ -33,7 +38,7 @@ def test_the_figure_is_within_its_limit(figure):
 
 def test_the_drawing_is_current():
     page = structure.DRAWING.read_text(encoding="utf-8")
-    current = structure.with_drawing(page, structure.draw(structure.modules()))
+    current = structure.with_drawing(page, structure.draw(found()))
     assert page == current, "run: python .ci/structure.py --write"
 
 
