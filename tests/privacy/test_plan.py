@@ -244,7 +244,7 @@ def test_calibration_is_fast():
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "advanced_composition"])
 def test_calibration_of_the_number_of_releases(accountant):
-    budget, plan = EpsilonBudget(3.0, 1e-5), PrivacyPlan(POISSON, 4.0, 10**7, accountant=accountant)
+    budget, plan = EpsilonBudget(3.0, 1e-5), PrivacyPlan(POISSON, 4.0, 10**5, accountant=accountant)
     most = budget.most_releases(plan, [])
     assert most > 10
     assert plan.replace(num_releases=most).epsilon(1e-5) <= 3.0

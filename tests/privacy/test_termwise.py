@@ -326,7 +326,7 @@ def test_random_neighbours_stay_within_the_statement(scheme, split, c1, c2):
     rng = np.random.default_rng(7)
     noise = _toy_noise(scheme, split, c1, c2)
     largest = 0.0
-    for _ in range(300):
+    for _ in range(100):
         mix = rng.standard_normal((ENCODER + REST, ENCODER))
         records = rng.standard_normal((RECORDS, ENCODER + REST)) * np.exp(rng.normal(0, 2, size=(RECORDS, 1)))
         groups = rng.integers(GROUPS, size=RECORDS)

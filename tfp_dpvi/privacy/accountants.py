@@ -212,8 +212,8 @@ class PldAccountant(Accountant):
                 f"delta={delta!r} is below {SMALLEST_DELTA:g}, what numerical composition resolves; pass a larger delta, "
                 "use accountant='rdp' (add_or_remove_one), or full batches."
             )
-        with np.errstate(divide="ignore", over="ignore"):  # Beyond 700, e^-loss is 0 in dp_accounting's quotient.
-            return float(_composed(_kinds(releases), relation, _POINTS >> coarser).get_epsilon_for_delta(delta))
+        kinds = _kinds(releases)
+        return _epsilon(kinds, relation, grid_step(kinds, relation, _POINTS >> coarser), delta)
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
         """Returns the smallest delta, rounded upwards: to 1e-9 at least, except where there is a closed form."""
@@ -224,17 +224,14 @@ class PldAccountant(Accountant):
         if not releases.poisson:
             return gaussian_delta(epsilon, _shift(releases, relation is _REPLACE))
         # dp_accounting 0.4.3 takes e^epsilon, which overflows; delta falls with epsilon.
-        found = _composed(_kinds(releases), relation, _POINTS).get_delta_for_epsilon(min(epsilon, 700.0))
+        kinds = _kinds(releases)
+        found = _composition(kinds, relation, grid_step(kinds, relation)).get_delta_for_epsilon(min(epsilon, 700.0))
         return min(1.0, max(SMALLEST_DELTA, float(found)))
 
 
 def _kinds(releases: Releases) -> Kinds:
     full = ((1.0, releases.full_multiplier, 1),) if releases.full else ()
     return (*((q, z, n) for (q, z), n in releases.poisson.items()), *full)
-
-
-def _composed(kinds: Kinds, relation: NeighboringRelation, points: int) -> "_pld.PrivacyLossDistribution":
-    return _composition(kinds, relation, grid_step(kinds, relation, points))
 
 
 def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS) -> float:
@@ -259,6 +256,12 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     need = max(widest, width / 16.0) / (STEP * points)
     finest = max(-5, math.floor(math.log2(deviation / (8.0 * STEP)))) if deviation else 0
     return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
+
+
+@functools.lru_cache(maxsize=4096)  # Ledger, curve and report ask for the same figures again and again.
+def _epsilon(kinds: Kinds, relation: NeighboringRelation, step: float, delta: float) -> float:
+    with np.errstate(divide="ignore", over="ignore"):  # Beyond 700, e^-loss is 0 in dp_accounting's quotient.
+        return float(_composition(kinds, relation, step).get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=64)
