@@ -14,7 +14,11 @@ PAGES = {
 }
 
 
-SLOW = ("guides/vae_researcher.md",)
+SLOW = (
+    "guides/analyst.md",
+    "guides/calibrated_posterior.md",
+    "guides/vae_researcher.md",
+)  # 10 to 20 s each; the README runs.
 
 
 @pytest.mark.parametrize(

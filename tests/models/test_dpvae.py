@@ -80,6 +80,7 @@ def test_the_loss_is_the_elbo_written_out(kl, num_draws):
     np.testing.assert_allclose(terms.losses.numpy(), wanted, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_linear_model_reaches_the_closed_form():
     """Probabilistic PCA's maximum likelihood (Tipping and Bishop 1999) is the best ELBO of a linear Gaussian VAE."""
     rng = np.random.default_rng(1)
@@ -291,6 +292,7 @@ def test_plain_functions_with_layers_in_their_closure():
     assert len(model.trainable_variables) == 6
 
 
+@pytest.mark.slow  # Layer by layer in `gradients/test_ghost.py`.
 def test_convolutions_and_images(tmp_path):
     encoder = keras.Sequential(
         [layers.Input([8, 8, 1]), layers.Conv2D(4, 3, 2, "same", activation="relu"), layers.GroupNormalization(2),
@@ -339,7 +341,7 @@ class Own(layers.Layer):
         return tf.nn.relu(tf.matmul(inputs, self.kernel))
 
 
-@pytest.mark.parametrize("layer", [Own, layers.PReLU])
+@pytest.mark.parametrize("layer", [Own, pytest.param(layers.PReLU, marks=pytest.mark.slow)])
 def test_a_layer_without_a_rule_is_said_in_the_log(caplog, layer):
     """With how much longer a step takes."""
     encoder = keras.Sequential([layers.Input([6]), layer(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)])
@@ -434,26 +436,6 @@ def test_a_layer_frozen_between_fits_stays_as_it_is():
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     np.testing.assert_array_equal(before, model.encoder.layers[0].kernel.numpy())
     assert not np.array_equal(others, model.encoder.layers[1].kernel.numpy())
-
-
-def test_layers_are_tried_again_at_every_fit():
-    class Switch(layers.Layer):
-        on = False
-
-        def call(self, inputs):
-            return inputs - tf.reduce_mean(inputs, axis=0) if self.on else inputs
-
-    switch = Switch()
-    encoder = keras.Sequential(
-        [layers.Input([6]), layers.Dense(4), switch, layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
-    )
-    model = fitted(make(encoder))
-    spent = model.privacy_ledger.num_releases
-    switch.on = True
-    compiled(model)
-    with pytest.raises(ValueError, match="records influence each other"):
-        model.fit(X, batch_size=20, verbose=0)
-    assert model.privacy_ledger.num_releases == spent
 
 
 def test_layers_are_tried_once_after_compile(monkeypatch):

@@ -506,11 +506,22 @@ def test_a_report_after_unsafe_options_does_not_claim_privacy():
     assert "The results are" not in str(report)
 
 
-def test_a_clip_changed_between_fits_is_used_and_reported():
-    model = Toy()
-    model.compile(optimizer=adam(3.0), **QUIET)
-    model.fit(X, Y, batch_size=50, verbose=0)
-    model.optimizer.l2_norm_clip = 0.25
+def test_a_clip_changed_under_a_fit_is_used_and_reported_from_the_next_fit_on():
+    """C1, C3: what a fit was priced for is a value of its own, so that a callback cannot change it."""
+    ends = []
+    for changed in (False, True):
+        model = Toy(seed=1)
+        model.compile(optimizer=adam(0.0), **QUIET)
+
+        def change(epoch, logs, model=model, changed=changed):
+            if epoch == 1 and changed:
+                model.optimizer.l2_norm_clip = 0.25
+
+        callback = keras.callbacks.LambdaCallback(on_epoch_begin=change)
+        model.fit(X, Y, batch_size=50, epochs=3, verbose=0, callbacks=[callback])
+        assert model.privacy_plan.l2_norm_clip == 1.0
+        ends.append(values(model))
+    np.testing.assert_array_equal(*ends)
     model.fit(X, Y, batch_size=50, verbose=0)
     assert model.privacy_plan.l2_norm_clip == 0.25
     assert len(internals.traced_steps(model)) == 2

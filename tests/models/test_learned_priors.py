@@ -76,6 +76,7 @@ def learned(model):
 
 
 SLOW = [
+    ("vamp", "vectorized", 1),
     ("flow", "vectorized", 2),
     ("two_levels", "vectorized", 1),
     ("mixture", "vectorized", 1),
@@ -88,7 +89,6 @@ SLOW = [
     [
         ("mixture", "ghost", 1),
         ("vamp", "ghost", 2),
-        ("vamp", "vectorized", 1),
         ("flow", "ghost", 1),
         ("two_levels", "ghost", 2),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
@@ -112,8 +112,7 @@ def test_in_float64_to_rounding():
     [
         ("mixture", False),
         ("vamp", False),
-        ("flow", False),
-        ("two_levels", False),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("flow", "two_levels")),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("mixture", "vamp", "flow")),
     ],
 )
@@ -185,7 +184,7 @@ def test_a_regularizer_of_a_layer_within_the_prior_is_seen():
 # ---------------------------------------------------------------------- saving
 
 
-@pytest.mark.parametrize("name", ["vamp", "mixture", pytest.param("flow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["vamp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mixture", "flow"))])
 def test_a_saved_model_and_an_export_hold_the_prior(name, tmp_path):
     parts = dpvi.register(f"e {name}")(dense_encoder), dpvi.register(f"d {name}")(dense_decoder)
     prior = vamp() if name == "vamp" else dpvi.register(f"p {name}")(PRIORS[name])

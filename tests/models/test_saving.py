@@ -184,7 +184,7 @@ def outputs(model):
 # ---------------------------------------------------------------------- round trips
 
 
-QUICK = ("regression", "termwise", "own")
+QUICK = ("regression", "vae", "own")
 
 
 @pytest.mark.smoke

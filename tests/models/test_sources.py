@@ -46,6 +46,7 @@ def model(seed=3, **kwargs):
 
 
 SLOWLY = [
+    ("poisson", True, 7),
     ("fixed_size", True, 7),
     ("poisson", True, None),
     ("fixed_size", True, None),
@@ -56,7 +57,7 @@ SLOWLY = [
 
 @pytest.mark.parametrize(
     ("sampling", "jit_compile", "physical"),
-    [("poisson", False, None), ("poisson", True, 7)] + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOWLY],
+    [("poisson", False, None)] + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOWLY],
 )
 def test_streamed_equals_resident_in_seeded_mode(tmp_path, jit_compile, sampling, physical):
     """Step for step the same batches in the same order, so the same sums to rounding."""
