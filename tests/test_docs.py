@@ -17,6 +17,7 @@ PAGES = {
 SLOW = (
     "guides/analyst.md",
     "guides/calibrated_posterior.md",
+    "guides/data_steward.md",
     "guides/vae_researcher.md",
 )  # 10 to 20 s each; the README runs.
 

@@ -171,21 +171,22 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("noise", ["blocks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("single", "split"))])
-@pytest.mark.parametrize("relation", POISSON_RELATIONS)
-def test_the_plan_prices_both_terms(noise, relation):
-    model = fitted(how=termwise(noise=noise), neighboring_relation=NeighboringRelation[relation.upper()])
+PRICED = [(noise, relation) for noise in ("blocks", "single", "split") for relation in POISSON_RELATIONS]
+
+
+@pytest.mark.parametrize(
+    ("noise", "relation"), [PRICED[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in PRICED[1:])]
+)
+def test_calibration_and_plan_price_both_terms(noise, relation):
+    model = linear(batch_regularizer=steep)
+    how = termwise(None, noise=noise)
+    model.compile(how, epsilon=2.0, delta=1e-5, neighboring_relation=NeighboringRelation[relation.upper()])
+    model.fit(X, batch_size=int(B), epochs=1, verbose=0)
     plan = model.privacy_plan
     assert plan.sensitivity == internals.noise_of_terms(model)[0] != Sensitivity()
     alone = plan.replace(sensitivity=Sensitivity())
     assert plan.epsilon(1e-5) > alone.epsilon(1e-5)
     assert model.privacy_report().epsilon == pytest.approx(plan.epsilon(1e-5), rel=1e-6)
-
-
-def test_calibration_counts_both_terms():
-    model = linear(batch_regularizer=steep)
-    model.compile(termwise(None), epsilon=2.0, delta=1e-5)
-    model.fit(X, batch_size=20, epochs=2, verbose=0)
     assert 0.99 * 2.0 <= model.privacy_report().epsilon <= 2.0
 
 
@@ -302,16 +303,10 @@ def test_optimizers_survive_their_config():
         assert again.get_config() == made.get_config()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_l2_norm_clip", 50.0),
-        pytest.param("l2_norm_clip", 0.01, marks=pytest.mark.slow),
-        pytest.param("num_partitions", 1, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "value"), [("batch_l2_norm_clip", 50.0), ("num_partitions", 1)])
 def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
-    """C1, C3: what a fit was priced for is a value of its own, so that a callback cannot change it."""
+    """C1, C3: as in `test_fit.py`, where one clip serves all."""
     ends = []
     for changed in (False, True):
         keras.utils.set_random_seed(0)
