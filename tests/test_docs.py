@@ -18,6 +18,7 @@ SLOW = (
     "guides/analyst.md",
     "guides/calibrated_posterior.md",
     "guides/data_steward.md",
+    "guides/in_keras.md",
     "guides/vae_researcher.md",
 )  # 10 to 20 s each; the README runs.
 
