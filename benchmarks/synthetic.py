@@ -1,7 +1,7 @@
-"""Synthetic Adult at one budget: `dpvi.Synthesizer` beside MST and AIM of smartnoise-synth.
+"""Synthetic Adult at one budget: `dpvi.Synthesizer` beside MST, AIM and DataSynthesizer.
 
     python benchmarks/synthetic.py FOLDER --write          writes the coded records for the peers
-    python benchmarks/peers/synth_peer.py FOLDER mst       in the peers' environment, likewise aim
+    python benchmarks/peers/synth_peer.py FOLDER mst       in the peers' environment, likewise the others
     python benchmarks/synthetic.py FOLDER [--repeats 5]    fits, measures all, writes FOLDER/synthetic.json
 
 The peers get the levels of `examples/synthetic_adult.py`'s public bins, and so does `pairs, public bins`. The rows `pairs` and
@@ -28,7 +28,7 @@ import synthetic_adult as adult
 import tfp_dpvi as dpvi
 from tfp_dpvi.synthetic import MISSING, Layout, Table
 
-PEERS = ("mst", "aim", "datasynthesizer")
+PEERS = ("mst", "mst-smartnoise", "aim", "aim-smartnoise", "datasynthesizer")
 
 
 def write(folder: pathlib.Path, table: Table, train: Any) -> None:
@@ -38,6 +38,8 @@ def write(folder: pathlib.Path, table: Table, train: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     coded = np.where(codes == MISSING, sizes, codes)
     np.savetxt(folder / "codes.csv", coded, "%d", ",", header=",".join(table.names), comments="")
+    levels = {name: size + 1 for name, size in zip(table.names, sizes, strict=True)}
+    (folder / "sizes.json").write_text(json.dumps(levels) + "\n")
 
 
 def read(path: pathlib.Path, table: Table, train: Any) -> Any:

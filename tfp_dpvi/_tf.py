@@ -124,6 +124,19 @@ def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
     return list(layer._callable_losses)
 
 
+@contextlib.contextmanager
+def refuse_late_functions(layers: Sequence[Layer]) -> Iterator[None]:
+    """Raises if a layer's call adds a loss as a function: Keras keeps it for good, and calls it when its tensors are gone."""
+    known = [len(layer._callable_losses) for layer in layers]
+    yield
+    for layer, num in zip(layers, known, strict=True):
+        if len(layer._callable_losses) > num:
+            raise ValueError(
+                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its call: give it the tensor.\n"
+                "A penalty of weights may be a function, where add_loss is called once, outside."
+            )
+
+
 def clear_losses(layer: Layer) -> None:
     """Forgets what `add_loss` holds of a layer and its sublayers; Keras does so before its own calls alone."""
     layer._clear_losses()
@@ -372,6 +385,7 @@ __all__ = [
     "operations_since",
     "own_weights",
     "refuse_keras_3",
+    "refuse_late_functions",
     "register_keras_serializable",
     "set_keras_mask",
     "steps_per_execution",

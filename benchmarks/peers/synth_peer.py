@@ -1,27 +1,50 @@
 """MST, AIM or DataSynthesizer on coded tables that `benchmarks/synthetic.py` wrote, in an environment of their own.
 
-    python benchmarks/peers/synth_peer.py FOLDER METHOD [--epsilon 1] [--delta 1e-5] [--repeats 5] [--model-mb 80]
+    python benchmarks/peers/synth_peer.py FOLDER METHOD [--pgm CHECKOUT] [--epsilon 1] [--delta 1e-5] [--repeats 5]
 
-METHOD is `mst` or `aim` (smartnoise-synth) or `datasynthesizer` (its Bayesian network of degree 2, which has delta 0). Reads
-FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes FOLDER/METHOD-0.csv and so on, and
-their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
+METHOD is `mst` or `aim`, by their authors' own code: `mechanisms/` of a checkout of github.com/ryan112358/private-pgm (4d2b3c5)
+on its package mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
+degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
+FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
+import sys
 import tempfile
 import time
 import warnings
 
 import pandas
 
+SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
+
+
+def private_pgm(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
+    sys.path.insert(0, str(options.pgm / "mechanisms"))
+    from mbi import Dataset, Domain
+
+    domain = Domain.fromdict(json.loads((options.folder / "sizes.json").read_text()))
+    data = Dataset(codes.astype(int), domain)
+    if name == "mst":
+        from mst import MST
+
+        return MST(data, options.epsilon, options.delta).df
+    from aim import AIM
+
+    pairs = [(pair, 1.0) for pair in itertools.combinations(data.domain, 2)]
+    limits = {"max_model_size": options.model_mb, "max_iters": options.iterations}
+    return AIM(options.epsilon, options.delta, **limits).run(data, pairs)[1].df
+
 
 def smartnoise(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
     from snsynth import Synthesizer
 
+    name = name.removesuffix("-smartnoise")
     extra = {"max_model_size": options.model_mb} if name == "aim" else {}
     made = Synthesizer.create(name, epsilon=options.epsilon, delta=options.delta, **extra)
     made.fit(codes, preprocessor_eps=0.0, categorical_columns=list(codes.columns))
@@ -50,11 +73,13 @@ def data_synthesizer(codes: pandas.DataFrame, options: argparse.Namespace) -> pa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("method", choices=["mst", "aim", "datasynthesizer"])
+    parser.add_argument("method", choices=["mst", "aim", *SMARTNOISE, "datasynthesizer"])
+    parser.add_argument("--pgm", type=pathlib.Path, help="checkout of private-pgm, for mst and aim")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model-mb", type=float, default=80.0, help="AIM's limit on its graphical model")
+    parser.add_argument("--iterations", type=int, default=1000, help="of AIM's estimates")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     codes = pandas.read_csv(options.folder / "codes.csv", dtype=str)
@@ -64,10 +89,16 @@ def main() -> None:
         if options.method == "datasynthesizer":
             made = data_synthesizer(codes, options)
         else:
-            made = smartnoise(options.method, codes, options)
+            how = smartnoise if options.method in SMARTNOISE else private_pgm
+            made = how(options.method, codes, options)
         seconds.append(time.perf_counter() - start)
         made.to_csv(options.folder / f"{options.method}-{number}.csv", index=False)
-        settings = {"epsilon": options.epsilon, "delta": options.delta, "model_mb": options.model_mb}
+        settings = {
+            "epsilon": options.epsilon,
+            "delta": options.delta,
+            "model_mb": options.model_mb,
+            "iterations": options.iterations,
+        }
         written = json.dumps({"seconds": seconds, **settings}, indent=1)
         (options.folder / f"{options.method}.json").write_text(written + "\n")
         print(options.method, number, f"{seconds[-1]:.1f} s", flush=True)

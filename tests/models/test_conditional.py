@@ -94,6 +94,24 @@ def test_functions_of_two_arguments_and_several_parts():
     assert drawn.shape == (5, 6)
 
 
+class OfTwo(keras.Model):
+    """Subclassed, with a call of two arguments."""
+
+    def __init__(self, units, last):
+        super().__init__()
+        self.dense, self.last = layers.Dense(units), last
+
+    def call(self, numbers, label, training=None):
+        return self.last(self.dense(tf.concat([numbers, tf.one_hot(label, 3)], axis=1)))
+
+
+def test_networks_whose_call_takes_two():
+    model = make(OfTwo(2 * D, diagonal), OfTwo(6, lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)))
+    ready(model, how=optimizer(clip=0.3), y=Y)
+    check_against_single_records(model, {"x": X[:7], "y": Y[:7]}, clip=0.3)
+    assert model.sample_predictive(5, y=[2]).shape == (5, 6)
+
+
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_it_learns_what_y_says(jit_compile):
     """Records are their class: the bound rises, and drawn records follow the y that they are given."""

@@ -12,6 +12,7 @@ from support.toy import Toy, records, sgd, toy
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
+from tfp_dpvi.models import arguments
 
 tfd = tfp.distributions
 X, Y = records()
@@ -236,3 +237,7 @@ def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
     fit(toy(3.0), "{epoch}.keras")
     assert {path.name for path in tmp_path.iterdir()} == {"b.weights.h5", "1.keras"}
     assert dpvi.load_model(tmp_path / "1.keras").num_releases == 4
+
+
+def test_keras_defaults_that_are_spelled_out_change_nothing():
+    arguments.refuse({"shuffle": True, "validation_split": 0.0, "class_weight": None, "validation_steps": None})

@@ -154,6 +154,22 @@ def test_what_layers_cannot_do_is_done_record_by_record(caplog):
     assert strict.privacy_ledger.num_releases == 0
 
 
+class Late(layers.Layer):
+    """Adds a loss as a function of what it sees, which Keras calls later."""
+
+    def call(self, x):
+        self.add_loss(lambda: tf.reduce_sum(tf.square(x)))
+        return x
+
+
+@pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
+def test_a_loss_that_a_call_adds_as_a_function_is_refused(gradients):
+    model = compiled(keras.Sequential([layers.Input([6]), layers.Dense(3), Late()]), "mse", gradients=gradients)
+    with pytest.raises(ValueError, match=r"late.*calls add_loss with a function.*give it the tensor"):
+        model.fit(X, X[:, :3], verbose=0)
+    assert model.privacy_ledger.num_releases == 0
+
+
 @pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
 def test_weight_regularizers_are_exact(gradients):
     """C2: of a loss that is zero the penalty alone is left, unclipped."""

@@ -403,3 +403,47 @@ def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
     table = dpvi.synthetic.Table({"c": dpvi.synthetic.Categorical(["a", "a long one"])})
     layouts = [dpvi.synthetic.Layout.of({"c": np.array(values)}, table) for values in (["a", "a"], ["a", "a long one"])]
     assert layouts[0].to_config() == layouts[1].to_config()
+
+
+@pytest.mark.parametrize("paid", [1, 2])
+def test_an_interrupted_fit_keeps_what_it_paid_for(paid, monkeypatch):
+    """The histograms, or the pairs too: the next fit of the same data goes on; of other data or settings it pays."""
+    model = type(dpvi.Synthesizer(LEVELS, 2).model)
+    synthesizer, frame = dpvi.Synthesizer(ZERO_INFLATED, 2), make_gains()
+    release, settings = model.release, {"epsilon": 1.0, "delta": 1e-5, "steps": 2}
+    with monkeypatch.context() as patch:
+
+        def interrupted(self, *args):
+            if self.privacy_ledger.num_releases == paid:
+                raise KeyboardInterrupt
+            return release(self, *args)
+
+        patch.setattr(model, "release", interrupted)
+        patch.setattr(model, "learn", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            synthesizer.fit(frame, **settings)
+    ledger = synthesizer.model.privacy_ledger
+    assert ledger.num_releases == paid
+    other = {name: values[::-1] for name, values in frame.items()}
+    if paid == 2:
+        for given, changed in ((other, {}), (frame, {"num_records": 5000})):
+            with pytest.raises(BudgetExhaustedError, match="lifetime"):
+                synthesizer.fit(given, **settings, **changed)
+    synthesizer.fit(frame, **settings)
+    assert ledger.num_releases == 2
+    assert ledger.epsilon(1e-5) <= 1.0
+    assert synthesizer.sample(5) is not None
+    with pytest.raises(BudgetExhaustedError, match="lifetime"):  # It ended: the next one would pay.
+        synthesizer.fit(frame, **settings)
+    assert len(synthesizer.sample_many(2)) == 2
+
+
+def test_what_another_ledger_paid_for_is_not_taken(monkeypatch):
+    synthesizer, settings = dpvi.Synthesizer(LEVELS, 2), {"epsilon": 1.0, "delta": 1e-5, "steps": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(type(synthesizer.model), "learn", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            synthesizer.fit(make_data(), **settings)
+    ledger = dpvi.PrivacyLedger()
+    synthesizer.fit(make_data(), ledger=ledger, **settings)
+    assert ledger.num_releases == 1

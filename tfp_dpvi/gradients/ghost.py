@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, tf
+from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, refuse_late_functions, tf
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
 from tfp_dpvi.gradients.factors import Contribution, combined, total
@@ -89,7 +89,8 @@ class LayerGradients:
         with one.watching():
             one.tape.watch(watch)
             try:
-                one.result = function()
+                with refuse_late_functions(self.layers):
+                    one.result = function()
             except UnsupportedLayerError as error:
                 raise one.refusal or error from None  # Without what Keras adds to the errors of a layer.
             adding = next((layer for layer in self.layers if losses_added(layer)), None)

@@ -31,20 +31,26 @@ Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.u
 
 _DEFAULT_BATCH_SIZE = 256
 
+# Keras's default, which changes nothing, and what is wrong with others.
 _REFUSED = {
-    "shuffle": "records are sampled at random in every step; leave it out.",
-    "validation_split": "it would show exact losses of private records; split yourself and give validation_data=.",
-    "class_weight": "give sample_weight=, which acts inside the clip.",
-    "validation_steps": "all of validation_data is used; leave it out.",
+    "shuffle": (True, "records are sampled at random in every step; leave it out."),
+    "validation_split": (
+        0.0,
+        "it would show exact losses of private records; split yourself and give validation_data=.",
+    ),
+    "class_weight": (None, "give sample_weight=, which acts inside the clip."),
+    "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
 
 
 def refuse(arguments: Mapping[str, object]) -> None:
     """Raises for arguments of Keras's `fit` that have no place here, and for unknown ones."""
     for name, value in arguments.items():
-        if name in _REFUSED:
-            raise ValueError(f"{name}={value!r} is not supported: {_REFUSED[name]}")
-        raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
+        if name not in _REFUSED:
+            raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
+        default, why = _REFUSED[name]
+        if value != default:
+            raise ValueError(f"{name}={value!r} is not supported: {why}")
 
 
 def check_counts(**counts: int | None) -> None:

@@ -11,7 +11,16 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import Optimizer, Structure, clear_losses, in_mode, refuse_keras_3, tf
+from tfp_dpvi._tf import (
+    Optimizer,
+    Structure,
+    clear_losses,
+    in_mode,
+    layers_within,
+    refuse_keras_3,
+    refuse_late_functions,
+    tf,
+)
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
@@ -120,7 +129,8 @@ class DPModel(FittedModel):
         """Returns `record_loss` with everything that the record's layers add to it, times its weight."""
         clear_losses(self)
         given = [record[name] for name in ("x", "y") if name in record]
-        loss = tf.convert_to_tensor(in_mode(lambda: self.record_loss(*given), training=True))
+        with refuse_late_functions(layers_within(self)):
+            loss = tf.convert_to_tensor(in_mode(lambda: self.record_loss(*given), training=True))
         if loss.shape.rank != 0:
             raise ValueError(
                 f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,7 +99,15 @@ def float_type(part: Callable[..., tfd.Distribution]) -> str:
 def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool = False) -> Any:
     """Returns a network's output, in training mode where it has one (dropout).
 
-    Of y too if there is one: functions take two arguments, and Keras models and layers one list, as they do of several inputs.
+    Of y too if there is one: functions take two arguments, and Keras models and layers one list, as they do of several inputs,
+    unless their `call` asks for two.
     """
-    inputs = [first] if y is None else [[first, y]] if isinstance(part, Layer) else [first, y]
+    inputs = [first] if y is None else [first, y] if _takes_two(part) else [[first, y]]
     return in_mode(lambda: part(*inputs), training=training)
+
+
+def _takes_two(part: Callable[..., Any]) -> bool:
+    if not isinstance(part, Layer):
+        return True
+    needed = [one for one in inspect.signature(part.call).parameters.values() if one.default is one.empty]
+    return sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed) > 1

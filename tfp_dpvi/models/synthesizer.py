@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import math
 import os
 import warnings
@@ -40,6 +42,25 @@ _CONCENTRATIONS = {"pairs": 0.5, "gradients": 1.0}
 _STEPS = {"pairs": 2000, "gradients": 200}
 _OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
 _NEARLY = 0.99  # Of a budget that counts as spent.
+
+
+@dataclasses.dataclass
+class _Counts:
+    """Counts that a fit releases, which the next one takes over if it did not end.
+
+    Attributes:
+      settings: what must be the same for that, a digest of the records with it.
+      ledger: in which they are paid.
+      plans: one for each release, once they are made.
+      keys: of their noise.
+      released: counts with noise, of those that are paid.
+    """
+
+    settings: tuple[Any, ...]
+    ledger: PrivacyLedger
+    plans: list[PrivacyPlan] = dataclasses.field(default_factory=list)
+    keys: list[np.ndarray] = dataclasses.field(default_factory=list)
+    released: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 class Synthesizer:
@@ -103,6 +124,8 @@ class Synthesizer:
         surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
         self.model = TableModel(chosen, made, surrogate, method=method, target=target, seed=seed)
 
+    _unfinished: _Counts | None = None  # Of a fit that did not end.
+
     @property
     def num_components(self) -> int:
         """K."""
@@ -125,6 +148,9 @@ class Synthesizer:
         **optimizer: Any,
     ) -> Synthesizer:
         """Learns from private records; returns itself.
+
+        Called again on the same object, with the same data and settings, after a fit that was interrupted, it takes the counts
+        that are paid for and goes on.
 
         Args:
           data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns.
@@ -151,9 +177,14 @@ class Synthesizer:
         if model.method == "pairs":
             _refuse({**({} if batch_size is None else {"batch_size": batch_size}), **optimizer})
         ledger = model.privacy_ledger if ledger is None else ledger
-        _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
-        relation = neighboring_relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
-        records = len(self.table.encode(data))
+        codes, relation = self.table.encode(data), neighboring_relation
+        settings = (epsilon, delta, num, noise_multiplier, accountant, str(relation), self._digest(data, codes))
+        kept = self._unfinished
+        if kept is None or kept.settings != settings or kept.ledger is not ledger:
+            kept = _Counts(settings, ledger)
+        if not kept.released or model.method == "gradients":
+            _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
+        relation = relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
         layout = Layout.of(data, self.table)
         model.compile(
             DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}, noise_multiplier=noise_multiplier),
@@ -164,11 +195,33 @@ class Synthesizer:
             accountant=accountant,
         )
         learn = self._from_pairs if model.method == "pairs" else self._by_gradients
-        learn(data, layout, num, records, steps, batch_size=batch_size, verbose=verbose)
+        learn(data, layout, num, len(codes), steps, kept, batch_size=batch_size, verbose=verbose)
+        self._unfinished = None
         return self
 
+    def _digest(self, data: TableData, codes: np.ndarray) -> bytes:
+        found = hashlib.sha256(codes.tobytes())
+        if self.table.open:
+            fine = self.table.fine
+            found.update(fine.encode({name: data[name] for name in fine.names}).tobytes())
+        return found.digest()
+
+    def _release(self, counts: np.ndarray, kept: _Counts, number: int) -> np.ndarray:
+        """Returns one of a fit's releases, paid for now or before."""
+        if number == len(kept.released):
+            kept.released.append(self.model.release(counts, kept.plans[number], kept.keys[number]))
+            self._unfinished = kept
+        return kept.released[number]
+
     def _from_pairs(
-        self, data: TableData, layout: Layout, declared: int | None, records: int, steps: int, **unused: Any
+        self,
+        data: TableData,
+        layout: Layout,
+        declared: int | None,
+        records: int,
+        steps: int,
+        kept: _Counts,
+        **unused: Any,
     ) -> None:
         model, num = self.model, records if declared is None else declared
         pairs = Pairs(Segments.of(model.table), None if self.target is None else self.table.names.index(self.target))
@@ -176,12 +229,12 @@ class Synthesizer:
         share = 1.0 - sum(share for _, _, share in releases)
         columns = len(self.table.names)
         purpose = f"counts of levels of {columns} columns and of their pairs" if columns > 1 else "counts of 1 column"
-        plans = model.plans([*releases, (purpose, pairs.norm, share)], num)
-        keys = model.new_keys(len(plans))
-        table = self._with_levels(data, plans[:-1], keys[:-1])
-        noisy = model.release(pairs.counts(table.encode(data)), plans[-1], keys[-1])
-        released = NoisyPairs.of(pairs, noisy, plans[-1].deviation, num)
-        model.learn(released, plans[-1], steps=steps, declared=declared is not None)
+        self._plan(kept, [*releases, (purpose, pairs.norm, share)], num)
+        plan = kept.plans[-1]
+        table = self._with_levels(data, kept)
+        noisy = self._release(pairs.counts(table.encode(data)), kept, len(kept.plans) - 1)
+        released = NoisyPairs.of(pairs, noisy, plan.deviation, num)
+        model.learn(released, plan, steps=steps, declared=declared is not None)
         model.describe(
             table, layout
         )  # Not before: an interrupted fit leaves the former levels with the former weights.
@@ -200,6 +253,7 @@ class Synthesizer:
         declared: int | None,
         records: int,
         steps: int,
+        kept: _Counts,
         *,
         batch_size: int | None,
         verbose: int | str,
@@ -213,8 +267,8 @@ class Synthesizer:
         }
         # Refused here, before the histograms are paid for.
         self.model.mechanism(self.model.make_data(self.table.encode(data), **settings)).plan(1)
-        plans = self.model.plans(self._histograms(), num)
-        table = self._with_levels(data, plans, self.model.new_keys(len(plans)))
+        self._plan(kept, self._histograms(), num)
+        table = self._with_levels(data, kept)
         self.model.fit(table.encode(data), epochs=epochs, verbose=verbose, **settings)
         self.model.describe(table, layout)
 
@@ -227,18 +281,23 @@ class Synthesizer:
         named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
         return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
 
-    def _with_levels(self, data: TableData, plans: list[PrivacyPlan], keys: list[np.ndarray]) -> Table:
-        """Releases the histograms, and returns the table with the levels chosen by them."""
-        if not plans:
+    def _plan(self, kept: _Counts, releases: list[tuple[str, float, float]], num: int) -> None:
+        if not kept.released:
+            kept.plans = self.model.plans(releases, num)
+            kept.keys = self.model.new_keys(len(kept.plans))
+
+    def _with_levels(self, data: TableData, kept: _Counts) -> Table:
+        """Releases the histograms, if any, and returns the table with the levels chosen by them."""
+        if not self.table.open:
             return self.table
         fine = self.table.fine
         codes = dict(zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True))
         counts = {name: histograms(self.table.columns[name], codes[name]) for name in self.table.open}
         parts = [part for of_column in counts.values() for part in of_column]
-        noisy = self.model.release(np.concatenate(parts), plans[0], keys[0])
+        noisy = self._release(np.concatenate(parts), kept, 0)
         pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
         released = {name: [next(pieces) for _ in of_column] for name, of_column in counts.items()}
-        return _grouped(self.table, released, plans[0].deviation)
+        return _grouped(self.table, released, kept.plans[0].deviation)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
         """Draws one synthetic table from one draw of the posterior, with the columns and dtypes that `fit` was given.

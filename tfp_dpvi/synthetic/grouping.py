@@ -139,8 +139,13 @@ def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation:
     frequent = np.sort(np.argsort(-counts, kind="stable")[: most - 1])
     groups = np.full(column.num_levels, most - 1)
     groups[frequent] = np.arange(most - 1)
-    # Of the rare ones those that noise may have made are equally likely.
-    masses = np.where(counts > _SEEN * deviation, counts, 0.0) + max(deviation, 1e-9)
+    masses, rare = np.maximum(counts, 0.0), groups == most - 1
+    # Of the rare ones those that stand out share what is there beyond what noise alone would show, and all share the rest.
+    found, num = counts[rare], int(rare.sum())
+    seen = np.where(found > _SEEN * deviation, found, 0.0)
+    by_noise = num * deviation * math.exp(-0.5 * _SEEN**2) / math.sqrt(2.0 * math.pi)
+    sure = max(float(seen.sum()) - by_noise, 0.0)
+    masses[rare] = seen * sure / max(float(seen.sum()), 1e-9) + max(float(found.sum()) - sure, deviation) / num
     return _grouped(column, column, groups, masses, np.ones(column.num_levels))
 
 
