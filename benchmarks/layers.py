@@ -60,7 +60,7 @@ CASES: dict[str, tuple[list[int], int, Callable[[], list[Any]]]] = {
     "MultiHeadAttention": ([16, 32], 0, lambda: [attention()]),
     "DepthwiseConv2D": ([16, 16, 8], 0, lambda: [layers.DepthwiseConv2D(3, 2)]),
     "SeparableConv2D": ([16, 16, 8], 0, lambda: [layers.SeparableConv2D(16, 3, 2)]),
-    "PReLU": ([784], 0, lambda: [layers.PReLU()]),
+    "PReLU": ([784], 0, lambda: [layers.Dense(400), layers.PReLU()]),
 }
 
 

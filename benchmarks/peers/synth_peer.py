@@ -3,7 +3,7 @@
     python benchmarks/peers/synth_peer.py FOLDER METHOD [--pgm CHECKOUT] [--epsilon 1] [--delta 1e-5] [--repeats 5]
 
 METHOD is `mst` or `aim`, by their authors' own code: `mechanisms/` of a checkout of github.com/ryan112358/private-pgm (4d2b3c5)
-on its package mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
+on its own mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
 degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
 FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
 """
@@ -25,7 +25,7 @@ SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
 
 
 def private_pgm(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
-    sys.path.insert(0, str(options.pgm / "mechanisms"))
+    sys.path[:0] = [str(options.pgm / "mechanisms"), str(options.pgm / "src")]
     from mbi import Dataset, Domain
 
     domain = Domain.fromdict(json.loads((options.folder / "sizes.json").read_text()))

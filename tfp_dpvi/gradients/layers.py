@@ -174,21 +174,46 @@ def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
 
 
 def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """DepthwiseConv2D: a small kernel for each channel, whose gradients are held."""
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
-    shape = tuple(layer.depthwise_kernel.shape)  # [kh, kw, C, multiplier]
-    sizes, strides, rates = layer.kernel_size, layer.strides, layer.dilation_rate
 
     def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
-        patches = by_record(_patches(tf.cast(inputs, gradient.dtype), sizes, strides, rates, layer.padding.upper()))
-        positions, window = patches.shape[1], shape[0] * shape[1]
-        left = tf.transpose(tf.reshape(patches, [-1, positions, window, shape[2]]), [0, 3, 2, 1])  # [n, C, window, T]
-        right = tf.transpose(tf.reshape(by_record(gradient), [-1, positions, shape[2], shape[3]]), [0, 2, 1, 3])
-        values = tf.transpose(tf.linalg.matmul(left, right), [0, 2, 1, 3])
-        return Direct(shape, tf.reshape(values, [-1, *shape]))
+        return _by_channels(layer, inputs, gradient, by_record)
 
     return _with_kernel(layer, call, inputs, of_kernel, "depthwise_kernel")
+
+
+def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord) -> Direct:
+    """A small kernel for each channel, whose gradients are held."""
+    shape = tuple(layer.depthwise_kernel.shape)  # [kh, kw, C, multiplier]
+    how = layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding.upper()
+    patches = by_record(_patches(tf.cast(inputs, gradient.dtype), *how))
+    positions, window = patches.shape[1], shape[0] * shape[1]
+    left = tf.transpose(tf.reshape(patches, [-1, positions, window, shape[2]]), [0, 3, 2, 1])  # [n, C, window, T]
+    right = tf.transpose(tf.reshape(by_record(gradient), [-1, positions, shape[2], shape[3]]), [0, 2, 1, 3])
+    values = tf.transpose(tf.linalg.matmul(left, right), [0, 2, 1, 3])
+    return Direct(shape, tf.reshape(values, [-1, *shape]))
+
+
+def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """SeparableConv2D: by channels, then of size 1."""
+    if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
+        return None
+    inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
+    how = {"strides": [1, *layer.strides, 1], "padding": layer.padding.upper(), "dilations": layer.dilation_rate}
+    middle, pointwise = tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how), layer.pointwise_kernel
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.of_cheaper_form(tuple(pointwise.shape), by_record(middle), by_record(gradient))
+
+    probed = _with_kernel(layer, call, inputs, of_kernel, "pointwise_kernel")
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        at_middle = tf.tensordot(gradients[0], pointwise[0, 0], [[3], [1]])
+        first = layer.depthwise_kernel, _by_channels(layer, inputs, at_middle, by_record)
+        return [first, *probed.contributions(gradients, by_record)]
+
+    return dataclasses.replace(probed, contributions=contributions)
 
 
 def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
@@ -312,6 +337,7 @@ RULES: dict[type, Rule] = {
     keras.layers.Conv2D: _convolution,
     keras.layers.Conv3D: _convolution,
     keras.layers.DepthwiseConv2D: _depthwise,
+    keras.layers.SeparableConv2D: _separable,
     keras.layers.EinsumDense: _einsum_dense,
     keras.layers.Conv2DTranspose: _transposed_convolution,
     keras.layers.Embedding: _embedding,

@@ -23,13 +23,15 @@ from tfp_dpvi._tf import (
     tfp,
     with_full_parameters,
 )
-from tfp_dpvi.gradients.factors import DIRECT_COST, Direct
+from tfp_dpvi.gradients.factors import Direct
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes
 from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, Whole, looked_up, without
 
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
 _UNROLLED = 64  # Steps.
+_UNIT_COST = 9.0
+"""As `DIRECT_COST`, for each step of a layer that is mapped with those in it: LSTM, GRU (`benchmarks/layers.py`)."""
 _HELD_COST = 60.0
 """As `DIRECT_COST`, for gradients that `tf.vectorized_map` makes: a step of a custom dense layer, 784-400, took 36 times as long as
 without privacy on a busy machine (`benchmarks/layers.py`)."""
@@ -59,7 +61,7 @@ class Cost:
         # Of a table one row is used.
         used = [v.shape[-1] if isinstance(layer, keras.layers.Embedding) else v.shape.num_elements() for v in variables]
         held = sum(v.shape.num_elements() * v.dtype.size for v in variables) if slow else 0
-        copies = (DIRECT_COST * places if is_unit(layer) else _HELD_COST) if slow else 0
+        copies = (_UNIT_COST * places if is_unit(layer) else _HELD_COST) if slow else 0
         return cls(float(places * sum(used)), held, float(copies * sum(used)))
 
 
