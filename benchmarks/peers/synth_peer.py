@@ -3,7 +3,7 @@
     python benchmarks/peers/synth_peer.py FOLDER METHOD [--pgm CHECKOUT] [--epsilon 1] [--delta 1e-5] [--repeats 5]
 
 METHOD is `mst` or `aim`, by their authors' own code: `mechanisms/` of a checkout of github.com/ryan112358/private-pgm (4d2b3c5)
-on its own mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
+on its package mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
 degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
 FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
 """
@@ -25,15 +25,17 @@ SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
 
 
 def private_pgm(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
-    sys.path[:0] = [str(options.pgm / "mechanisms"), str(options.pgm / "src")]
+    sys.path.insert(0, str(options.pgm / "mechanisms"))
     from mbi import Dataset, Domain
 
     domain = Domain.fromdict(json.loads((options.folder / "sizes.json").read_text()))
     data = Dataset(codes.astype(int), domain)
     if name == "mst":
-        from mst import MST
+        import mst
 
-        return MST(data, options.epsilon, options.delta).df
+        # mbi 1.1 refuses what pandas makes of numbers that a dictionary maps.
+        mst.Dataset = lambda frame, of: Dataset(frame.astype(int), of)
+        return mst.MST(data, options.epsilon, options.delta).df
     from aim import AIM
 
     pairs = [(pair, 1.0) for pair in itertools.combinations(data.domain, 2)]

@@ -50,14 +50,12 @@ class _Counts:
 
     Attributes:
       settings: what must be the same for that, a digest of the records with it.
-      ledger: in which they are paid.
       plans: one for each release, once they are made.
       keys: of their noise.
       released: counts with noise, of those that are paid.
     """
 
     settings: tuple[Any, ...]
-    ledger: PrivacyLedger
     plans: list[PrivacyPlan] = dataclasses.field(default_factory=list)
     keys: list[np.ndarray] = dataclasses.field(default_factory=list)
     released: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -180,8 +178,8 @@ class Synthesizer:
         codes, relation = self.table.encode(data), neighboring_relation
         settings = (epsilon, delta, num, noise_multiplier, accountant, str(relation), self._digest(data, codes))
         kept = self._unfinished
-        if kept is None or kept.settings != settings or kept.ledger is not ledger:
-            kept = _Counts(settings, ledger)
+        if kept is None or kept.settings != settings:
+            kept = _Counts(settings)
         if not kept.released or model.method == "gradients":
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
         relation = relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
