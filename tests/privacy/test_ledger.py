@@ -392,7 +392,7 @@ def test_two_objects_in_one_process_share_a_file(tmp_path):
 
 
 def test_read_only_looks_while_another_writes(tmp_path):
-    with pytest.raises(LedgerError, match="cannot be opened: No such file"):
+    with pytest.raises(LedgerError, match="unable to open database file"):
         PrivacyLedger(_path(tmp_path), read_only=True)
     with PrivacyLedger(_path(tmp_path)) as ledger:
         ledger.reserve(PLAN, 10)

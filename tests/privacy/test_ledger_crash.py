@@ -223,13 +223,13 @@ def test_two_threads_never_pass_a_budget_together(make, own_budget):
 
 def _price_slowly(ledger, monkeypatch, moment):
     """Calls `moment` after each check of a budget, before the write."""
-    real = ledger._check_affordable
+    real = ledger._check_allowed
 
     def slow(*arguments):
         real(*arguments)
         moment()
 
-    monkeypatch.setattr(ledger, "_check_affordable", slow)
+    monkeypatch.setattr(ledger, "_check_allowed", slow)
 
 
 def test_a_reservation_within_anothers_pricing_is_seen(make, monkeypatch):

@@ -163,7 +163,7 @@ def test_two_threads_never_pass_a_budget_together(url):
 def test_a_reservation_within_anothers_pricing_is_seen(url, monkeypatch):
     with PrivacyLedger(url, budget_epsilon=PLAN.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5) as ledger:
         with PrivacyLedger(url) as other:
-            real = ledger._check_affordable
+            real = ledger._check_allowed
             more = [4]
 
             def slow(*arguments):
@@ -171,7 +171,7 @@ def test_a_reservation_within_anothers_pricing_is_seen(url, monkeypatch):
                 if more:
                     other.reserve(PLAN, more.pop())
 
-            monkeypatch.setattr(ledger, "_check_affordable", slow)
+            monkeypatch.setattr(ledger, "_check_allowed", slow)
             with pytest.raises(BudgetExhaustedError):
                 ledger.reserve(PLAN, 7)
         assert ledger.num_releases == 4

@@ -5,9 +5,9 @@ import functools
 import os
 import pathlib
 import sqlite3
-import stat
 import tempfile
 import threading
+import uuid
 import weakref
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -92,34 +92,52 @@ os.register_at_fork(
 
 
 class Database:
-    """A ledger's SQLite file, tables in memory (`where` is None), or server by URL.
+    """A ledger's SQLite file, tables in memory (`where` is None), or PostgreSQL server (a URL); made where it is not there.
 
     Formal guarantee: when `write` ends without an error, what it wrote is on the disk, and nothing else was written
     since it began. Errors of the database are raised as `LedgerError`s.
     """
 
-    def __init__(self, where: str | os.PathLike[str] | None, *, read_only: bool = False) -> None:
-        self.read_only = read_only
+    def __init__(
+        self, where: str | os.PathLike[str] | None, *, dataset_id: str | None = None, read_only: bool = False
+    ) -> None:
+        self.read_only, self.closed, self._pid = read_only, False, os.getpid()
         self.url = _url(where) if where is not None and "://" in str(where) else None
         self.path = None if where is None or self.url is not None else _path(where)
         self.shown = "the ledger in memory" if where is None else str(self.path or self.url)
-        self._pid = os.getpid()
-        self.closed = False
-        memory: sqlite3.Connection | None = None
         with self._naming_errors():
             if self.path is not None:
-                self._identity = _open_file(self.path, create=not read_only)
-                self._engine = sa.create_engine(
-                    "sqlite://", creator=functools.partial(_connect, self.path), poolclass=pool.NullPool
-                )
-            elif self.url is not None:
-                self._engine = sa.create_engine(self.url, pool_pre_ping=True)
+                if not read_only and not self.path.exists():
+                    _make_file(self.path, dataset_id or uuid.uuid4().hex)
+                connect = functools.partial(_connect, self.path)
+                self._engine = sa.create_engine("sqlite://", creator=connect, poolclass=pool.NullPool)
+            elif self.url is not None:  # Each transaction has a connection of its own, which no forked child inherits.
+                self._engine = sa.create_engine(self.url, poolclass=pool.NullPool)
             else:
-                memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-                self._engine = sa.create_engine("sqlite://", creator=lambda: memory, poolclass=pool.StaticPool)
-            if self._engine.dialect.name == "sqlite":
-                event.listen(self._engine, "begin", _begin)
-        weakref.finalize(self, _release, self._engine, self._pid, memory)
+                arguments = {"check_same_thread": False, "isolation_level": None}
+                self._engine = sa.create_engine("sqlite://", connect_args=arguments, poolclass=pool.StaticPool)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "begin", _begin)
+        weakref.finalize(self, self._engine.dispose)
+        if not read_only:
+            self._prepare(dataset_id)
+
+    def _prepare(self, dataset_id: str | None) -> None:
+        """Makes the tables in memory or on a server, and brings those of a file up to this format."""
+        if self.path is not None:
+            with self.read() as connection:
+                if connection.execute(sa.select(LEDGER.c.format)).scalar() != 2:
+                    return
+        with self.write() as connection:
+            if self.path is not None:  # Format 3 has one column more.
+                connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                connection.execute(sa.update(LEDGER).values(format=FORMAT))
+                return
+            if self.url is not None:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.
+                dataset_id = dataset_id or uuid.uuid4().hex
+            if METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+                _create(connection, dataset_id)
 
     @property
     def in_memory(self) -> bool:
@@ -151,32 +169,20 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, **options: str | bool) -> Iterator[sa.Connection]:
-        with _ONE_AT_A_TIME, self._naming_errors():
-            if self.closed:
-                raise LedgerError("this ledger is closed; open its path again.")
-            if self._pid != os.getpid() and self.url is not None:
-                self._engine.dispose(close=False)  # Connections are the parent's.
-                self._pid = os.getpid()
-            self._check_identity()
-            with self._engine.connect().execution_options(**options) as connection, connection.begin():
-                yield connection
-            self._check_identity()  # What was written is in the file at that path, and not in one that is gone.
-
-    def _check_identity(self) -> None:
-        if self.path is not None and _identity(self.path) != self._identity:
-            raise LedgerError(
-                f"{str(self.path)!a} is not the file that was opened: it was deleted or replaced while in use. No steps were "
-                "granted;\nrestore it, the newest copy that there is, and open it again."
-            )
+        if self.closed:
+            raise LedgerError("this ledger is closed; open its path again.")
+        with _ONE_AT_A_TIME, self._naming_errors(), self._engine.connect() as connection:
+            connection.execution_options(**options).begin()
+            yield connection
+            connection.commit()
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
         try:
             yield
-        except (ImportError, sa.exc.NoSuchModuleError) as error:
+        except ImportError as error:
             raise LedgerError(
-                f"{self.shown!r} needs a driver that is not installed ({error}): pass a path or 'postgresql+psycopg://host/name', "
-                "for which\npip install 'tfp-dpvi[postgresql]'."
+                f"{self.shown!r} needs a driver ({error}): pip install 'tfp-dpvi[postgresql]'."
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
@@ -184,15 +190,6 @@ class Database:
             raise LedgerError(
                 f"{self.shown!r} is no privacy ledger that can be used: {what}. No steps were granted."
             ) from error
-
-    def create_tables(self, connection: sa.Connection) -> None:
-        """Makes the tables in an open `write` where there are none of them; a file came into being with them."""
-        if self.path is not None:
-            return
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.
-        if METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
-            METADATA.create_all(connection)
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
@@ -206,12 +203,6 @@ class Database:
                 f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
             )
 
-    def close(self) -> None:
-        """Closes the connections; later calls raise `LedgerError`."""
-        if not self.in_memory:
-            self.closed = True
-            self._engine.dispose(close=self._pid == os.getpid())
-
 
 # Two entries of the same steps: what the disk or a hand changed in one of them shows.
 _RUN = sa.func.coalesce(RESERVATIONS.c.steps_run, RESERVATIONS.c.steps)
@@ -224,15 +215,14 @@ _NOT_THE_SUM = (
 )
 
 
-def _release(engine: sa.Engine, pid: int, memory: sqlite3.Connection | None) -> None:
-    engine.dispose(close=pid == os.getpid())  # A child leaves its parent's connections alone.
-    if memory is not None:
-        memory.close()
+def _create(connection: sa.Connection, dataset_id: str | None) -> None:
+    METADATA.create_all(connection)
+    row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": dataset_id}
+    connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:
-    mode = "rw" if os.access(path, os.W_OK) else "ro"
-    url = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    url = f"file:{quote(os.fsencode(path))}?mode=rw"  # It makes no file, and reads one that may not be written.
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
     connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
     return connection
@@ -246,61 +236,36 @@ def _begin(connection: sa.Connection) -> None:
 def _url(where: str | os.PathLike[str]) -> sa.URL:
     try:
         url = sa.make_url(str(where))
-    except (sa.exc.ArgumentError, ValueError):
-        raise LedgerError(  # It may hold a password.
-            f"path='{str(where).split('://')[0]}://...' is not a database URL; pass 'postgresql+psycopg://host/name' or a path."
-        ) from None
-    if url.get_backend_name() == "sqlite":
-        raise LedgerError(f"path={str(url)!a} is the URL of a SQLite file; pass its path, without 'sqlite://'.")
-    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+        if url.get_backend_name() != "postgresql":
+            raise ValueError
+    except (sa.exc.ArgumentError, ValueError):  # Not shown: it may hold a password.
+        scheme = str(where).split("://")[0]
+        raise LedgerError(f"path='{scheme}://...': pass 'postgresql+psycopg://host/name', or a file's path.") from None
+    return url.set(drivername="postgresql+psycopg")
 
 
 def _path(where: str | os.PathLike[str]) -> pathlib.Path:
     try:
-        return pathlib.Path(os.path.realpath(os.fsdecode(os.fsencode(where))))
-    except (OSError, ValueError) as error:
+        path = pathlib.Path(os.fsdecode(os.fsencode(where))).resolve()
+        if path.is_file() or (path.parent.is_dir() and not path.exists()):
+            return path
+        raise LedgerError(f"path={str(where)!a} is neither a regular file nor a new one in an existing folder.")
+    except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(f"path={str(where)!a} is not a path: {error}.") from error
 
 
-def _open_file(path: pathlib.Path, *, create: bool) -> tuple[int, int]:
-    """Makes the file, readable by its owner alone, unless it is there; returns what identifies it."""
-    shown = f"path={str(path)!a}"
+def _make_file(path: pathlib.Path, dataset_id: str) -> None:
+    """Makes a file, readable by its owner alone, at once: killed on the way, or several at a time, there is none or a whole one."""
     try:
-        if not path.parent.is_dir():
-            raise LedgerError(f"{shown} is not in an existing folder; create the folder first.")
-        if create and not path.exists():
-            _make_file(path)
-        found = path.stat()
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"{shown} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise LedgerError(f"{shown} is not a regular file; pass the path of a file.")
-    if create and not os.access(path, os.W_OK):
-        raise LedgerError(f"{shown} cannot be written by you; open it with read_only=True to look.")
-    return found.st_dev, found.st_ino
-
-
-def _make_file(path: pathlib.Path) -> None:
-    """Makes a file with all tables, at once: killed on the way, or several at a time, there is none or a whole one."""
-    descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
+        descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
+    except OSError as error:
+        raise LedgerError(f"path={str(path)!a} cannot be made: {error.strerror}.") from error
     os.close(descriptor)
     try:
         engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool)
-        METADATA.create_all(engine)
+        with engine.begin() as connection:
+            _create(connection, dataset_id)
         with contextlib.suppress(FileExistsError):  # Another process was faster.
             os.link(made, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     finally:
         os.unlink(made)
-
-
-def _identity(path: pathlib.Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

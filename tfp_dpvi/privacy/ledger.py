@@ -2,30 +2,71 @@
 
 import contextlib
 import dataclasses
+import datetime
 import functools
+import json
+import logging
 import os
+import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NoReturn, TypeAlias
 
 import sqlalchemy as sa
-from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.accountants import get_accountant
 from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, common_accountant
-from tfp_dpvi.privacy.database import BUDGETS, EXPOSURES
+from tfp_dpvi.privacy.database import (
+    ALL_CHARGES,
+    BUDGETS,
+    CHARGES,
+    EXPOSURES,
+    LEDGER,
+    PLANS,
+    RESERVATIONS,
+)
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
-from tfp_dpvi.privacy.ledger_state import Charged, Kind, KnownTotals, LedgerEntry, LedgerState, composed
-from tfp_dpvi.privacy.ledger_store import CONTINUED, LedgerStore, find_or_add, utc_now
+from tfp_dpvi.privacy.ledger_state import CONTINUED, Charged, Kind, LedgerEntry, LedgerState, LedgerView, composed
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sensitivity import Json
 
 __all__ = ["LedgerEntry", "PrivacyLedger"]
 
+_LOG = logging.getLogger("tfp_dpvi")
 _MOST_STEPS = 2**62  # Databases count to 2^63.
+_SAVED = ("run", "seeded", "writer", "steps", "since")
+#: Saved ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
+_IN_MEMORY: dict[str, "PrivacyLedger"] = {}
+_PROCESS = uuid.uuid4().hex
+
+# The statements of a reservation, made once: to build one takes longer than to run it.
+_NEXT_VERSION = sa.update(LEDGER).values(version=LEDGER.c.version + 1)
+_NEXT_AFTER = _NEXT_VERSION.where(LEDGER.c.version == sa.bindparam("known"), LEDGER.c.ledger_id == sa.bindparam("same"))
+_ADD = (
+    sa.update(CHARGES)
+    .where(CHARGES.c.id == sa.bindparam("charge"))
+    .values(steps=CHARGES.c.steps + sa.bindparam("more"))
+)
+_RESERVE = sa.insert(RESERVATIONS)
+_OPEN = sa.select(RESERVATIONS).where(
+    RESERVATIONS.c.id == sa.bindparam("reservation"),
+    RESERVATIONS.c.steps_run.is_(None),
+    RESERVATIONS.c.process == sa.bindparam("process"),
+)
+_CLOSE = (
+    sa.update(RESERVATIONS)
+    .where(RESERVATIONS.c.id == sa.bindparam("reservation"))
+    .values(steps_run=sa.bindparam("run"))
+)
+
+Value: TypeAlias = str | int | float | bool | None
 
 
-class PrivacyLedger(LedgerStore):
+class _OutdatedError(Exception):
+    """The ledger is no longer in the state that was priced."""
+
+
+class PrivacyLedger(LedgerView):
     """An append-only record of every release on one data set, in a database that models, threads and processes share.
 
     A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved counts as spent from that
@@ -68,127 +109,51 @@ class PrivacyLedger(LedgerStore):
         if read_only and path is None:
             raise ValueError("read_only=True needs a path; pass the ledger's file.")
         budget = None if budget_epsilon is None else _budget(budget_epsilon, budget_delta, budget_adaptive)
-        self._known_totals: dict[EpsilonBudget, KnownTotals] = {}
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
-        try:
-            if budget is not None:
-                self._keep_to(budget)
-        except BaseException:
-            self.close()
-            raise
-
-    def _keep_to(self, budget: EpsilonBudget) -> None:
-        held = self._state().budget
+        self._stands_for: Json | None = None
+        self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals found to keep a budget.
+        held = self._state()
+        if budget is not None and held.budget is None and not read_only:
+            self._set_budget(budget)
         # The order of a filter that is kept may be another than would be chosen today.
-        if (held and (type(held), held.epsilon, held.delta)) == (type(budget), budget.epsilon, budget.delta):
-            return
-        if held is not None or self._database.read_only:
+        elif budget is not None and (
+            (type(held.budget), self.budget) != (type(budget), (budget.epsilon, budget.delta))
+        ):
             raise LedgerError(
-                f"budget_epsilon={budget.epsilon} at budget_delta={budget.delta} differs from {held or 'no budget'} of the "
-                "ledger; leave it out, or call set_budget to change it on the record."
+                f"budget_epsilon={budget.epsilon} at budget_delta={budget.delta} differs from {held.budget or 'no budget'} of "
+                "the ledger; leave it out, or call set_budget to change it on the record."
             )
-        self._set_budget(budget)
 
-    # ------------------------------------------------------------------ what is in the tables
+    # ------------------------------------------------------------------ reservations
 
-    @property
-    def dataset_id(self) -> str | None:
-        """The data set that the ledger is bound to."""
-        return self._state().dataset_id
+    def _check_writable(self) -> None:
+        if self._stands_for is not None:
+            raise LedgerError(
+                f"this model's ledger is not at {self._stands_for['path'] or self._stands_for['url']!r}, where it was when the "
+                "model was saved: say\ncompile(..., ledger=dpvi.PrivacyLedger(its_new_place)). Nothing was charged."
+            )
+        self._database.check_writable()
 
-    @property
-    def budget(self) -> tuple[float, float] | None:
-        """(epsilon, delta) of the ledger-wide budget, None if there is none."""
-        budget = self._state().budget
-        return None if budget is None else (budget.epsilon, budget.delta)
-
-    @property
-    def renyi_filter(self) -> RenyiFilter | None:
-        """The ledger-wide budget if it is adaptive; else None."""
-        budget = self._state().budget
-        return budget if isinstance(budget, RenyiFilter) else None
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation | None:
-        """The adjacency of everything recorded; None while the ledger is empty."""
-        return self._state().relation
-
-    @property
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """The charges; releases under equal plans are one entry, as their order does not matter."""
-        return self._state().entries
-
-    @property
-    def num_releases(self) -> int:
-        """The number of releases charged."""
-        return sum(self._state().charged.values())
-
-    @property
-    def unconfirmed_steps(self) -> int:
-        """Steps reserved but not confirmed; they count as spent."""
-        return self._state().unconfirmed
-
-    @property
-    def seeded(self) -> bool:
-        """True if any release took its noise from a fixed seed."""
-        return any(entry.seeded for entry in self.entries)
-
-    @property
-    def exposures(self) -> tuple[str, ...]:
-        """Sentences on what was shown of the data beside the releases, which voids the guarantee: see `record_exposure`."""
-        return self._state().exposures
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Sentences for the report on what the total may lack."""
-        return (CONTINUED,) if self._state().continued else ()
-
-    def to_json(self) -> Json:
-        """Returns what is charged as a JSON-ready dictionary."""
-        return {
-            "dataset_id": self.dataset_id,
-            "budget": self.budget and list(self.budget),
-            "budget_adaptive": self.renyi_filter is not None,
-            "num_releases": self.num_releases,
-            "unconfirmed_steps": self.unconfirmed_steps,
-            "exposures": list(self.exposures),
-            "entries": [{**vars(entry), "plan": entry.plan.to_json()} for entry in self.entries],
-        }
-
-    # ------------------------------------------------------------------ what it costs
-
-    def events(self) -> list[DpEvent]:
-        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
-        return [entry.dp_event for entry in self.entries]
-
-    @property
-    def dp_event(self) -> DpEvent:
-        """The composition of everything reserved."""
-        return composed(self._state().charged)
-
-    def epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """Returns epsilon at `delta` of everything reserved, by default by the first of "pld" and "rdp" that prices it."""
-        return _epsilon(self._state().charged, check.delta(delta), accountant)
-
-    def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
-        """Returns epsilon that the same releases would have cost without privatised metrics; None if there were none."""
-        charged = self._state().charged
-        if not any(kind.plan.metrics for kind in charged):
-            return None
-        plain = {dataclasses.replace(kind, plan=kind.plan.without_metrics): n for kind, n in charged.items()}
-        return _epsilon(plain, check.delta(delta), accountant)
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sa.Connection]:
+        """Opens a transaction that makes a new version of whatever the ledger holds by now."""
+        self._check_writable()
+        with self._database.write() as connection:
+            self._read(connection)  # It refuses an older copy.
+            connection.execute(_NEXT_VERSION)
+            yield connection
+            after = self._read(connection)
+        self._known = after
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
         """Returns how many of a plan's releases its accountant allows after everything that is reserved; `budgets` as `reserve`."""
         state = self._state()
-        _check_relation(state, plan)
-        prior, most = [entry.dp_event for entry in state.entries], plan.num_releases
+        state.check_relation(plan)
+        most = plan.num_releases
         for budget in (*(EpsilonBudget(*pair) for pair in budgets), state.budget):
             if budget is not None and most:
-                most = budget.most_releases(plan.replace(num_releases=most), prior)
+                most = budget.most_releases(plan.replace(num_releases=most), [composed(state.charged)])
         return most
-
-    # ------------------------------------------------------------------ reservations
 
     def reserve(
         self,
@@ -223,8 +188,6 @@ class PrivacyLedger(LedgerStore):
         single = _of_one_release(plan)
         # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
-        if not name.isprintable():
-            raise ValueError(f"run={run!a} must be printable text; pass a name of the fit.")
         kind = Kind(single, name, bool(seeded))
         self._check_writable()  # Before anything is priced.
         further = tuple(EpsilonBudget(*pair) for pair in budgets)
@@ -233,16 +196,12 @@ class PrivacyLedger(LedgerStore):
         while True:
             try:
                 self._check_allowed(state, kind, steps, plan.num_releases, further)
-            except (BudgetExhaustedError, UnsupportedPairError):
+                return self._charge(state, kind, steps)
+            except (_OutdatedError, BudgetExhaustedError, UnsupportedPairError):
                 newest = self._state()
                 if newest.version == state.version:
                     raise
                 state = newest
-                continue
-            identity = self._charge(state, kind, steps)
-            if identity is not None:
-                return identity
-            state = self._state()
 
     @contextlib.contextmanager
     def reserved(
@@ -271,22 +230,78 @@ class PrivacyLedger(LedgerStore):
             raise ValueError(
                 f"steps={steps}: a ledger counts up to 2**62 releases of a kind; pass the steps that will run."
             )
-        _check_relation(state, kind.plan)
+        state.check_relation(kind.plan)
+        relation = kind.plan.neighboring_relation
         if kind not in state.charged:
-            common_accountant(composed({**state.charged, kind: 1}), kind.plan.neighboring_relation)
+            common_accountant(composed({**state.charged, kind: 1}), relation)
         for budget in (state.budget, *budgets):
-            if budget is not None:
-                self._check_affordable(state, kind, steps, planned, budget)
+            if budget is not None and not self._keeps(budget, state.charged, kind, steps, planned):
+                spent = budget.spent(composed(state.charged), relation)
+                raise BudgetExhaustedError(
+                    f"steps={steps}: {budget} does not allow them; {spent:.6g} is spent. Nothing was charged."
+                )
 
-    def _check_affordable(
-        self, state: LedgerState, kind: Kind, steps: int, planned: int, budget: EpsilonBudget
-    ) -> None:
-        totals = self._known_totals.setdefault(budget, KnownTotals(budget))
-        if not totals.keep(state.charged, kind, steps, planned):
-            spent = budget.spent(composed(state.charged), kind.plan.neighboring_relation)
-            raise BudgetExhaustedError(
-                f"steps={steps}: {budget} does not allow them; {spent:.6g} is spent. Nothing was charged."
-            )
+    def _keeps(self, budget: EpsilonBudget, charged: Charged, kind: Kind, steps: int, planned: int) -> bool:
+        """Returns whether a budget allows some steps more; what lies below a total that was allowed needs no new price."""
+        known = self._affordable.get(budget, {})
+        wanted = {**charged, kind: charged.get(kind, 0) + steps}
+        if all(n <= known.get(k, 0) for k, n in wanted.items()):
+            return True
+        most = {**wanted, kind: charged.get(kind, 0) + max(steps, planned)}
+        # With room for what grows, also by others, a price holds for longer; what does not is composed already.
+        roomy = {k: n + n // 4 if n > known.get(k, 0) else known[k] for k, n in most.items()}
+        for total in (roomy, most, wanted):
+            if budget.allows(composed(total), kind.plan.neighboring_relation):
+                self._affordable[budget] = total
+                return True
+        return False
+
+    def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
+        """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger is not in the state priced."""
+        now = _utc_now()
+        self._check_writable()
+        with self._database.write() as connection:
+            same = {"known": priced.version, "same": priced.ledger_id}
+            if connection.execute(_NEXT_AFTER, same).rowcount == 0:
+                raise _OutdatedError
+            charge = priced.rows.get(kind)
+            if charge is None:
+                plan = _find_or_add(connection, PLANS, plan=json.dumps(kind.plan.to_json(), sort_keys=True))
+                key: dict[str, Value] = {"plan": plan, "run": kind.run, "seeded": kind.seeded, "writer": self._writer}
+                charge = _find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
+            connection.execute(_ADD, {"charge": charge, "more": steps})
+            row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
+            reservation = _new_id(connection.execute(_RESERVE, row))
+        self._known = dataclasses.replace(
+            priced,
+            version=priced.version + 1,
+            charged={**priced.charged, kind: priced.charged.get(kind, 0) + steps},
+            since={kind: now, **priced.since},
+            rows={**priced.rows, kind: charge},
+            unconfirmed=priced.unconfirmed + steps,
+        )
+        return reservation
+
+    def confirm(self, reservation: int, steps_run: int | None = None) -> None:
+        """Closes a reservation; raises `LedgerError` if it is unknown, was confirmed before, or is another process's.
+
+        Args:
+          reservation: the id from `reserve`.
+          steps_run: how many of its steps drew noise; None means all. Passing fewer is the caller's statement that the
+            others never drew noise nor touched the data: they are given back.
+        """
+        with self._change() as connection:
+            row = connection.execute(_OPEN, {"reservation": reservation, "process": _process()}).first()
+            if row is None:
+                raise LedgerError(
+                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process (then it "
+                    "stays charged); nothing changed."
+                )
+            run = row.steps if steps_run is None else check.count("steps_run", steps_run)
+            if run > row.steps:
+                raise ValueError(f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running.")
+            connection.execute(_CLOSE, {"reservation": reservation, "run": run})
+            connection.execute(_ADD, {"charge": row.charge, "more": run - row.steps})
 
     # ------------------------------------------------------------------ other changes
 
@@ -297,12 +312,12 @@ class PrivacyLedger(LedgerStore):
     def _set_budget(self, budget: EpsilonBudget) -> None:
         order = budget.order if isinstance(budget, RenyiFilter) else None
         with self._change() as connection:
-            if order is not None and self._known is not None and any(self._known.charged.values()):
+            if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():
                 raise LedgerError(
                     "an adaptive budget must be set before the first release, and this ledger has some: whoever saw them could "
                     "choose it by them.\nPass budget_adaptive=True where the ledger is made."
                 )
-            row = {"epsilon": budget.epsilon, "delta": budget.delta, "renyi_order": order, "time": utc_now()}
+            row = {"epsilon": budget.epsilon, "delta": budget.delta, "renyi_order": order, "time": _utc_now()}
             connection.execute(sa.insert(BUDGETS).values(**row))
 
     def record_exposure(self, text: str) -> None:
@@ -312,13 +327,107 @@ class PrivacyLedger(LedgerStore):
         """
         check.text("text", text, "say what was shown")
         with self._change() as connection:
-            find_or_add(connection, EXPOSURES, {"time": utc_now()}, text=text)
+            _find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
 
-    def __enter__(self) -> "PrivacyLedger":
+    # ------------------------------------------------------------------ what a saved model keeps
+
+    def to_config(self) -> Json:
+        """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
+        with self._database.read() as connection:
+            state = self._read(connection)
+            rows = connection.execute(ALL_CHARGES).mappings().all()
+        if self.path is None:
+            _IN_MEMORY[state.ledger_id] = self
+        budget = state.budget
+        order = [budget.order] if isinstance(budget, RenyiFilter) else []
+        return {
+            **_mark_of(state),
+            "path": self.path if self._database.path is not None else None,
+            "url": self.path if self._database.url is not None else None,
+            "budget": None if budget is None else [budget.epsilon, budget.delta, *order],
+            "exposures": list(state.exposures),
+            "charges": [{**{name: row[name] for name in _SAVED}, "plan": row["json"]} for row in rows],
+        }
+
+    @classmethod
+    def from_config(cls, config: Json) -> "PrivacyLedger":
+        """Returns the ledger of a saved model, with everything that was spent when it was saved, and since as far as known.
+
+        A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
+        what both spent is counted. A file is opened where it was, and refused if it is an older copy. If it is not there, or
+        on a server, the ledger can be read but refuses to reserve: `compile(ledger=)` takes its new place.
+        """
+        path = config["path"]
+        if path is not None and os.path.exists(path):
+            ledger = cls(path)
+            ledger._check_continues(config)
+        elif path is not None or config["url"] is not None:
+            ledger = cls()
+            ledger._merge(config, stands_in=True)
+            ledger._stands_for = config
+        else:
+            ledger = _IN_MEMORY.get(config["ledger_id"]) or cls()
+            ledger._merge(config)
+        return ledger
+
+    def _merge(self, config: Json, *, stands_in: bool = False) -> None:
+        """Adds what another copy of a ledger in memory held. Each process has rows of its own, and the larger one counts."""
+        others, has_budget = 0, self.budget is not None
+        with self._change() as connection:
+            for one in config["charges"]:
+                if one["writer"] == self._writer:
+                    continue  # This object knows better: it may have given steps back since.
+                plan = _find_or_add(connection, PLANS, plan=one["plan"])
+                key = {name: one[name] for name in ("run", "seeded", "writer")}
+                charge = _find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
+                larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
+                others += connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"])).rowcount
+            for text in config["exposures"]:
+                _find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
+            if config["budget"] is not None and not has_budget:
+                row = dict(zip(("epsilon", "delta", "renyi_order"), config["budget"], strict=False))
+                connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
+            ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
+            if not stands_in:  # It is the saved one from here on, and is known by its identity.
+                ledger["ledger_id"] = config["ledger_id"]
+                _IN_MEMORY[config["ledger_id"]] = self
+                if others:
+                    ledger["continued"] = True
+                    _LOG.warning("This model's ledger is %s. Keep it on disk: PrivacyLedger(path).", CONTINUED)
+            connection.execute(sa.update(LEDGER).values(**ledger))
+            self._known = None
+
+    def mark(self) -> Json:
+        """Returns the place where a ledger stands, JSON-ready, for `continues_from`."""
+        return _mark_of(self._state())
+
+    def continues_from(self, mark: Json) -> bool:
+        """Returns whether this ledger holds what it, under whatever path, held when `mark` was taken."""
+        state = self._state()
+        return bool(state.ledger_id == mark["ledger_id"] and state.version >= mark["version"])
+
+    def continues(self, other: "PrivacyLedger") -> bool:
+        """Returns whether this ledger, elsewhere, is the one that a loaded model's stands in for."""
+        if self is other or other._stands_for is None or self.path is None:
+            return False
+        self._check_continues(other._stands_for)
+        return True
+
+    def _check_continues(self, saved: Json) -> None:
+        if not self.continues_from(saved):
+            raise LedgerError(
+                f"{self._database.shown!r} is another ledger than the saved model's (of the data set {saved['dataset_id']!r}), or an "
+                "older copy.\nUse the newest copy of the model's own; nothing may be forgotten."
+            )
+
+    def __copy__(self) -> "PrivacyLedger":
         return self
 
-    def __exit__(self, *exception: check.Unchecked) -> None:
-        self.close()
+    def __deepcopy__(self, memo: Mapping[int, check.Unchecked]) -> "PrivacyLedger":
+        return self  # Copying a model must not fork what was spent.
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PrivacyLedger cannot be pickled: a copy would forget what is spent. Open its path instead.")
 
 
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
@@ -331,17 +440,31 @@ def _of_one_release(plan: PrivacyPlan) -> PrivacyPlan:
     return plan.replace(num_releases=1)
 
 
-def _check_relation(state: LedgerState, plan: PrivacyPlan) -> None:
-    if state.relation not in (None, plan.neighboring_relation):
-        assert state.relation is not None
-        raise UnsupportedPairError(
-            f"this ledger holds releases under {state.relation.name} and the plan asks for {plan.neighboring_relation.name}: "
-            "guarantees under different adjacencies do not compose.\nFit under the ledger's adjacency, or keep another ledger."
-        )
+def _mark_of(state: LedgerState) -> Json:
+    return {"ledger_id": state.ledger_id, "version": state.version, "dataset_id": state.dataset_id}
 
 
-def _epsilon(charged: Charged, delta: float, accountant: str | None) -> float:
-    relation = next((k.plan.neighboring_relation for k in charged), NeighboringRelation.ADD_OR_REMOVE_ONE)
-    event = composed(charged)
-    found = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
-    return found.epsilon(event, delta, relation)
+def _find_or_add(
+    connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
+) -> int:
+    """Returns the id of the row with this key, made with `defaults` if it is not there."""
+    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    found = connection.execute(sa.select(table.c.id).where(match)).scalar()
+    if found is None:
+        found = _new_id(connection.execute(sa.insert(table).values(**key, **(defaults or {}))))
+    return int(found)
+
+
+def _utc_now() -> str:
+    """Returns the time in ISO 8601."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def _new_id(result: "sa.CursorResult[tuple[int]]") -> int:
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
+def _process() -> str:
+    return f"{socket.gethostname()} {os.getpid()} {_PROCESS}"

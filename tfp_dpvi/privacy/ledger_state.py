@@ -1,28 +1,33 @@
-"""The contents of a ledger at one version: frozen values, read from the tables."""
+"""The contents of a ledger at one version, read from the tables: frozen values, and what they cost."""
 
 import dataclasses
 import functools
 import json
 import os
-import threading
+import uuid
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import dp_accounting
 import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
 
-from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter
-from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, EXPOSURES, RESERVATIONS
+from tfp_dpvi import _validate as check
+from tfp_dpvi.privacy.accountants import get_accountant
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, common_accountant
+from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, EXPOSURES, FORMAT, LEDGER, RESERVATIONS, Database
+from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
+from tfp_dpvi.privacy.sensitivity import Json
 
+CONTINUED = "continued from a file: what was spent after it was saved is not counted"
+
+_LEDGER = sa.select(LEDGER)
 _BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
 _EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
-_UNCONFIRMED = sa.select(sa.func.coalesce(sa.func.sum(RESERVATIONS.c.steps), 0)).where(
-    RESERVATIONS.c.steps_run.is_(None)
-)
+_UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(RESERVATIONS.c.steps_run.is_(None))
 
-Row: TypeAlias = sa.RowMapping
+_Ledger = TypeVar("_Ledger", bound="LedgerView")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,45 +85,34 @@ class LedgerState:
     budget: EpsilonBudget | None
     charged: dict[Kind, int]
     since: dict[Kind, str]
-    own: dict[Kind, int]  # The rows of `charges` that this ledger object adds to.
+    rows: dict[Kind, int]  # Those of `charges` that this ledger object adds to.
     exposures: tuple[str, ...]
     unconfirmed: int
 
     @classmethod
-    def read(cls, connection: sa.Connection, row: Row, writer: str) -> "LedgerState":
+    def read(cls, connection: sa.Connection, row: sa.RowMapping, writer: str) -> "LedgerState":
         """Reads all tables but `ledger`, whose row is given; raises `ValueError` and cousins for what no ledger writes."""
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
-        own: dict[Kind, int] = {}
+        rows: dict[Kind, int] = {}
         for one in connection.execute(ALL_CHARGES).mappings():
             kind = Kind(_plan_of(one["json"]), one["run"], one["seeded"])
             charged[kind] = charged.get(kind, 0) + one["steps"]
             since.setdefault(kind, one["since"])
             if one["writer"] == writer:
-                own[kind] = one["id"]
-        budget = connection.execute(_BUDGET).mappings().first()
+                rows[kind] = one["id"]
+        held = connection.execute(_BUDGET).mappings().first()
         return cls(
             ledger_id=row["ledger_id"],
             dataset_id=row["dataset_id"],
             version=row["version"],
             continued=row["continued"],
-            budget=None if budget is None else _budget_of(budget["epsilon"], budget["delta"], budget["renyi_order"]),
+            budget=None if held is None else _budget(held["epsilon"], held["delta"], held["renyi_order"]),
             charged=charged,
             since=since,
-            own=own,
+            rows=rows,
             exposures=tuple(connection.execute(_EXPOSURES).scalars()),
-            unconfirmed=int(connection.execute(_UNCONFIRMED).scalar_one()),
-        )
-
-    def after(self, kind: Kind, charge: int, steps: int, unconfirmed: int, now: str) -> "LedgerState":
-        """Returns the next version, in which so many steps of a kind are added, and to those unconfirmed."""
-        return dataclasses.replace(
-            self,
-            version=self.version + 1,
-            charged={**self.charged, kind: self.charged.get(kind, 0) + steps},
-            unconfirmed=self.unconfirmed + unconfirmed,
-            since={kind: now, **self.since},
-            own={**self.own, kind: charge},
+            unconfirmed=int(connection.execute(_UNCONFIRMED).scalar() or 0),
         )
 
     @property
@@ -126,44 +120,14 @@ class LedgerState:
         """The adjacency of everything recorded; None while there is nothing."""
         return next((kind.plan.neighboring_relation for kind in self.charged), None)
 
-    @property
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """The charges, by kind."""
-        return tuple(
-            LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, self.since[kind])
-            for kind, steps in self.charged.items()
-            if steps > 0
-        )
-
-
-class KnownTotals:
-    """Totals that were found to keep a budget: whatever lies below one of them needs no new price."""
-
-    def __init__(self, budget: EpsilonBudget) -> None:
-        self._budget = budget
-        self._known: list[dict[Kind, int]] = []
-        self._pricing: dict[int, threading.Lock] = {}  # By process: a child must not wait for a thread of its parent.
-
-    def keep(self, charged: Charged, kind: Kind, steps: int, planned: int) -> bool:
-        """Returns whether what is charged keeps the budget with some steps more; a price for `planned` steps saves many."""
-        wanted = {**charged, kind: charged.get(kind, 0) + steps}
-        if self._below_a_known_one(wanted):
-            return True
-        with self._pricing.setdefault(os.getpid(), threading.Lock()):
-            if self._below_a_known_one(wanted):  # Another thread's price holds for these too.
-                return True
-            most = {**wanted, kind: charged.get(kind, 0) + max(steps, planned)}
-            # With room for what grows, also by others, a price holds for longer; what does not is composed already.
-            last = self._known[-1] if self._known else most
-            roomy = {k: n + n // 4 if n > last.get(k, 0) else last.get(k, 0) for k, n in most.items()}
-            for total in (roomy, most, wanted):
-                if self._budget.allows(composed(total), kind.plan.neighboring_relation):
-                    self._known[:] = [*self._known[-1:], total]
-                    return True
-        return False
-
-    def _below_a_known_one(self, wanted: Charged) -> bool:
-        return any(all(n <= one.get(k, 0) for k, n in wanted.items()) for one in tuple(self._known))
+    def check_relation(self, plan: PrivacyPlan) -> None:
+        """Raises `UnsupportedPairError` if the releases so far are under another adjacency than a plan."""
+        if self.relation not in (None, plan.neighboring_relation):
+            assert self.relation is not None
+            raise UnsupportedPairError(
+                f"this ledger holds releases under {self.relation.name} and the plan asks for {plan.neighboring_relation.name}: "
+                "guarantees under different adjacencies do not compose.\nFit under the ledger's adjacency, or keep another ledger."
+            )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -171,5 +135,166 @@ def _plan_of(text: str) -> PrivacyPlan:
     return PrivacyPlan.from_json(json.loads(text))
 
 
-def _budget_of(epsilon: float, delta: float, order: float | None) -> EpsilonBudget:
+def _budget(epsilon: float, delta: float, order: float | None) -> EpsilonBudget:
     return EpsilonBudget(epsilon, delta) if order is None else RenyiFilter(epsilon, delta, order)
+
+
+class LedgerView:
+    """What a ledger says of its contents, and what they cost; `PrivacyLedger` changes them.
+
+    Formal guarantee: a state that is older than one seen before, or of another ledger, is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, *, dataset_id: str | None, read_only: bool) -> None:
+        self._database = Database(path, dataset_id=dataset_id, read_only=read_only)
+        self._writer = uuid.uuid4().hex if path is None else ""
+        self._known: LedgerState | None = None
+        if dataset_id is not None and dataset_id != self.dataset_id:
+            raise LedgerError(
+                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger is bound.\n"
+                "Each data set keeps its own ledger; pass another path."
+            )
+
+    @property
+    def path(self) -> str | None:
+        """The file, or the URL without a password; None in memory."""
+        return None if self._database.in_memory else self._database.shown
+
+    def close(self) -> None:
+        """Ends the use of a file or server. A ledger in memory has nothing to close."""
+        self._database.closed = not self._database.in_memory
+
+    def __enter__(self: _Ledger) -> _Ledger:
+        return self
+
+    def __exit__(self, *exception: check.Unchecked) -> None:
+        self.close()
+
+    def _state(self) -> LedgerState:
+        if self._database.closed and self._known is not None:
+            return self._known  # A report can be made after the ledger was given back.
+        with self._database.read() as connection:
+            self._known = self._read(connection)
+        return self._known
+
+    def _read(self, connection: sa.Connection) -> LedgerState:
+        """Returns the tables' contents: those read last, if their version is still the same."""
+        shown, known = self._database.shown, self._known
+        row = connection.execute(_LEDGER).mappings().first()
+        if row is None or row["format"] != FORMAT:
+            found = "nothing" if row is None else f"format version {row['format']}"
+            raise LedgerError(
+                f"{shown!r} holds {found} where this code reads format version {FORMAT}: use the version of "
+                "tfp_dpvi that wrote it, or a newer one."
+            )
+        if known is None:
+            if not self._database.in_memory:
+                self._database.check(connection)
+        elif row["version"] < known.version or row["ledger_id"] != known.ledger_id:
+            raise LedgerError(
+                f"{shown!r} is an older copy or another ledger than the one used before (version {row['version']}; before "
+                f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
+            )
+        elif row["version"] == known.version:
+            return known
+        try:
+            return LedgerState.read(connection, row, self._writer)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{shown!r} is damaged: it holds what no ledger does ({error}).") from error
+
+    @property
+    def dataset_id(self) -> str | None:
+        """The data set that the ledger is bound to."""
+        return self._state().dataset_id
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """(epsilon, delta) of the ledger-wide budget, None if there is none."""
+        budget = self._state().budget
+        return None if budget is None else (budget.epsilon, budget.delta)
+
+    @property
+    def renyi_filter(self) -> RenyiFilter | None:
+        """The ledger-wide budget if it is adaptive; else None."""
+        budget = self._state().budget
+        return budget if isinstance(budget, RenyiFilter) else None
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation | None:
+        """The adjacency of everything recorded; None while the ledger is empty."""
+        return self._state().relation
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """The charges; releases under equal plans are one entry, as their order does not matter."""
+        state = self._state()
+        return tuple(
+            LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, state.since[kind])
+            for kind, steps in state.charged.items()
+            if steps > 0
+        )
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases charged."""
+        return sum(self._state().charged.values())
+
+    @property
+    def unconfirmed_steps(self) -> int:
+        """Steps reserved but not confirmed; they count as spent."""
+        return self._state().unconfirmed
+
+    @property
+    def seeded(self) -> bool:
+        """True if any release took its noise from a fixed seed."""
+        return any(entry.seeded for entry in self.entries)
+
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """Sentences on what was shown of the data beside the releases, which voids the guarantee: see `record_exposure`."""
+        return self._state().exposures
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the report on what the total may lack."""
+        return (CONTINUED,) if self._state().continued else ()
+
+    def to_json(self) -> Json:
+        """Returns what is charged as a JSON-ready dictionary."""
+        return {
+            "dataset_id": self.dataset_id,
+            "budget": self.budget and list(self.budget),
+            "budget_adaptive": self.renyi_filter is not None,
+            "num_releases": self.num_releases,
+            "unconfirmed_steps": self.unconfirmed_steps,
+            "exposures": list(self.exposures),
+            "entries": [{**vars(entry), "plan": entry.plan.to_json()} for entry in self.entries],
+        }
+
+    def events(self) -> list[DpEvent]:
+        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
+        return [entry.dp_event for entry in self.entries]
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The composition of everything reserved."""
+        return composed(self._state().charged)
+
+    def epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """Returns epsilon at `delta` of everything reserved, by default by the first of "pld" and "rdp" that prices it."""
+        return _epsilon(self._state().charged, check.delta(delta), accountant)
+
+    def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
+        """Returns epsilon that the same releases would have cost without privatised metrics; None if there were none."""
+        charged = self._state().charged
+        if not any(kind.plan.metrics for kind in charged):
+            return None
+        plain = {dataclasses.replace(kind, plan=kind.plan.without_metrics): n for kind, n in charged.items()}
+        return _epsilon(plain, check.delta(delta), accountant)
+
+
+def _epsilon(charged: Charged, delta: float, accountant: str | None) -> float:
+    relation = next((k.plan.neighboring_relation for k in charged), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    event = composed(charged)
+    found = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
+    return found.epsilon(event, delta, relation)
