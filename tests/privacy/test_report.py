@@ -25,7 +25,7 @@ from tfp_dpvi.privacy import (
     Sensitivity,
     termwise_noise,
 )
-from tfp_dpvi.privacy.report_text import round_up
+from tfp_dpvi.privacy.report_text import down, up
 
 PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000, l2_norm_clip=1.5, num_records=10_000)
 
@@ -78,11 +78,8 @@ def test_digits_are_rounded_to_the_safe_side():
     assert report.epsilon <= shown <= report.epsilon * 1.005 + 0.005
     left = float(str(report).split("in total,")[1].split()[0])
     assert left <= report.budget_left
-    assert round_up(1.2300000001) == 1.24
-    assert round_up(1.23) == 1.23
-    assert round_up(0.0) == 0.0
-    assert round_up(math.inf) == math.inf
-    assert round_up(99.95) == 100.0
+    assert [up(value, 3) for value in (1.2300000001, 1.23, 0.0, 99.95, math.inf)] == ["1.24", "1.23", "0", "100", "inf"]
+    assert [down(value, 3) for value in (1.2399, 1.24, 0.0, 99.95)] == ["1.23", "1.24", "0", "99.9"]
 
 
 def test_nothing_released():

@@ -79,8 +79,7 @@ def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
     axes = figure.add_subplot()
     axes.step(curve.steps, curve.epsilons, where="pre")
     relation = outlook.plan.neighboring_relation.name.lower()
-    title = f"noise multiplier {outlook.plan.noise_multiplier:.4g}, {relation}"
-    axes.set(xlabel="steps", ylabel=f"epsilon at delta {outlook.delta:g}", title=title)
+    axes.set(xlabel="steps", ylabel=f"epsilon at delta {outlook.delta:g}", title=f"{outlook.noise_text}, {relation}")
     figure.savefig(path, dpi=150)
 
 

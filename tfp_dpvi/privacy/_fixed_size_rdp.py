@@ -33,15 +33,15 @@ def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]
     return result
 
 
-def fixed_size_rdp(q: float, noise_multiplier: float, orders: Sequence[float]) -> NDArray[np.float64]:
+def fixed_size_rdp(q: float, z: float, orders: Sequence[float]) -> NDArray[np.float64]:
     """Returns an upper bound of the Renyi divergence at each order (above 1), float64 of shape [len(orders)].
 
     Args:
       q: batch size over number of records, in (0, 1).
-      noise_multiplier: standard deviation over the distance that replacing one record moves the sum.
+      z: standard deviation over the distance that replacing one record moves the sum.
       orders: sequence of floats.
     """
-    rate = 0.5 / noise_multiplier**2
+    rate = 0.5 / z**2
     wanted = np.asarray(orders, dtype=np.float64)
     floors, ceilings = np.floor(wanted).astype(int), np.ceil(wanted).astype(int)
     exact = [int(a) for a in {*floors, *ceilings} if a <= _MAX_EXACT_ORDER]

@@ -85,25 +85,25 @@ def _count(event: DpEvent, times: int, counts: "collections.Counter[tuple[str, f
     elif isinstance(event, dp_accounting.NonPrivateDpEvent):
         counts["full", 1.0, 0.0] += times
     elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        q, z = float(event.sampling_probability), _multiplier(event.event)
+        q, z = float(event.sampling_probability), multiplier(event.event)
         if q > 0.0:
             little = q < 1.0 and z < SMALLEST_SAMPLED_NOISE
             counts["full" if q == 1.0 else "poisson", q, 0.0 if little else z] += times
     elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         q = event.sample_size / event.source_dataset_size
-        counts["full" if q == 1.0 else "fixed_size", q, _multiplier(event.event)] += times
+        counts["full" if q == 1.0 else "fixed_size", q, multiplier(event.event)] += times
     else:
-        counts["full", 1.0, _multiplier(event)] += times
+        counts["full", 1.0, multiplier(event)] += times
 
 
-def _multiplier(event: DpEvent) -> float:
+def multiplier(event: DpEvent) -> float:
     """Returns the multiplier of Gaussians released together on one sample."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return float(event.noise_multiplier)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _multiplier(event.event) / math.sqrt(event.count)
+        return multiplier(event.event) / math.sqrt(event.count)
     if isinstance(event, dp_accounting.ComposedDpEvent):
-        return joint_noise_multiplier([_multiplier(e) for e in event.events])
+        return joint_noise_multiplier([multiplier(e) for e in event.events])
     raise UnsupportedPairError(f"event={type(event).__name__} is not priced; only Gaussian releases are.")
 
 

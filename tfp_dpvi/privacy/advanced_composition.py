@@ -22,7 +22,7 @@ COMPOSITION_SHARE = 0.2
 
 
 def jalko2017_epsilon(
-    noise_multiplier: float,
+    z: float,
     sampling_probability: float,
     num_releases: int,
     delta: float,
@@ -38,14 +38,14 @@ def jalko2017_epsilon(
     The figure is a guarantee only where the classical bound holds; `AdvancedCompositionAccountant` checks that.
 
     Args:
-      noise_multiplier: z, standard deviation over the sensitivity.
+      z: noise multiplier, standard deviation over the sensitivity.
       sampling_probability: q.
       num_releases: T.
       delta: the total delta.
       composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
     """
     delta = check.delta(delta)
-    z = check.positive("noise_multiplier", noise_multiplier)
+    z = check.positive("z", z)
     q = check.probability("sampling_probability", sampling_probability)
     releases = check.count("num_releases", num_releases, 1)
     constant = check.positive("composition_constant", composition_constant)

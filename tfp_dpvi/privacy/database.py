@@ -205,13 +205,9 @@ class Database:
 
 
 # Two entries of the same steps: what the disk or a hand changed in one of them shows.
-_RUN = sa.func.coalesce(RESERVATIONS.c.steps_run, RESERVATIONS.c.steps)
-_NOT_THE_SUM = (
-    sa.select(CHARGES.c.id)
-    .outerjoin(RESERVATIONS)
-    .group_by(CHARGES.c.id, CHARGES.c.steps)
-    .having(CHARGES.c.steps != sa.func.coalesce(sa.func.sum(_RUN), 0))
-    .limit(1)
+_NOT_THE_SUM = sa.text(
+    "SELECT charges.id FROM charges LEFT JOIN reservations ON reservations.charge = charges.id GROUP BY charges.id, charges.steps "
+    "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) LIMIT 1"
 )
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import logging
 import os
@@ -40,24 +39,12 @@ _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
 _PROCESS = uuid.uuid4().hex
 
 # The statements of a reservation, made once: to build one takes longer than to run it.
-_NEXT_VERSION = sa.update(LEDGER).values(version=LEDGER.c.version + 1)
-_NEXT_AFTER = _NEXT_VERSION.where(LEDGER.c.version == sa.bindparam("known"), LEDGER.c.ledger_id == sa.bindparam("same"))
-_ADD = (
-    sa.update(CHARGES)
-    .where(CHARGES.c.id == sa.bindparam("charge"))
-    .values(steps=CHARGES.c.steps + sa.bindparam("more"))
-)
+_NEXT_VERSION = sa.text("UPDATE ledger SET version = version + 1")
+_NEXT_AFTER = sa.text("UPDATE ledger SET version = version + 1 WHERE version = :known AND ledger_id = :same")
+_ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
 _RESERVE = sa.insert(RESERVATIONS)
-_OPEN = sa.select(RESERVATIONS).where(
-    RESERVATIONS.c.id == sa.bindparam("reservation"),
-    RESERVATIONS.c.steps_run.is_(None),
-    RESERVATIONS.c.process == sa.bindparam("process"),
-)
-_CLOSE = (
-    sa.update(RESERVATIONS)
-    .where(RESERVATIONS.c.id == sa.bindparam("reservation"))
-    .values(steps_run=sa.bindparam("run"))
-)
+_OPEN = sa.text("SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process")
+_CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -185,7 +172,7 @@ class PrivacyLedger(LedgerView):
         if not isinstance(plan, PrivacyPlan):
             raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
         steps = check.count("steps", steps, 1)
-        single = _of_one_release(plan)
+        single = plan.replace(num_releases=1)
         # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
         kind = Kind(single, name, bool(seeded))
@@ -249,7 +236,7 @@ class PrivacyLedger(LedgerView):
             return True
         most = {**wanted, kind: charged.get(kind, 0) + max(steps, planned)}
         # With room for what grows, also by others, a price holds for longer; what does not is composed already.
-        roomy = {k: n + n // 4 if n > known.get(k, 0) else known[k] for k, n in most.items()}
+        roomy = {k: n + n // 4 if n > known.get(k, 0) else known.get(k, 0) for k, n in most.items()}
         for total in (roomy, most, wanted):
             if budget.allows(composed(total), kind.plan.neighboring_relation):
                 self._affordable[budget] = total
@@ -271,7 +258,7 @@ class PrivacyLedger(LedgerView):
                 charge = _find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
             connection.execute(_ADD, {"charge": charge, "more": steps})
             row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
-            reservation = _new_id(connection.execute(_RESERVE, row))
+            reservation = _add(connection, _RESERVE, row)
         self._known = dataclasses.replace(
             priced,
             version=priced.version + 1,
@@ -291,7 +278,7 @@ class PrivacyLedger(LedgerView):
             others never drew noise nor touched the data: they are given back.
         """
         with self._change() as connection:
-            row = connection.execute(_OPEN, {"reservation": reservation, "process": _process()}).first()
+            row = connection.execute(_OPEN, {"id": reservation, "process": _process()}).first()
             if row is None:
                 raise LedgerError(
                     f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process (then it "
@@ -300,7 +287,7 @@ class PrivacyLedger(LedgerView):
             run = row.steps if steps_run is None else check.count("steps_run", steps_run)
             if run > row.steps:
                 raise ValueError(f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running.")
-            connection.execute(_CLOSE, {"reservation": reservation, "run": run})
+            connection.execute(_CLOSE, {"id": reservation, "run": run})
             connection.execute(_ADD, {"charge": row.charge, "more": run - row.steps})
 
     # ------------------------------------------------------------------ other changes
@@ -341,7 +328,7 @@ class PrivacyLedger(LedgerView):
         budget = state.budget
         order = [budget.order] if isinstance(budget, RenyiFilter) else []
         return {
-            **_mark_of(state),
+            **state.mark,
             "path": self.path if self._database.path is not None else None,
             "url": self.path if self._database.url is not None else None,
             "budget": None if budget is None else [budget.epsilon, budget.delta, *order],
@@ -399,7 +386,7 @@ class PrivacyLedger(LedgerView):
 
     def mark(self) -> Json:
         """Returns the place where a ledger stands, JSON-ready, for `continues_from`."""
-        return _mark_of(self._state())
+        return self._state().mark
 
     def continues_from(self, mark: Json) -> bool:
         """Returns whether this ledger holds what it, under whatever path, held when `mark` was taken."""
@@ -435,35 +422,24 @@ def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBu
     return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
 
 
-@functools.lru_cache(maxsize=64)
-def _of_one_release(plan: PrivacyPlan) -> PrivacyPlan:
-    return plan.replace(num_releases=1)
-
-
-def _mark_of(state: LedgerState) -> Json:
-    return {"ledger_id": state.ledger_id, "version": state.version, "dataset_id": state.dataset_id}
-
-
 def _find_or_add(
     connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
 ) -> int:
     """Returns the id of the row with this key, made with `defaults` if it is not there."""
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
     found = connection.execute(sa.select(table.c.id).where(match)).scalar()
-    if found is None:
-        found = _new_id(connection.execute(sa.insert(table).values(**key, **(defaults or {}))))
-    return int(found)
+    return int(found or _add(connection, sa.insert(table), {**key, **(defaults or {})}))
+
+
+def _add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) -> int:
+    """Inserts a row; returns its id."""
+    key = connection.execute(insert, row).inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def _utc_now() -> str:
-    """Returns the time in ISO 8601."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _new_id(result: "sa.CursorResult[tuple[int]]") -> int:
-    key = result.inserted_primary_key
-    assert key is not None
-    return int(key[0])
 
 
 def _process() -> str:

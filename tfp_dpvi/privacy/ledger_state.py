@@ -116,6 +116,11 @@ class LedgerState:
         )
 
     @property
+    def mark(self) -> Json:
+        """Where the ledger stands, JSON-ready."""
+        return {"ledger_id": self.ledger_id, "version": self.version, "dataset_id": self.dataset_id}
+
+    @property
     def relation(self) -> NeighboringRelation | None:
         """The adjacency of everything recorded; None while there is nothing."""
         return next((kind.plan.neighboring_relation for kind in self.charged), None)

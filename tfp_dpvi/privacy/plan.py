@@ -113,20 +113,9 @@ class PrivacyPlan:
 
     @classmethod
     def calibrate(
-        cls,
-        *,
-        epsilon: float,
-        delta: float,
-        sampling: SamplingScheme,
-        num_releases: int,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        sensitivity: Sensitivity = PER_RECORD_CLIP,
-        accountant: str = "pld",
-        l2_norm_clip: float | None = None,
-        num_records: int | None = None,
-        prior_events: Sequence[DpEvent] = (),
+        cls, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), **attributes: Any
     ) -> "PrivacyPlan":
-        """Returns the plan with these attributes and the smallest noise multiplier that keeps within a budget.
+        """Returns the plan with some attributes and the smallest noise multiplier that keeps within a budget.
 
         The total of `prior_events` and this plan is at most `epsilon` at `delta`, as `epsilon()`
         itself reports it, and uses at least 99.8 % of what the prior events leave.
@@ -134,22 +123,17 @@ class PrivacyPlan:
         Args:
           epsilon: total budget, prior events included.
           delta: probability at which epsilon may fail.
-          sampling: how the records of a release are drawn.
-          num_releases: number of releases, at least 1.
-          neighboring_relation: adjacency.
-          sensitivity: how far one record moves a released sum.
-          accountant: "pld" or "rdp".
-          l2_norm_clip: for the report only.
-          num_records: for the report only.
           prior_events: what was released before on the same data under the same adjacency.
+          **attributes: of the plan, without its noise multiplier: `sampling` and `num_releases` (at least 1) at least.
 
         Raises:
           BudgetExhaustedError: if the prior events already use the budget up.
           UnsupportedPairError: if sampling and adjacency have no price.
         """
-        releases = check.count("num_releases", num_releases, 1)
-        plan = cls(sampling, 1.0, releases, neighboring_relation, sensitivity, accountant, l2_norm_clip, num_records)
-        return plan.calibrated(check.epsilon(epsilon), check.delta(delta), prior_events)
+        check.count("num_releases", attributes.get("num_releases"), 1)
+        return cls(noise_multiplier=1.0, **attributes).calibrated(
+            check.epsilon(epsilon), check.delta(delta), prior_events
+        )
 
     def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
         """Returns this plan with the smallest noise multiplier that keeps within a budget; see `calibrate`."""
@@ -212,7 +196,7 @@ class PrivacyPlan:
             )
         fields["sampling"] = scheme_from_json(fields["sampling"])
         for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
-            fields[name] = Sensitivity.from_json(fields[name])
+            fields[name] = Sensitivity(**fields[name])
         return cls(**fields)
 
 

@@ -8,6 +8,7 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import report_text
 from tfp_dpvi.privacy.accountants import get_accountant
+from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.sensitivity import Json
 
@@ -154,31 +155,28 @@ class PrivacyReport:
 
 
 def _release_facts(entry: LedgerEntry, halve: bool) -> Json:
-    plan = entry.plan
+    data = entry.plan.to_json()
+    names = ("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity", "purpose", "metrics")
     return {
-        "sampling": plan.sampling.to_json(),
-        "sampling_description": plan.sampling.describe(),
-        "noise_multiplier": plan.noise_multiplier,
-        "l2_norm_clip": plan.l2_norm_clip,
-        "sensitivity": plan.sensitivity.to_json(),
+        **{name: data[name] for name in names if name in data},
+        "sampling_description": entry.plan.sampling.describe(),
         "num_releases": entry.steps,
         "dp_event": report_text.event_text(entry.dp_event, halve),
-        **({} if plan.purpose is None else {"purpose": plan.purpose}),
-        **({"metrics": list(plan.metrics)} if plan.metrics else {}),
     }
 
 
 def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> Json | None:
     if ledger.budget is None:
         return None
-    epsilon, delta = ledger.budget
-    held = ledger.renyi_filter
-    facts = {"epsilon": epsilon, "delta": delta, "adaptive": held is not None}
-    if held is None:
-        return {**facts, "spent": ledger.epsilon(delta, accountant)}
     relation = ledger.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-    spent = held.spent(ledger.dp_event, relation)
-    return {**facts, "order": held.order, "limit": held.limit, "spent": spent}
+    adaptive, held = ledger.renyi_filter, ledger.renyi_filter or EpsilonBudget(*ledger.budget)
+    return {
+        "epsilon": held.epsilon,
+        "delta": held.delta,
+        "adaptive": adaptive is not None,
+        "spent": held.spent(ledger.dp_event, relation, accountant),
+        **({} if adaptive is None else {"order": adaptive.order, "limit": adaptive.limit}),
+    }
 
 
 def finite(value: float | None) -> float | str | None:

@@ -1,5 +1,7 @@
 """The words of a privacy report, and figures that are rounded to the safe side."""
 
+import dataclasses
+import decimal
 import math
 import textwrap
 from typing import TYPE_CHECKING
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING
 import dp_accounting
 from dp_accounting import DpEvent
 
+from tfp_dpvi.privacy.accountants import multiplier
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
 
 if TYPE_CHECKING:
@@ -51,15 +54,6 @@ _ACCOUNTANTS = {
 }
 
 
-def round_up(value: float, digits: int = 3) -> float:
-    """Returns `value` rounded up to some significant digits; epsilon must not be understated."""
-    if value == 0.0 or not math.isfinite(value):
-        return value
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
-    rounded = math.ceil(value * scale * (1.0 - 1e-12)) / scale
-    return rounded if rounded >= value * (1.0 - 1e-12) else math.nextafter(value, math.inf)
-
-
 def event_text(event: DpEvent, halve: bool) -> str:
     """Returns an event as Python says it, figures in six digits and rounded to the safe side.
 
@@ -69,11 +63,11 @@ def event_text(event: DpEvent, halve: bool) -> str:
     """
     name = type(event).__name__
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return f"{name}({_down(event.noise_multiplier / (2.0 if halve else 1.0), 6)})"
+        return f"{name}({down(multiplier(event) / (2.0 if halve else 1.0), 6)})"
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return f"{name}({event_text(event.event, halve)}, {event.count})"
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return f"{name}({_up(event.sampling_probability, 6)}, {event_text(event.event, halve)})"
+        return f"{name}({up(event.sampling_probability, 6)}, {event_text(event.event, halve)})"
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         return f"{name}({event.source_dataset_size}, {event.sample_size}, {event_text(event.event, halve)})"
     return f"{name}()"
@@ -201,7 +195,7 @@ def _budget_text(budget: Json) -> str:
         return f"{total}, {left} left; not where settings were chosen after looking at earlier results"
     return (
         f"{total}, adaptive: it covers settings that were chosen after looking at earlier results, by a Renyi filter: at order "
-        f"{budget['order']:g} divergences add up to {_up(budget['spent'], 6)} of at most {_down(budget['limit'], 6)}"
+        f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}"
     )
 
 
@@ -214,10 +208,10 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
         bound = "a fixed bound" if clip is None else f"length {clip:g}"
         text = (
             f"{what}; {run['sampling_description']}; each record's contribution "
-            f"clipped to {bound}; Gaussian noise of {_down(run['noise_multiplier'], 6)} times that bound"
+            f"clipped to {bound}; Gaussian noise of {down(run['noise_multiplier'], 6)} times that bound"
         )
-        if run["sensitivity"] != PER_RECORD_CLIP.to_json():
-            presence, replacement = (_up(run["sensitivity"][of], 6) for of in ("add_or_remove", "replace"))
+        if run["sensitivity"] != dataclasses.asdict(PER_RECORD_CLIP):
+            presence, replacement = (up(run["sensitivity"][of], 6) for of in ("add_or_remove", "replace"))
             text += (
                 f", times each part's scale; over these scales one record's presence moves what is released by up to {presence} "
                 f"times that bound, its replacement by up to {replacement} times"
@@ -238,21 +232,24 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
 
 
+def _left(value: float) -> str:
+    return down(value, 3) if value else "nothing"
+
+
 def shown(value: float, digits: int = 3) -> str:
     """Returns an epsilon as text, rounded up."""
-    return "infinity" if math.isinf(value) else _up(value, digits)
+    return "infinity" if math.isinf(value) else up(value, digits)
 
 
-def _left(value: float) -> str:
-    return "nothing" if value == 0.0 else _down(value, 3)
+def up(value: float, digits: int) -> str:
+    """Returns a number as text, rounded up to some significant digits: epsilon must not be understated."""
+    return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
-def _up(value: float, digits: int) -> str:
-    return f"{round_up(value, digits):.{digits}g}"
+def down(value: float, digits: int) -> str:
+    """Returns a number as text, rounded down to some significant digits."""
+    return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
-def _down(value: float, digits: int) -> str:
-    if value == 0.0:
-        return "0"
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return f"{math.floor(value * scale * (1 + 1e-12)) / scale:.{digits}g}"
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    return f"{float(decimal.Context(digits, rounding).create_decimal(repr(float(value)))):.{digits}g}"

@@ -34,15 +34,6 @@ class Sensitivity:
         object.__setattr__(self, "add_or_remove", a)
         object.__setattr__(self, "replace", d)
 
-    def to_json(self) -> dict[str, float]:
-        """Returns a JSON-ready dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, float]) -> "Sensitivity":
-        """Rebuilds the value from `to_json`."""
-        return cls(**data)
-
 
 #: What a plain clip of each record's contribution has: A = 1, D = 2.
 PER_RECORD_CLIP = Sensitivity()

@@ -100,10 +100,6 @@ def _most_at_once(needs: BatchNeeds) -> int:
     return max(1, _MAX_BYTES // max(1, needs.bytes_each))
 
 
-def _poisson(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
-    return PoissonSampler(num_available, batch_size / num_records, physical_batch_size)
-
-
 def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
     if num_records != num_available:
         raise ValueError(
@@ -113,5 +109,7 @@ def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_
     return FixedSizeSampler(num_available, batch_size, physical_batch_size)
 
 
-register_sampler("poisson", _poisson)
+register_sampler(
+    "poisson", lambda available, records, batch, physical: PoissonSampler(available, batch / records, physical)
+)
 register_sampler("fixed_size", _fixed_size)
