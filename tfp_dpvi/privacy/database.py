@@ -9,7 +9,8 @@ import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -19,6 +20,8 @@ from tfp_dpvi.privacy.errors import LedgerError
 
 #: Of the tables below; a file of a later one is refused.
 FORMAT = 3
+
+Value: TypeAlias = str | int | float | bool | None
 
 METADATA = sa.MetaData()
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -144,18 +147,14 @@ class Database:
         """True if it ends with this process."""
         return self.path is None and self.url is None
 
-    @contextlib.contextmanager
-    def read(self) -> Iterator[sa.Connection]:
+    def read(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """Opens a transaction that sees one state of the tables."""
-        with self._transaction(**({} if self.url is None else {"isolation_level": "REPEATABLE READ"})) as connection:
-            yield connection
+        return self._transaction(**({} if self.url is None else {"isolation_level": "REPEATABLE READ"}))
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[sa.Connection]:
+    def write(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """Opens a transaction that no other writer comes in between; an exception undoes it."""
         self.check_writable()
-        with self._transaction(writes=True) as connection:
-            yield connection
+        return self._transaction(writes=True)
 
     def check_writable(self) -> None:
         """Raises `LedgerError` where `write` is refused."""
@@ -202,6 +201,22 @@ class Database:
             raise LedgerError(
                 f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
             )
+
+
+def find_or_add(
+    connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
+) -> int:
+    """Returns the id of the row with this key, made with `defaults` if it is not there."""
+    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    found = connection.execute(sa.select(table.c.id).where(match)).scalar()
+    return int(found or add(connection, sa.insert(table), {**key, **(defaults or {})}))
+
+
+def add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) -> int:
+    """Inserts a row; returns its id."""
+    key = connection.execute(insert, row).inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 # Two entries of the same steps: what the disk or a hand changed in one of them shows.

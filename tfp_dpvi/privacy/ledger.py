@@ -9,7 +9,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 import sqlalchemy as sa
 
@@ -23,6 +23,9 @@ from tfp_dpvi.privacy.database import (
     LEDGER,
     PLANS,
     RESERVATIONS,
+    Value,
+    add,
+    find_or_add,
 )
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger_state import CONTINUED, Charged, Kind, LedgerEntry, LedgerState, LedgerView, composed
@@ -45,8 +48,6 @@ _ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
 _RESERVE = sa.insert(RESERVATIONS)
 _OPEN = sa.text("SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process")
 _CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
-
-Value: TypeAlias = str | int | float | bool | None
 
 
 class _OutdatedError(Exception):
@@ -205,8 +206,8 @@ class PrivacyLedger(LedgerView):
         Where the body raises, all of them stay charged. Arguments and errors are those of `reserve`; where it refuses, the
         body does not run.
         """
-        number = plan.num_releases if steps is None else steps
-        reservation = self.reserve(plan, number, run=run, seeded=seeded, budgets=budgets)
+        steps = plan.num_releases if steps is None else steps
+        reservation = self.reserve(plan, steps, run=run, seeded=seeded, budgets=budgets)
         yield
         self.confirm(reservation)
 
@@ -253,12 +254,12 @@ class PrivacyLedger(LedgerView):
                 raise _OutdatedError
             charge = priced.rows.get(kind)
             if charge is None:
-                plan = _find_or_add(connection, PLANS, plan=json.dumps(kind.plan.to_json(), sort_keys=True))
+                plan = find_or_add(connection, PLANS, plan=json.dumps(kind.plan.to_json(), sort_keys=True))
                 key: dict[str, Value] = {"plan": plan, "run": kind.run, "seeded": kind.seeded, "writer": self._writer}
-                charge = _find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
+                charge = find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
             connection.execute(_ADD, {"charge": charge, "more": steps})
             row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
-            reservation = _add(connection, _RESERVE, row)
+            reservation = add(connection, _RESERVE, row)
         self._known = dataclasses.replace(
             priced,
             version=priced.version + 1,
@@ -297,7 +298,7 @@ class PrivacyLedger(LedgerView):
         self._set_budget(_budget(epsilon, delta, adaptive))
 
     def _set_budget(self, budget: EpsilonBudget) -> None:
-        order = budget.order if isinstance(budget, RenyiFilter) else None
+        order = getattr(budget, "order", None)
         with self._change() as connection:
             if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():
                 raise LedgerError(
@@ -314,7 +315,7 @@ class PrivacyLedger(LedgerView):
         """
         check.text("text", text, "say what was shown")
         with self._change() as connection:
-            _find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
+            find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
 
     # ------------------------------------------------------------------ what a saved model keeps
 
@@ -325,13 +326,12 @@ class PrivacyLedger(LedgerView):
             rows = connection.execute(ALL_CHARGES).mappings().all()
         if self.path is None:
             _IN_MEMORY[state.ledger_id] = self
-        budget = state.budget
-        order = [budget.order] if isinstance(budget, RenyiFilter) else []
+        budget, order = state.budget, getattr(state.budget, "order", None)
         return {
             **state.mark,
             "path": self.path if self._database.path is not None else None,
             "url": self.path if self._database.url is not None else None,
-            "budget": None if budget is None else [budget.epsilon, budget.delta, *order],
+            "budget": None if budget is None else [budget.epsilon, budget.delta, order],
             "exposures": list(state.exposures),
             "charges": [{**{name: row[name] for name in _SAVED}, "plan": row["json"]} for row in rows],
         }
@@ -364,15 +364,17 @@ class PrivacyLedger(LedgerView):
             for one in config["charges"]:
                 if one["writer"] == self._writer:
                     continue  # This object knows better: it may have given steps back since.
-                plan = _find_or_add(connection, PLANS, plan=one["plan"])
+                plan = find_or_add(connection, PLANS, plan=one["plan"])
                 key = {name: one[name] for name in ("run", "seeded", "writer")}
-                charge = _find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
+                charge = find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
                 larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
                 others += connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"])).rowcount
             for text in config["exposures"]:
-                _find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
+                find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
             if config["budget"] is not None and not has_budget:
-                row = dict(zip(("epsilon", "delta", "renyi_order"), config["budget"], strict=False))
+                row = dict(
+                    zip(("epsilon", "delta", "renyi_order"), config["budget"], strict=False)
+                )  # Older files have two.
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
             ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
             if not stands_in:  # It is the saved one from here on, and is known by its identity.
@@ -390,8 +392,8 @@ class PrivacyLedger(LedgerView):
 
     def continues_from(self, mark: Json) -> bool:
         """Returns whether this ledger holds what it, under whatever path, held when `mark` was taken."""
-        state = self._state()
-        return bool(state.ledger_id == mark["ledger_id"] and state.version >= mark["version"])
+        mine = self.mark()
+        return bool(mine["ledger_id"] == mark["ledger_id"] and mine["version"] >= mark["version"])
 
     def continues(self, other: "PrivacyLedger") -> bool:
         """Returns whether this ledger, elsewhere, is the one that a loaded model's stands in for."""
@@ -407,6 +409,12 @@ class PrivacyLedger(LedgerView):
                 "older copy.\nUse the newest copy of the model's own; nothing may be forgotten."
             )
 
+    def __enter__(self) -> "PrivacyLedger":
+        return self
+
+    def __exit__(self, *exception: check.Unchecked) -> None:
+        self.close()
+
     def __copy__(self) -> "PrivacyLedger":
         return self
 
@@ -420,22 +428,6 @@ class PrivacyLedger(LedgerView):
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
     epsilon, delta = check.epsilon(epsilon, "budget_epsilon"), check.delta(delta, "budget_delta")
     return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
-
-
-def _find_or_add(
-    connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
-) -> int:
-    """Returns the id of the row with this key, made with `defaults` if it is not there."""
-    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
-    found = connection.execute(sa.select(table.c.id).where(match)).scalar()
-    return int(found or _add(connection, sa.insert(table), {**key, **(defaults or {})}))
-
-
-def _add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) -> int:
-    """Inserts a row; returns its id."""
-    key = connection.execute(insert, row).inserted_primary_key
-    assert key is not None
-    return int(key[0])
 
 
 def _utc_now() -> str:

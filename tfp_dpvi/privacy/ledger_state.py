@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import dp_accounting
 import sqlalchemy as sa
@@ -26,8 +26,6 @@ _LEDGER = sa.select(LEDGER)
 _BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
 _EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
 _UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(RESERVATIONS.c.steps_run.is_(None))
-
-_Ledger = TypeVar("_Ledger", bound="LedgerView")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +166,6 @@ class LedgerView:
     def close(self) -> None:
         """Ends the use of a file or server. A ledger in memory has nothing to close."""
         self._database.closed = not self._database.in_memory
-
-    def __enter__(self: _Ledger) -> _Ledger:
-        return self
-
-    def __exit__(self, *exception: check.Unchecked) -> None:
-        self.close()
 
     def _state(self) -> LedgerState:
         if self._database.closed and self._known is not None:

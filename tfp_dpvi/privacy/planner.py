@@ -77,28 +77,14 @@ class PrivacyOutlook:
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
-        plan = self.plan
-        prices = {
-            name: [{**dataclasses.asdict(price), "epsilon": finite(price.epsilon)} for price in getattr(self, name)]
-            for name in ("side_by_side", "changes")
+        plan = self.plan.to_json()
+        chosen = {
+            name: plan[name] for name in ("noise_multiplier", "accountant", "neighboring_relation", "num_releases")
         }
-        return {
-            "schema_version": OUTLOOK_SCHEMA_VERSION,
-            "epsilon": finite(self.epsilon),
-            "delta": self.delta,
-            "noise_multiplier": plan.noise_multiplier,
-            "accountant": plan.accountant,
-            "neighboring_relation": plan.neighboring_relation.name.lower(),
-            "sampling": plan.sampling.name,
-            "num_records": self.num_records,
-            "batch_size": self.batch_size,
-            "num_releases": plan.num_releases,
-            "epochs": self.epochs,
-            "target_epsilon": self.target_epsilon,
-            **prices,
-            "warnings": [*self.warnings],
-            "plan": plan.to_json(),
-        }
+        data = {**dataclasses.asdict(self), **chosen, "sampling": self.plan.sampling.name, "plan": plan}
+        for price in (data, *data["side_by_side"], *data["changes"]):
+            price["epsilon"] = finite(price["epsilon"])
+        return {"schema_version": OUTLOOK_SCHEMA_VERSION, **data}
 
     def __str__(self) -> str:
         plan = self.plan
