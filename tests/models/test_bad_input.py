@@ -35,6 +35,13 @@ def model():
     return made
 
 
+@pytest.fixture(scope="module")
+def regression():
+    made = dpvi.DPVI(prior(), likelihood, clipping="flat")
+    made.compile(optimizer=adam(), epsilon=1.0, delta=1e-5)
+    return made
+
+
 def with_nan(array):
     broken = array.copy()
     broken[3] = np.nan
@@ -132,10 +139,8 @@ def test_compile_refuses(arguments, words):
         ({"x": X, "y": Y[:, None]}, ["likelihood", "[3]"]),
     ],
 )
-def test_records_that_the_likelihood_does_not_take_are_refused(arguments, words):
-    model = dpvi.DPVI(prior(), likelihood, clipping="flat")
-    model.compile(optimizer=adam(), epsilon=1.0, delta=1e-5)
-    check_refused(model, arguments, words)
+def test_records_that_the_likelihood_does_not_take_are_refused(regression, arguments, words):
+    check_refused(regression, arguments, words)
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, float("NaN"), True, "1", None])

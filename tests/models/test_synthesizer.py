@@ -68,6 +68,12 @@ def private():
     return dpvi.Synthesizer(LEVELS, 8, target="kind").fit(make_data(), epsilon=2.0, delta=1e-5, steps=500)
 
 
+@pytest.fixture(scope="module")
+def unfitted():
+    """Whatever is refused leaves it as it was."""
+    return dpvi.Synthesizer(LEVELS, 2, method="gradients")
+
+
 def test_it_learns_the_table(fitted):
     """Seeded: the same every time."""
     real, synthetic = shares(make_data()), shares(fitted.sample(20_000, seed=0))
@@ -115,7 +121,7 @@ def test_each_set_has_its_own_posterior_draw(fitted, monkeypatch):
 
 def test_a_private_fit_is_within_its_budget_and_learns():
     """At epsilon 2 and 1,500 records noise moves a share by about 0.02 (standard deviation); 0.25 is allowed."""
-    synthesizer = dpvi.Synthesizer(TABLE, 4, target="kind", method="gradients")
+    synthesizer = dpvi.Synthesizer(LEVELS, 4, target="kind", method="gradients")
     synthesizer.fit(make_data(), epsilon=2.0, delta=1e-5, steps=60)
     report = synthesizer.privacy_report()
     assert 1.98 <= report.epsilon <= 2.0
@@ -133,7 +139,7 @@ def test_it_shares_a_ledger_and_declared_numbers(tmp_path):
         layer = dpvi.preprocessing.PrivateStandardize(0.0, 1.0)
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
         layer.adapt(np.zeros((10, 1)), epsilon=0.2, delta=1e-5, ledger=ledger, neighboring_relation=relation)
-        synthesizer = dpvi.Synthesizer(TABLE, 2, method="gradients")
+        synthesizer = dpvi.Synthesizer(LEVELS, 2, method="gradients")
         synthesizer.fit(make_data(), epsilon=1.0, delta=1e-5, ledger=ledger, num_records=1400, steps=3)
         report = synthesizer.privacy_report()
         assert report.neighboring_relation == "replace_one"
@@ -170,8 +176,8 @@ def test_data_frames():
         ({}, {"noise_multiplier": 1.0}, ValueError, "noise_multiplier"),
     ],
 )
-def test_refusals_spend_nothing(change, kwargs, error, named):
-    synthesizer = dpvi.Synthesizer(LEVELS, 2, method="gradients")
+def test_refusals_spend_nothing(unfitted, change, kwargs, error, named):
+    synthesizer = unfitted
     ledger = dpvi.PrivacyLedger()
     with pytest.raises(error, match=named):
         synthesizer.fit({**make_data(), **change}, **{"epsilon": 1.0, "delta": 1e-5, "ledger": ledger, **kwargs})
