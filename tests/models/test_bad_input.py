@@ -66,6 +66,7 @@ def with_nan(array):
             {"x": tf.data.Dataset.from_tensor_slices((X, Y)), "y": None},
             ["Dataset", "declare how", "Pass arrays", "each_record_once_per_epoch"],
         ),
+        ({"x": X, "y": [Y, X[:, :2]]}, ["y is a list", "tuple or dict"]),
         ({"x": X, "y": Y, "batch_size": 0}, ["batch_size", "0"]),
         ({"x": X, "y": Y, "batch_size": 2.5}, ["batch_size", "2.5"]),
         ({"x": X, "y": Y, "epochs": 0}, ["epochs", "0"]),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow_probability as tfp
+from support import internals
 from support.logs import no_fallback
-from support.vaes import D, diagonal, fitted, make, optimizer
+from support.vaes import D, X, check_against_single_records, diagonal, fitted, make, optimizer, ready
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf
@@ -29,6 +30,24 @@ def test_a_sequence_model_trains(gradients):
         model = fitted(make(encoder, decoder, gradients=gradients), ids, batch_size=10, epochs=1)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     assert model.sample_predictive(6).shape == (6, 3)
+
+
+class Attending(keras.Model):
+    """Subclassed: attention makes its layers when it is called first."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.dense = layers.MultiHeadAttention(1, 2, kernel_regularizer="l2"), layers.Dense(2 * D)
+
+    def call(self, x, training=None):
+        x = tf.reshape(x, [-1, 3, 2])
+        return diagonal(self.dense(tf.reshape(x + self.attention(x, x, training=training), [-1, 6])))
+
+
+def test_layers_that_are_made_in_a_call_are_watched():
+    model = ready(make(Attending()), how=optimizer(clip=0.01))
+    check_against_single_records(model, {"x": X[:7]}, clip=0.01)
+    assert len(internals.layers_of_vae(model)) > 10
 
 
 @pytest.mark.slow

@@ -168,7 +168,10 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
             f"{name} is a {type(value).__name__}, which has no rows to draw from: pass arrays, or a tf.data.Dataset of "
             "batches as x alone, with a declared sampling scheme."
         )
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # Of several lengths.
+        raise ValueError(f"{name} is a list that makes no array: give one array, or a tuple or dict of arrays.") from error
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} has dtype {array.dtype}, which holds no plain numbers. Convert it first, for instance with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -306,9 +306,14 @@ class Parts:
     density: LearnedDensity | None  # Of a prior with trainable variables.
     regularizer: Callable[[Codes], tf.Tensor] | None
     given: dict[str, Any]  # As the constructor was.
-    layers: Sequence[Layer]
     tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
     conditional: bool | None = None  # Whether records come with a y; None before the first.
+
+    @property
+    def layers(self) -> list[Layer]:
+        """All layers, those too that others made when they were first called, as attention does."""
+        parts = [self.encoder, self.decoder, self.prior, *([self.density] if self.density else [])]
+        return list({id(layer): layer for part in parts for layer in layers_of(part)}.values())
 
 
 def _tensors(y: Structure | None) -> Structure | None:

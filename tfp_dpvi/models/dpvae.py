@@ -123,12 +123,10 @@ class DPVAE(Autoencoder):
                 "kl='analytic' is not for a learned prior, whose term is estimated at the draws: leave it out."
             )
         super().__init__(seed=seed, name=name, dtype=latents.float_type(prior))
-        layers = list({id(layer): layer for part in (encoder, decoder, prior) for layer in layers_of(part)}.values())
         density = (
             latents.LearnedDensity(prior, learned, [*layers_of(encoder), *layers_of(decoder)]) if learned else None
         )
-        watched = [*layers, density] if density else layers
-        self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given, watched)
+        self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given)
         # Tracked by Keras, so that weights are saved, whatever the callables are.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
         self._prior_layers = [density] if density else [] if fixed else outermost(prior)
