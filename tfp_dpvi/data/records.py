@@ -171,7 +171,9 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     try:
         array = np.asarray(value)
     except ValueError as error:  # Of several lengths.
-        raise ValueError(f"{name} is a list that makes no array: give one array, or a tuple or dict of arrays.") from error
+        raise ValueError(
+            f"{name} is a list that makes no array: give one array, or a tuple or dict of arrays."
+        ) from error
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} has dtype {array.dtype}, which holds no plain numbers. Convert it first, for instance with "
