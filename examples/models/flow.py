@@ -1,4 +1,4 @@
-"""A flow as surrogate posterior: records inform a + b^2 alone, so the posterior of (a, b) is a banana, which no normal is.
+"""A flow as surrogate posterior: records inform a + 0.3 b^2 alone, so the posterior of (a, b) is a banana, which no normal is.
 
 The flow shifts and scales a by small networks of b, whose variables exist before the model is made.
 """
@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 
 tfd, tfb = tfp.distributions, tfp.bijectors
 CLIPPING = "flat"  # The calibrated posterior is made of normals' neighbourhoods; a banana is not one.
-NOISE, HIDDEN = 10.0, 16
+CURVE, NOISE, HIDDEN = 0.3, 10.0, 16
 
 
 def prior():
@@ -18,7 +18,7 @@ def prior():
 
 
 def likelihood(params):
-    return tfd.Normal(params[..., 0] + params[..., 1] ** 2, NOISE)
+    return tfd.Normal(params[..., 0] + CURVE * params[..., 1] ** 2, NOISE)
 
 
 class Network(tf.Module):
@@ -48,8 +48,8 @@ def inputs(num, generator):
 
 def closed_form(x, _):
     """Draws from the exact posterior, on a grid."""
-    a, b = (axis.ravel() for axis in np.meshgrid(np.linspace(-8, 3, 2201), np.linspace(-3, 3, 601)))
-    log_density = -(a**2 + b**2) / 2 - len(x) * (a + b**2 - x.mean()) ** 2 / (2 * NOISE**2)
+    a, b = (axis.ravel() for axis in np.meshgrid(np.linspace(-6, 4, 2001), np.linspace(-4, 4, 401)))
+    log_density = -(a**2 + b**2) / 2 - len(x) * (a + CURVE * b**2 - x.mean()) ** 2 / (2 * NOISE**2)
     density = np.exp(log_density - log_density.max())
     chosen = np.random.default_rng(0).choice(len(a), size=4000, p=density / density.sum())
     return np.stack([a[chosen], b[chosen]], axis=1)
