@@ -147,7 +147,8 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
             if each[0]:
                 lines.append(f"| {name} {value:,} | " + " | ".join(shown(one, 4) for one in each) + " |")
     axes[0].set_ylabel("AUC")
-    axes[0].legend(fontsize=8)
+    if axes[0].has_data():
+        axes[0].legend(fontsize=8)
     figure.savefig(folder / "auc.png", dpi=90)
     plt.close(figure)
     lines += ["", f"![AUC](figures/studies/{folder.name}/auc.png)"]

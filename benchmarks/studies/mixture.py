@@ -233,7 +233,8 @@ def _draw(rows: dict[str, list[Row]], below: Callable[[str], list[float]], folde
     if rows["nonprivate"]:
         axes.axhline(np.mean(below("nonprivate")), color="0.5", ls="--", label="not private")
     axes.set(xscale="log", yscale="log", xlabel="epsilon (delta 1e-3)", ylabel="nats a record below the true density")
-    axes.legend(fontsize=8)
+    if axes.has_data():
+        axes.legend(fontsize=8)
     figure.savefig(folder / "mixture.png", dpi=100)
     plt.close(figure)
 
