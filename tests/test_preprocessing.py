@@ -118,9 +118,7 @@ def check_released(multiplier=20.0, size=30):
     for number in range(16):
         key = _random.fold_in(statistics.fresh_key(), number).numpy()
         # One call draws for a wide table, of which this one's columns are a part: the noise is drawn alike for all.
-        noisy, deviation = preprocessing.privatize_moments(np.zeros(2 * 4200), multiplier, key)
-        assert deviation == multiplier * math.sqrt(4200)
-        noises.append(noisy / math.sqrt(4200))
+        noises.append(preprocessing.privatize_moments(np.zeros(2 * 4200), multiplier, key))
     noise = np.concatenate(noises)
     statistics.standard_deviation(noise, multiplier, "noise of the moments", within=0.02)
     statistics.standard_normal(noise / multiplier, "noise of the moments")
@@ -176,14 +174,12 @@ def test_the_scale_is_floored():
 REAL_PRIVATIZE = preprocessing.privatize_moments
 
 
-def _half_noise(sums, multiplier, key):
-    noisy, deviation = REAL_PRIVATIZE(sums, multiplier / 2, key)
-    return noisy, 2 * deviation
+def _half_noise(sums, deviation, key):
+    return REAL_PRIVATIZE(sums, deviation / 2, key)
 
 
-def _truncated_to_the_first(sums, multiplier, key):
-    noisy, deviation = REAL_PRIVATIZE(sums, multiplier, key)
-    return np.where(np.arange(len(sums)) < len(sums) / 2, noisy, sums), deviation
+def _truncated_to_the_first(sums, deviation, key):
+    return np.where(np.arange(len(sums)) < len(sums) / 2, REAL_PRIVATIZE(sums, deviation, key), sums)
 
 
 @pytest.mark.parametrize("broken", [_half_noise, _truncated_to_the_first])
@@ -196,8 +192,8 @@ def test_wrong_noise_is_caught(broken):
 
 
 def test_missing_noise_is_caught():
-    def no_noise(sums, multiplier, key):
-        return sums, multiplier * math.sqrt(len(sums) / 2)
+    def no_noise(sums, deviation, key):
+        return sums
 
     with mock.patch.object(preprocessing, "privatize_moments", no_noise), pytest.raises(AssertionError, match="p = "):
         check_released()
@@ -292,7 +288,7 @@ def test_the_ledger_on_disk_is_ahead_of_the_release(tmp_path):
     path = tmp_path / "ledger"
     seen = []
 
-    def watching(sums, multiplier, key):
+    def watching(sums, deviation, key):
         seen.append(dpvi.PrivacyLedger(path, read_only=True).num_releases)
         raise KeyboardInterrupt
 

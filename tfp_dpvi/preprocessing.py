@@ -181,8 +181,8 @@ class PrivateStandardize(ClipToBounds):
             self.build(tf.TensorShape([None, width]))
         reservation = ledger.reserve(plan, 1, seeded=seed is not None)
         self._ledger = ledger
-        noisy, deviation = privatize_moments(sums, plan.noise_multiplier, key)
-        mean, scale = _statistics(noisy, deviation, num, self.min_scale)
+        noisy = privatize_moments(sums, plan.deviation, key)
+        mean, scale = _statistics(noisy, plan.deviation, num, self.min_scale)
         self._mean.assign((lower + upper) / 2 + (upper - lower) / 2 * mean)
         self._scale.assign((upper - lower) / 2 * scale)
         ledger.confirm(reservation)
@@ -237,16 +237,11 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
     return total
 
 
-def privatize_moments(sums: np.ndarray, noise_multiplier: float, key: np.ndarray) -> tuple[np.ndarray, float]:
-    """Adds Gaussian noise to `moment_sums`; returns the noisy sums and the noise's standard deviation.
-
-    #### Formal guarantee
-
-    Independent noise of standard deviation z sqrt(features) on every coordinate; see `PrivateStandardize.adapt`.
-    """
-    deviation = noise_multiplier * math.sqrt(len(sums) / 2)
+def privatize_moments(sums: np.ndarray, deviation: float, key: np.ndarray) -> np.ndarray:
+    """Returns `moment_sums` with independent Gaussian noise of this standard deviation on every coordinate."""
     noise = _random.normal(tf.constant(key), [len(sums)], tf.float64).numpy()
-    return sums + deviation * noise, deviation
+    noisy: np.ndarray = sums + deviation * noise
+    return noisy
 
 
 def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float) -> tuple[np.ndarray, np.ndarray]:

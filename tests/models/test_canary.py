@@ -27,14 +27,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.optimizers import noise
+from tfp_dpvi.optimizers import dp_keras
 
 tfd = tfp.distributions
 NUM = 60
 CANARY = np.float32(71942.53)
 X = np.random.default_rng(0).normal(size=(NUM, 2)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
-privatize = noise.privatize
+privatize = dp_keras.privatize
 
 
 @dpvi.register("canary_prior")
@@ -96,7 +96,7 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     handler = logging.StreamHandler(logged)
     logging.getLogger().addHandler(handler)
     try:
-        with contextlib.redirect_stdout(printed), mock.patch.object(noise, "privatize", cut):
+        with contextlib.redirect_stdout(printed), mock.patch.object(dp_keras, "privatize", cut):
             history = model.fit(x, y, batch_size=20, epochs=4, num_records=NUM, verbose=2, callbacks=callbacks)
     finally:
         logging.getLogger().removeHandler(handler)

@@ -20,7 +20,7 @@ from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped
 from tfp_dpvi.gradients import step as step_lib
 from tfp_dpvi.models.predictive import PosteriorPredictive
 from tfp_dpvi.models.synthesizer import TableModel
-from tfp_dpvi.optimizers import noise
+from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
@@ -98,7 +98,7 @@ def installed(clipped_sum, privatize, poisson):
     """Puts a step's parts where `fit` takes them from."""
     with (
         mock.patch.object(step_lib, "clipped_sum", clipped_sum),
-        mock.patch.object(noise, "privatize", privatize),
+        mock.patch.object(dp_keras, "privatize", privatize),
         mock.patch.object(choose, "PoissonSampler", poisson),
     ):
         yield

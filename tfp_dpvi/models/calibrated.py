@@ -212,13 +212,12 @@ def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> posterior.Wi
 
 def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
     """Returns the public numbers that released values are read with."""
-    clip, multiplier = mechanism.gradient.clip.bound, mechanism.noise_multiplier or 0.0
-    matrix, scale = (one.noise_ratio * one.sensitivity.add_or_remove * multiplier for one in mechanism.gradient.joint)
+    gradient, matrix, scale, *_ = mechanism.deviations
     return posterior.ReleaseNoise(
         num_records=mechanism.num_records,
         sampling_rate=mechanism.expected_batch_size / mechanism.num_records,
-        clip=clip,
-        gradient=multiplier * clip if multiplier else 0.0,
+        clip=mechanism.gradient.clip.bound,
+        gradient=gradient,
         matrix=matrix,
         scale=scale,
     )

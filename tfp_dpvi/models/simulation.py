@@ -120,6 +120,7 @@ def pilot(
         delta=delta,
         sampling=PoissonSampling(batch / num_records),
         num_releases=steps,
+        l2_norm_clip=1.0,  # So that the plan's deviation is in units of the clip.
         sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(median)), Sensitivity()),
     )
     count = (1.0 - BURN_IN) * steps
@@ -127,7 +128,7 @@ def pilot(
     usable = [pairs for pairs in drawn if len(pairs.deltas) > simulator.size]
 
     def spread(clip: float) -> float:
-        noise = (plan.noise_multiplier * clip * num_records / batch) ** 2 / count
+        noise = (plan.deviation * clip * num_records / batch) ** 2 / count
         found = [pairs.spread(num_records, clip, noise, precision) for pairs in usable]
         return float(np.median(found or [_LEARNING_RATE]))
 

@@ -6,10 +6,11 @@ from tfp_dpvi.optimizers.dp_keras import (
     DPKerasAdamOptimizer,
     DPKerasSGDOptimizer,
     DPOptimizer,
+    PrivatizedGradients,
     UnprivatizedGradientError,
     make_dp_optimizer_class,
+    privatize,
 )
-from tfp_dpvi.optimizers.noise import PrivatizedGradients, privatize
 from tfp_dpvi.optimizers.termwise import (
     TermwiseDPKerasAdagradOptimizer,
     TermwiseDPKerasAdamOptimizer,

@@ -14,23 +14,19 @@ from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
 
+_PRIVACY = ("l2_norm_clip", "noise_multiplier")
 _KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSprop", "Ftrl")
 
 
-def as_dp_optimizer(
-    optimizer: Optimizer | str | dict[str, Any],
-    *,
-    l2_norm_clip: float | None = None,
-    noise_multiplier: float | None = None,
-) -> Optimizer:
+def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: float | None) -> Optimizer:
     """Returns a DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
 
     Args:
       optimizer: a `DPKeras*Optimizer` of this library (returned as it is); a `DPKeras*Optimizer` or
         `VectorizedDPKeras*Optimizer` object of TensorFlow Privacy; a Keras optimizer object, its name, or its
         serialised configuration.
-      l2_norm_clip: the clip; needed for a plain Keras optimizer, refused where the optimizer carries one.
-      noise_multiplier: likewise, optional (None: to be calibrated).
+      **privacy: `l2_norm_clip`, needed for a plain Keras optimizer and refused where the optimizer carries one, and
+        `noise_multiplier`, likewise, optional (None: to be calibrated).
 
     Returns:
       A `DPOptimizer`.
@@ -46,7 +42,7 @@ def as_dp_optimizer(
         except ValueError as error:
             raise ValueError(f"optimizer={optimizer!r} is no Keras optimizer: {error}") from error
     if isinstance(optimizer, DPOptimizer):
-        _refuse_second(optimizer.l2_norm_clip, l2_norm_clip, optimizer.noise_multiplier, noise_multiplier)
+        _refuse_second(privacy, {name: getattr(optimizer, name) for name in _PRIVACY})
         return optimizer
     if hasattr(optimizer, "_dp_sum_query"):
         if keras.__name__.startswith("tf_keras"):
@@ -54,7 +50,7 @@ def as_dp_optimizer(
                 f"optimizer={_describe(optimizer)} is TensorFlow Privacy's, which works on TensorFlow 2.15 only (this is "
                 f"{tf.__version__}): use\ndpvi.optimizers.DPKerasAdamOptimizer(...), or install 'tfp-dpvi[tensorflow-privacy]'."
             )
-        return _from_tensorflow_privacy(optimizer, l2_norm_clip, noise_multiplier)
+        return _from_tensorflow_privacy(optimizer, privacy)
     if hasattr(optimizer, "_noise_multiplier") and hasattr(optimizer, "_l2_norm_clip"):
         raise ValueError(
             f"optimizer={_describe(optimizer)} carries l2_norm_clip={optimizer._l2_norm_clip} and noise_multiplier="
@@ -66,31 +62,28 @@ def as_dp_optimizer(
             f"optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got {optimizer!r}. For instance "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
         )
-    if l2_norm_clip is None:
+    if privacy.get("l2_norm_clip") is None:
         raise ValueError(
             f"optimizer={_describe(optimizer)} carries no clip: give compile(l2_norm_clip=...) as well, or use "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
         )
-    return _rebuild(optimizer, l2_norm_clip, noise_multiplier)
+    return _rebuild(optimizer, privacy)
 
 
 def _describe(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__}(...)"
 
 
-def _refuse_second(own_clip: float, clip: float | None, own_noise: float | None, noise: float | None) -> None:
-    for name, value, own in (("l2_norm_clip", clip, own_clip), ("noise_multiplier", noise, own_noise)):
-        if value is not None and own is not None:
+def _refuse_second(given: dict[str, float | None], own: dict[str, float | None]) -> None:
+    for name, value in given.items():
+        if value is not None:
             raise ValueError(
-                f"{name}={value!r} was given to compile, but the optimizer carries its own ({own!r}): leave out one."
+                f"{name}={value!r} was given to compile, but the optimizer carries its own ({own[name]!r}): give it to the "
+                "optimizer alone."
             )
-    if noise is not None:
-        raise ValueError(
-            f"noise_multiplier={noise!r}: give it to the optimizer, which carries the clip, and not to compile."
-        )
 
 
-def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: float | None) -> Optimizer:
+def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimizer:
     name = _describe(optimizer)
     query = optimizer._dp_sum_query
     own_clip = getattr(query, "_l2_norm_clip", None)
@@ -112,12 +105,12 @@ def _from_tensorflow_privacy(optimizer: Optimizer, clip: float | None, noise: fl
             f"optimizer={name} has gradient_accumulation_steps={steps}, which adds noise in each partial step. Leave it "
             "out and use compile(physical_batch_size=...): one noise draw for each whole batch."
         )
-    own_noise = deviation / own_clip
-    _refuse_second(own_clip, clip, own_noise, noise)
-    return _rebuild(optimizer, own_clip, own_noise)
+    own: dict[str, float | None] = dict(zip(_PRIVACY, (own_clip, deviation / own_clip), strict=True))
+    _refuse_second(privacy, own)
+    return _rebuild(optimizer, own)
 
 
-def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimizer:
+def _rebuild(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimizer:
     """Returns the same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
     keras_class = _keras_class(optimizer)
     variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
@@ -138,7 +131,7 @@ def _rebuild(optimizer: Optimizer, clip: float, noise: float | None) -> Optimize
     rate = settings.get("learning_rate")
     if isinstance(rate, dict):
         settings["learning_rate"] = keras.optimizers.schedules.deserialize(rate)
-    return make_dp_optimizer_class(keras_class)(**settings, l2_norm_clip=clip, noise_multiplier=noise)
+    return make_dp_optimizer_class(keras_class)(**settings, **privacy)
 
 
 def _keras_class(optimizer: Optimizer) -> Any:

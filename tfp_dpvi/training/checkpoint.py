@@ -110,7 +110,7 @@ class Checkpoint:
                 "a newer copy.\nCompile with the ledger that the fit was charged to. Nothing was spent."
             )
         saved = PrivacyPlan.from_json(meta["plan"])
-        mechanism = draft.with_noise_of(saved)
+        mechanism = draft.with_noise(meta["plan"]["noise_multiplier"])
         wanted = mechanism.plan(saved.num_releases)
         fields = [field.name for field in dataclasses.fields(saved)]
         then = {**{name: getattr(saved, name) for name in fields}, **meta["public"]}

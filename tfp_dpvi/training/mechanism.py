@@ -89,9 +89,12 @@ class Mechanism:
         """Returns the mechanism with this noise multiplier."""
         return dataclasses.replace(self, noise_multiplier=noise)
 
-    def with_noise_of(self, plan: PrivacyPlan) -> Mechanism:
-        """Returns the mechanism with a plan's noise multiplier."""
-        return self.with_noise(plan.noise_multiplier)
+    @property
+    def deviations(self) -> tuple[float, ...]:
+        """Standard deviations of the noise on the sum of gradients (where no part has a scale of its own) and on each joint release."""
+        multiplier, clip = self.noise_multiplier or 0.0, self.gradient.clip.bound
+        joint = (one.noise_ratio * one.sensitivity.add_or_remove * multiplier for one in self.joint)
+        return multiplier * clip if multiplier else 0.0, *joint
 
     @property
     def non_private(self) -> bool:
@@ -125,18 +128,7 @@ class Mechanism:
         Raises:
           BudgetExhaustedError: nothing is left of the budget.
         """
-        draft = self.plan(num_releases)
-        plan = PrivacyPlan.calibrate(
-            epsilon=epsilon,
-            delta=delta,
-            num_releases=num_releases,
-            prior_events=ledger.events(),
-            sampling=draft.sampling,
-            neighboring_relation=draft.neighboring_relation,
-            sensitivity=draft.sensitivity,
-            accountant=draft.accountant,
-        )
-        return self.with_noise_of(plan)
+        return self.with_noise(self.plan(num_releases).least_noise(epsilon, delta, ledger.events()))
 
     def zeros(self, gradient: StepGradient) -> Sums:
         """Returns the sums over no record."""
