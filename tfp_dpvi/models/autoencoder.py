@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,18 @@ from tfp_dpvi._tf import Layer, Structure, layers_within, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import LayerGradients, layers_of
+from tfp_dpvi.gradients import layers_of
 from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.group_terms import Terms
 from tfp_dpvi.models.latents import LearnedDensity, Prior, called, read_by
+from tfp_dpvi.models.layered import TRIED, LayeredModel
 from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import mean_of
 
 tfd: Any = tfp.distributions
 
-TRIED = 3  # Synthetic records to try a model on; not 1, which would hide a shape that broadcasts.
 
-
-class Autoencoder(base.DistributionModel):
+class Autoencoder(LayeredModel):
     """Encoder, decoder and prior. See `DPVAE`."""
 
     _parts_of_model: Parts
@@ -306,7 +305,6 @@ class Parts:
     density: LearnedDensity | None  # Of a prior with trainable variables.
     regularizer: Callable[[Codes], tf.Tensor] | None
     given: dict[str, Any]  # As the constructor was.
-    tried: list[tuple[Hashable, LayerGradients]] = dataclasses.field(default_factory=list)
     conditional: bool | None = None  # Whether records come with a y; None before the first.
 
     @property

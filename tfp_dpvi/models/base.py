@@ -117,13 +117,19 @@ class DPModel(FittedModel):
 
         def draw(key: tf.Tensor) -> StepGradient:
             del key
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                loss = self.data_independent_loss(spec.num_records)
-            exact = None if loss is None else tape.gradient(loss, variables, unconnected_gradients="zero")
-            return mapped(record_gradient, variables, clip, data_independent=exact, data_independent_loss=loss)
+            return mapped(record_gradient, variables, clip, **self.exact_terms(spec.num_records))
 
         return ClippedGradient(draw, clip)
+
+    def exact_terms(self, num_records: int) -> dict[str, Any]:
+        """Returns `data_independent_loss` and its gradient, as `StepGradient` takes them."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.trainable_variables)
+            loss = self.data_independent_loss(num_records)
+        if loss is None:
+            return {}
+        exact = tape.gradient(loss, self.trainable_variables, unconnected_gradients="zero")
+        return {"data_independent": exact, "data_independent_loss": loss}
 
     def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns `record_loss` with everything that the record's layers add to it, times its weight."""

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import (
-    Optimizer,
-    loss_functions,
-    refuse_keras_3,
-    register_keras_serializable,
-    tf,
-    tfp,
-)
+from tfp_dpvi._tf import Layer, Optimizer, Structure, refuse_keras_3, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.gradients import (
     Clip,
     ClippedGradient,
-    ClippedSum,
     LayerGradients,
-    PerExample,
     StepGradient,
     StepSpec,
     UnsupportedLayerError,
     layers_of,
 )
 from tfp_dpvi.models import arguments, latents
-from tfp_dpvi.models.autoencoder import TRIED, Autoencoder, Parts, outermost
-from tfp_dpvi.models.fitting import LOG
+from tfp_dpvi.models.autoencoder import Autoencoder, Parts, outermost
 from tfp_dpvi.models.group_terms import GroupTerms
 from tfp_dpvi.optimizers import TermwiseOptimizer
-from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.sampling import BatchNeeds
 
 tfd: Any = tfp.distributions
@@ -141,43 +130,34 @@ class DPVAE(Autoencoder):
 
     # ------------------------------------------------------------------ the step
 
+    @property
+    def _layers_watched(self) -> Sequence[Layer]:
+        return self._parts_of_model.layers
+
+    @property
+    def _settings(self) -> Hashable:
+        return self.gradients, self.num_draws, self.beta, self.kl
+
+    def _losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+        return self._terms(records["x"], key, self.num_draws, training=training, y=records.get("y")).losses
+
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`."""
-        variables, clip, layers = self.trainable_variables, self.clip, self._layer_gradients
-        settings = (self.gradients, self.num_draws, self.beta, self.kl)
-        regularizer = self.batch_regularizer
-        groups_of_step = None if regularizer is None else self._groups(spec, regularizer)
-
-        def clipped_sum(
-            records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
-        ) -> tuple[ClippedSum, PerExample]:
-            if groups_of_step is None:
-                one = layers.run(
-                    lambda: self._terms(records["x"], key, self.num_draws, training=True, y=records.get("y"))
-                )
-                return one.clipped_sum(one.result.losses, mask, clip, weights=records.get("sample_weight"))
-            return groups_of_step.clipped_sum(layers, clip, records, mask, key, self.num_draws)
+        general, layers = super().clipped_gradient(spec), self._layer_gradients
+        if self.batch_regularizer is None or layers is None:
+            return general
+        groups = self._groups(spec, self.batch_regularizer)
 
         def draw(key: tf.Tensor) -> StepGradient:
-            del key  # Draws belong to records.
-            penalties = [penalty for layer in self._parts_of_model.layers for penalty in loss_functions(layer)]
-            if not penalties:
-                return StepGradient(clipped_sum, variables)
-            # Weight regularizers touch no record (contract C2).
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                total = tf.add_n([penalty() for penalty in penalties])
-            exact = tape.gradient(total, variables, unconnected_gradients="zero")
-            return StepGradient(clipped_sum, variables, data_independent=exact, data_independent_loss=total)
+            summed = functools.partial(groups.clipped_sum, layers, general.clip, self.num_draws)
+            return dataclasses.replace(general.draw(key), clipped_sum=summed)
 
-        return ClippedGradient(
-            draw,
-            clip,
-            sensitivity=Sensitivity() if groups_of_step is None else groups_of_step.noise.sensitivity,
-            noise_scales=None if groups_of_step is None else groups_of_step.noise_scales,
-            batchwise=True,
-            gains_from_xla=False,  # Products of large matrices are faster without XLA on CPUs, and need no padding.
-            identity=(*settings, self._static, id(layers), None if groups_of_step is None else groups_of_step.identity),
+        return dataclasses.replace(
+            general,
+            draw=draw,
+            sensitivity=groups.noise.sensitivity,
+            noise_scales=groups.noise_scales,
+            identity=(general.identity, self._static, groups.identity),
         )
 
     def _groups(self, spec: StepSpec, regularizer: Callable[[Codes], tf.Tensor]) -> GroupTerms:
@@ -210,20 +190,14 @@ class DPVAE(Autoencoder):
         )
 
     @property
-    def _static(self) -> bool:
-        target = self._dp.target
-        wanted = None if target is None else target.jit_compile
-        return bool(self.run_eagerly) or bool(wanted)
-
-    @property
     def batch_needs(self) -> BatchNeeds:
         """What both networks ask of a physical batch."""
-        gradients = self._layer_gradients
-        each = gradients.bytes_each
-        density = self._parts_of_model.density
-        mapped = self.trainable_variables if gradients.mapped else density.reads if density else ()
-        each += sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
-        return BatchNeeds(4 * each, batchwise=True, whole=self.batch_regularizer is not None, static=self._static)
+        needs, layers, density = super().batch_needs, self._layer_gradients, self._parts_of_model.density
+        mapped = self.trainable_variables if layers and layers.mapped else density.reads if density else ()
+        held = sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
+        return dataclasses.replace(
+            needs, bytes_each=needs.bytes_each + 4 * held, whole=self.batch_regularizer is not None
+        )
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """See `DPModel`."""
@@ -264,52 +238,17 @@ class DPVAE(Autoencoder):
             )
         return tuple(found)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """See `DPModel.compile`. Layers are tried again at the next fit."""
-        super().compile(*args, **kwargs)
-        self._parts_of_model.tried.clear()
-
-    @property
-    def _layer_gradients(self) -> LayerGradients:
-        """How the layers' gradients are computed, as the last trial found."""
-        if not self._parts_of_model.tried:
-            raise RuntimeError("The layers have not been tried since compile: call make_data again.")
-        return self._parts_of_model.tried[-1][1]
-
     def check_records(self, records: Records) -> None:
-        """Tries the layers on synthetic records, before anything is spent: once after `compile`, for each shape."""
+        """See `LayeredModel`."""
         if self.batch_regularizer is not None:
             self._check_reach()
-        rng = np.random.default_rng(0)
+        super().check_records(records)
 
-        def synthetic(part: np.ndarray) -> tf.Tensor:
-            if np.dtype(part.dtype).kind == "f":
-                return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
-            # Two categories, which all that tells records apart by category has.
-            integers = np.dtype(part.dtype).kind in "iu"
-            return tf.constant(rng.integers(0, 1 + integers, size=[TRIED, *part.shape[1:]]).astype(part.dtype))
-
-        given = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
-        made = tf.nest.map_structure(synthetic, given)
-        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
-        identity = (shapes, self.gradients, self.num_draws, self.beta, self.kl)
-        parts = self._parts_of_model
-        parts.tried.sort(key=lambda found: found[0] == identity)  # The one that serves comes last.
-        if parts.tried and parts.tried[-1][0] == identity:
-            return
-        key = tf.constant([1, 2], tf.int64)
-        layers = LayerGradients(parts.layers, self.trainable_variables, mapped=self.gradients == "vectorized")
-
-        def losses(given: Any, training: bool = True) -> tf.Tensor:
-            return self._terms(given["x"], key, self.num_draws, training=training, y=given.get("y")).losses
-
+    def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
         try:
-            checked = layers.checked(losses, made, still=functools.partial(losses, training=False))
+            return super()._trial(made)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
-        if checked.note:
-            LOG.log(logging.WARNING if checked.slowdown >= 1.5 else logging.INFO, "%s", checked.note)
-        parts.tried.append((identity, checked))
 
     def _check_reach(self) -> None:
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}

@@ -58,10 +58,10 @@ class GroupTerms:
         self,
         layers: LayerGradients,
         clip: Clip,
+        num_draws: int,
         records: dict[str, tf.Tensor],
         mask: tf.Tensor,
         key: tf.Tensor,
-        num_draws: int,
     ) -> tuple[ClippedSum, PerExample]:
         """Returns the sum of both terms, for one division by the expected batch size."""
         draw_key, group_key, prior_key = _random.split(key, 3)

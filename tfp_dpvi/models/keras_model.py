@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization
@@ -17,28 +14,16 @@ from tfp_dpvi._tf import (
     clear_losses,
     in_mode,
     keras,
-    loss_functions,
     losses_added,
     refuse_keras_3,
     register_keras_serializable,
     tf,
 )
 from tfp_dpvi.data import Records
-from tfp_dpvi.gradients import (
-    ClippedGradient,
-    ClippedSum,
-    JointRelease,
-    LayerGradients,
-    PerExample,
-    StepGradient,
-    StepSpec,
-    UnsupportedLayerError,
-    layers_of,
-)
+from tfp_dpvi.gradients import JointRelease, LayerGradients, UnsupportedLayerError, layers_of
 from tfp_dpvi.models import base
-from tfp_dpvi.models.autoencoder import TRIED
 from tfp_dpvi.models.fitting import LOG
-from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.models.layered import TRIED, LayeredModel
 
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _ACCURACIES = {
@@ -49,7 +34,7 @@ _ACCURACIES = {
 
 
 @register_keras_serializable("tfp_dpvi", "DPKerasModel")
-class DPKerasModel(base.DistributionModel):
+class DPKerasModel(LayeredModel):
     """A Keras model of x that predicts y, learned with a Keras loss under differential privacy.
 
     ```python
@@ -153,67 +138,27 @@ class DPKerasModel(base.DistributionModel):
             raise ValueError("network and y: several of either, in a list or dictionary, are not supported; give one.")
         return self._training.losses(y, outputs)
 
+    @property
+    def _layers_watched(self) -> Sequence[Layer]:
+        return layers_of(self.network)
+
+    def _losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+        del key
+        return in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
+
     def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
         """The loss of one record."""
         return self._example_losses(*tf.nest.map_structure(lambda part: part[None], (x, y)))[0]
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
-        losses = in_mode(lambda: self._example_losses(x, y), training=False)
+        losses = self._losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
         clear_losses(self)
         return losses
-
-    def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
-        """Weight regularizers."""
-        penalties = [penalty() for layer in layers_of(self.network) for penalty in loss_functions(layer)]
-        return tf.add_n(penalties) if penalties else None
 
     def losses_of_record(self) -> list[tf.Tensor]:
         """See `DPModel`; without weight regularizers."""
         return [loss for layer in layers_of(self.network) for loss in losses_added(layer)]
-
-    # ------------------------------------------------------------------ the step
-
-    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of records' losses."""
-        layers = self._layer_gradients
-        if layers is None:
-            return super().clipped_gradient(spec)
-        variables, clip = self.trainable_variables, self.clip
-
-        def clipped_sum(
-            records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
-        ) -> tuple[ClippedSum, PerExample]:
-            del key
-            one = layers.run(lambda: in_mode(lambda: self._example_losses(records["x"], records["y"]), training=True))
-            return one.clipped_sum(one.result, mask, clip, weights=records.get("sample_weight"))
-
-        def draw(key: tf.Tensor) -> StepGradient:
-            del key
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
-                loss = self.data_independent_loss(spec.num_records)
-            exact = None if loss is None else tape.gradient(loss, variables, unconnected_gradients="zero")
-            return StepGradient(clipped_sum, variables, data_independent=exact, data_independent_loss=loss)
-
-        # As for `DPVAE`: products of large matrices are faster without XLA on CPUs.
-        return ClippedGradient(draw, clip, batchwise=True, gains_from_xla=False, identity=("layers", id(layers)))
-
-    @property
-    def batch_needs(self) -> BatchNeeds:
-        """What the network asks of a physical batch."""
-        layers, target = self._layer_gradients, self._dp.target
-        if layers is None:
-            return super().batch_needs
-        static = bool(self.run_eagerly) or bool(target is not None and target.jit_compile)
-        return BatchNeeds(4 * layers.bytes_each, batchwise=True, static=static)
-
-    @property
-    def _layer_gradients(self) -> LayerGradients | None:
-        """How the layers' gradients are computed, as the last trial found; None: record by record."""
-        if not self._training.tried:
-            raise RuntimeError("The network has not been tried since compile: call make_data first.")
-        return self._training.tried[-1][1]
 
     # ------------------------------------------------------------------ checks
 
@@ -237,33 +182,11 @@ class DPKerasModel(base.DistributionModel):
                 ) from error
         super().prepare(records)
 
-    def check_records(self, records: Records) -> None:
-        """Tries the layers on synthetic records, before anything is spent: once after `compile`, for each shape."""
-        rng = np.random.default_rng(0)
-
-        def synthetic(part: np.ndarray) -> tf.Tensor:
-            if np.dtype(part.dtype).kind == "f":
-                return tf.constant(rng.uniform(size=[TRIED, *part.shape[1:]]), part.dtype)
-            return tf.constant(rng.integers(0, 2, size=[TRIED, *part.shape[1:]]).astype(part.dtype))
-
-        made = tf.nest.map_structure(synthetic, (records.x, records.y))
-        shapes = tuple((tuple(part.shape), part.dtype) for part in tf.nest.flatten(made))
-        tried = self._training.tried
-        tried.sort(key=lambda found: found[0] == shapes)  # The one that serves comes last.
-        if not tried or tried[-1][0] != shapes:
-            tried.append((shapes, self._tried(made)))
-
-    def _tried(self, made: Structure) -> LayerGradients | None:
+    def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
         if self.gradients == "vectorized":
             return None
-        layers = layers_of(self.network)
-        gradients = LayerGradients(layers, self.trainable_variables)
         try:
-            checked = gradients.checked(
-                lambda xy: in_mode(lambda: self._example_losses(*xy), training=True),
-                made,
-                still=lambda xy: in_mode(lambda: self._example_losses(*xy), training=False),
-            )
+            return super()._trial(made)
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
                 raise ValueError(
@@ -273,9 +196,6 @@ class DPKerasModel(base.DistributionModel):
             return None
         finally:
             clear_losses(self)
-        if checked.note:
-            LOG.log(logging.WARNING if checked.slowdown >= 1.5 else logging.INFO, "%s", checked.note)
-        return checked
 
 
 # ---------------------------------------------------------------------------- Keras losses, example by example
@@ -296,13 +216,11 @@ class _Training:
       given: the network, as the constructor was given it.
       loss: as `compile` was given it; None before.
       found: Keras's object or function of that name.
-      tried: shapes of records, and how their gradients are computed.
     """
 
     given: Layer | Callable[[], Layer]
     loss: Loss | None = None
     found: Any = None
-    tried: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
 
     @property
     def _of_labels(self) -> bool:
