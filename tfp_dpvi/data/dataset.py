@@ -7,50 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data.records import Records
-from tfp_dpvi.privacy import (
-    EachRecordOncePerEpoch,
-    FixedSizeSampling,
-    FullBatch,
-    PoissonSampling,
-    PrivacyPlan,
-    SamplingScheme,
-    UnsupportedPairError,
-)
+from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
 from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
 
 _ONCE, _POISSON = "each_record_once_per_epoch", "poisson"
 
 
-def _recipes(relation: NeighboringRelation, accountant: str) -> str:
-    """Returns what can be passed in place of a dataset whose batches nobody declared, of what these settings price."""
-
-    def priced(scheme: SamplingScheme) -> bool:
-        try:
-            PrivacyPlan(scheme, 1.0, 1, relation, accountant=accountant)
-        except UnsupportedPairError:
-            return False
-        return True
-
-    given = {_ONCE: (EachRecordOncePerEpoch(1), ""), _POISSON: (PoissonSampling(0.5), ", sampling_probability=q")}
-    ways = [f'sampling="{name}"{more}' for name, (scheme, more) in given.items() if priced(scheme)]
-    drawn = {
-        "": PoissonSampling(0.5),
-        ' and sampling="fixed_size"': FixedSizeSampling(2, 1),
-        " and batch_size=N": FullBatch(),
-    }
-    arrays = next(way for way, scheme in drawn.items() if priced(scheme))
-    other = (
-        "" if priced(EachRecordOncePerEpoch(1)) else (f' "{_ONCE}" needs compile(neighboring_relation="replace_one").')
-    )
-    return (
-        f"Pass arrays{arrays}, from which fit draws by itself, or declare how these batches were drawn:\n"
-        f"fit(dataset, num_records=N, steps_per_epoch=T, {ways[0]})"
-        f"{''.join(f', or {way}' for way in ways[1:])}. Shuffling is not Poisson sampling.{other}"
-    )
+_RECIPES = (
+    "Pass arrays, from which fit draws by itself, or declare how these batches were drawn:\nfit(dataset, num_records=N, "
+    'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or sampling="each_record_once_per_epoch" under '
+    'compile(neighboring_relation="replace_one"). Shuffling is not Poisson sampling.'
+)
 
 
 class DatasetData:
@@ -66,8 +36,6 @@ class DatasetData:
       steps_per_epoch: batches in one pass.
       physical_batch_size: rows in memory at a time, or None.
       dtype: NumPy float type of the model.
-      neighboring_relation: with `accountant`, what the model is compiled with: a message recommends what these price.
-      accountant: see `neighboring_relation`.
 
     Raises:
       ValueError: not declared, or a declaration that is incomplete; the message says how to declare it.
@@ -84,18 +52,15 @@ class DatasetData:
         steps_per_epoch: int | None,
         physical_batch_size: int | None,
         dtype: np.dtype,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        accountant: str = "pld",
     ) -> None:
-        recipes = _recipes(neighboring_relation, accountant)
         if sampling not in (_POISSON, _ONCE):
             raise ValueError(
-                f"x is a {type(dataset).__name__}, and sampling={sampling!r} is no declared scheme. {recipes}"
+                f"x is a {type(dataset).__name__}, and sampling={sampling!r} is no declared scheme. {_RECIPES}"
             )
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
             raise ValueError(
-                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. {recipes}"
+                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. {_RECIPES}"
             )
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:

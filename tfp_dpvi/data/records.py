@@ -124,15 +124,10 @@ def make_records(
     """
     x = _arrays("x", x, dtype, validate)
     y = None if y is None else _arrays("y", y, dtype, validate)
-    num = _common_length({"x": x} if y is None else {"x": x, "y": y})
+    num = common_length({"x": x} if y is None else {"x": x, "y": y})
     if sample_weight is not None:
         sample_weight = _arrays("sample_weight", sample_weight, dtype, validate)
-        if not isinstance(sample_weight, np.ndarray) or sample_weight.shape != (num,):
-            raise ValueError(
-                f"sample_weight must be one array of shape [{num}], one weight for each record, got "
-                f"{_describe(sample_weight)}."
-            )
-        sample_weight = sample_weight.astype(dtype)
+        sample_weight = check_weights(sample_weight, num).astype(dtype)
         if validate and (sample_weight < 0).any():
             raise ValueError("sample_weight has negative entries: weights must be >= 0.")
     return Records(x, y, sample_weight, num)
@@ -196,7 +191,17 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     return array
 
 
-def _common_length(parts: dict[str, Any]) -> int:
+def check_weights(sample_weight: Any, num: int) -> np.ndarray:
+    """Returns the weights as an array; raises `ValueError` unless there is one for each of `num` records."""
+    if np.shape(sample_weight) != (num,):
+        raise ValueError(
+            f"sample_weight must be one array of shape [{num}], one weight for each record, got shape {np.shape(sample_weight)}."
+        )
+    return np.asarray(sample_weight)
+
+
+def common_length(parts: dict[str, Any]) -> int:
+    """Returns the length of all parts of records; raises `ValueError` if they differ, or are empty."""
     lengths: dict[str, int] = {}
     for name, structure in parts.items():
         for path, array in _named(name, structure):
@@ -215,7 +220,3 @@ def _named(name: str, structure: Any) -> list[tuple[str, Any]]:
         return [(name, structure)]
     items = structure.items() if isinstance(structure, dict) else enumerate(structure)
     return [item for key, part in items for item in _named(f"{name}[{key!r}]", part)]
-
-
-def _describe(structure: Structure) -> str:
-    return ", ".join(f"{path} of shape {list(array.shape)}" for path, array in _named("an array", structure))

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, mapped_file, tf
-from tfp_dpvi.data.records import Records
+from tfp_dpvi.data.records import Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 RESIDENT_BYTES = 2**31
@@ -64,29 +64,17 @@ class RecordSource:
     """
 
     def __init__(self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype) -> None:
-        if sample_weight is not None:
-            sample_weight = np.asarray(sample_weight).astype(dtype)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
         lists = {name: np.asarray(part) if isinstance(part, list) else part for name, part in given.items()}
         self._parts = {name: part for name, part in lists.items() if part is not None}
-        self._leaves = [
-            leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
-            for leaf in tf.nest.flatten(self._parts)
-        ]
+        self.num = common_length(self._parts)
+        if sample_weight is not None:
+            self._parts["sample_weight"] = check_weights(sample_weight, self.num).astype(dtype)
+        leaves = tf.nest.flatten(self._parts)
+        self._leaves = [leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf) for leaf in leaves]
         self._dtype = np.dtype(dtype)
-        lengths = {len(leaf) for leaf in self._leaves}
-        if len(lengths) != 1:
-            raise ValueError(f"Lengths differ: x, y and sample_weight have {sorted(lengths)} rows. Give one a record.")
-        self.num = lengths.pop()
-        if sample_weight is not None and sample_weight.shape != (self.num,):
-            raise ValueError(
-                f"sample_weight must be one array of shape [{self.num}], one weight for each record, got "
-                f"{list(sample_weight.shape)}."
-            )
-        if self.num == 0:
-            raise ValueError("x holds no records: there is nothing to learn from.")
-        for leaf in self._leaves:
-            if _is_mapped(leaf) and hasattr(mmap, "MADV_RANDOM"):
+        for leaf in filter(_is_mapped, self._leaves):
+            if hasattr(mmap, "MADV_RANDOM"):
                 _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
         self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
 
@@ -97,22 +85,21 @@ class RecordSource:
                 f"Part {number} of the records gives {row.dtype} of shape {row.shape} for source[[0]]: it must give one row of "
                 "numbers for each index, float, integer or bool."
             )
-        return np.zeros(row.shape, self._kind(row.dtype))
-
-    def _kind(self, dtype: np.dtype) -> np.dtype:
-        return self._dtype if np.dtype(dtype).kind in "fb" else dtype
+        return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 
     @property
     def probe(self) -> Records:
         """Returns one record of the right shapes, all zero."""
-        parts = tf.nest.pack_sequence_as(self._parts, self._specs)
-        return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), 1)
+        return self._records(np.zeros([0], np.int64), 1)
 
     def some(self) -> Records:
         """Returns up to 64 of the records, evenly spaced."""
         rows = np.unique(np.linspace(0, self.num - 1, 64).astype(np.int64))
-        parts = self.take(rows, len(rows))
-        return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), len(rows))
+        return self._records(rows, len(rows))
+
+    def _records(self, indices: np.ndarray, rows: int) -> Records:
+        parts = self.take(indices, rows)
+        return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), rows)
 
     def advise(self, indices: np.ndarray) -> None:
         """Tells the operating system which rows will be read, so that it reads them side by side."""

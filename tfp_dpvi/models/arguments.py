@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,7 +85,6 @@ def make_data(
     sampling_probability: float | None = None,
     steps_per_epoch: int | None = None,
     physical_batch_size: int | None = None,
-    pricing: Sequence[Any] = (),
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
@@ -101,7 +100,7 @@ def make_data(
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
         declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
-        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype, *pricing))
+        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
     _refuse_batches(x)
     if sampling_probability is not None:
         raise ValueError(

@@ -219,8 +219,7 @@ class FittedModel(evaluation.EvaluatedModel):
         """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
-        pricing = () if target is None else (target.neighboring_relation, target.accountant)
-        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, pricing=pricing, **settings)
+        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
 
     def mechanism(self, data: Data) -> Mechanism:
         """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
