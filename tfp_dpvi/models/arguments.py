@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,13 +54,10 @@ def refuse(arguments: Mapping[str, object]) -> None:
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raises unless each is None or an integer of at least 1."""
+    """Raises `ValueError` or `TypeError` unless each is None or an integer of at least 1."""
     for name, value in counts.items():
         if value is not None:
-            try:
-                check.count(name, value, 1)
-            except TypeError as error:
-                raise ValueError(str(error)) from None
+            check.count(name, value, 1)
 
 
 def check_scope(model: keras.Model) -> None:
@@ -214,12 +211,10 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
 
 
-def check_checkpoints(callbacks: Any, save: Callable[[str], None]) -> None:
+def check_checkpoints(callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]) -> None:
     """Raises if a `ModelCheckpoint` would fail when it saves, after an epoch that was paid for."""
     saving = [
-        one
-        for one in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
-        if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only
+        one for one in callbacks if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only
     ]
     for one in saving:
         if not one.filepath.endswith(".keras"):

@@ -26,13 +26,13 @@ from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, exporting
 from tfp_dpvi.models.fitting import FittedModel
-from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.sampling import BatchNeeds
 from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.fit import State
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """What a user's function raises when it does not fit its data; TensorFlow's shape errors are `ValueError`s."""

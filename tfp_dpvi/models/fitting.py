@@ -142,7 +142,8 @@ class FittedModel(evaluation.EvaluatedModel):
           BudgetExhaustedError: nothing is left of the budget; nothing was run.
           ValueError, TypeError: bad arguments; nothing was spent.
         """
-        backup = self._check_fit(refused, epochs, initial_epoch, callbacks)
+        given = list(getattr(callbacks, "callbacks", tf.nest.flatten(callbacks or [])))
+        backup = self._check_fit(refused, epochs, initial_epoch, given)
         validation = arguments.check_validation(
             validation_data, validation_is_public, unsafe_validation, self.record_dtype
         )
@@ -158,11 +159,15 @@ class FittedModel(evaluation.EvaluatedModel):
             validate=validate,
             stream=stream,
         )
-        self._try_before(callbacks, validation)
+        self._try_before(given, validation)
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
                 return self._history_of_nothing(epochs)
-            callbacks = _with_ours(callbacks, backup, run, verbose)
+            bars = [one for one in given if isinstance(one, keras.callbacks.ProgbarLogger)]
+            own = [StepsBar(lambda: run.num_steps)] if verbose and not bars else []
+            # The ledger is settled before others end; what they change at an epoch's end is in the backup.
+            settle = keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close())
+            given = [settle, *(one for one in given if one is not backup), *own, *([backup] if backup else [])]
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
@@ -173,14 +178,14 @@ class FittedModel(evaluation.EvaluatedModel):
                     steps_per_epoch=data.steps_per_epoch,
                     initial_epoch=initial_epoch,
                     verbose=verbose,
-                    callbacks=callbacks,
+                    callbacks=given,
                     validation_data=validation,
                     validation_freq=validation_freq,
                     validation_batch_size=validation_batch_size or 1024,
                 )
 
     def _check_fit(
-        self, refused: dict[str, Any], epochs: int, initial_epoch: int, callbacks: object
+        self, refused: dict[str, Any], epochs: int, initial_epoch: int, callbacks: Sequence[keras.callbacks.Callback]
     ) -> PrivateBackupAndRestore | None:
         """Raises if `fit` cannot be called so; returns the backup among its callbacks."""
         if self._dp.target is None or self.optimizer is None:
@@ -196,7 +201,9 @@ class FittedModel(evaluation.EvaluatedModel):
         refuse_keras_3("callbacks", callbacks)
         return checkpoint.find(callbacks)
 
-    def _try_before(self, callbacks: object, validation: arguments.Validation | None) -> None:
+    def _try_before(
+        self, callbacks: Sequence[keras.callbacks.Callback], validation: arguments.Validation | None
+    ) -> None:
         """Raises for files and evaluations that could not be made after an epoch, when it has been paid for."""
         arguments.check_checkpoints(callbacks, self.save)
         if validation is not None:
@@ -282,7 +289,7 @@ class FittedModel(evaluation.EvaluatedModel):
     ) -> tuple[PrivateFit | None, int]:
         """Returns the fit, ready but for its first step, and its first epoch; None where a resumed fit has nothing left to do."""
         state, workers = self._dp, Workers(self.distribute_strategy)
-        target, ledger, compiled = state.target, state.ledger, state.compiled
+        target, compiled = state.target, state.compiled
         assert target is not None
         assert compiled is not None
         self._check_precision(self.trainable_variables)
@@ -305,21 +312,7 @@ class FittedModel(evaluation.EvaluatedModel):
         if not allowed:
             self._end_without_a_step(held, planned, backup, initial_epoch)
             return None, initial_epoch
-        state.progress.fits += 1
-        run = PrivateFit(
-            self,
-            mechanism,
-            data,
-            compiled,
-            ledger=ledger,
-            target=target,
-            allowed=int(allowed),
-            planned=planned,
-            progress=state.progress,
-            seed=state.seed,
-            run=f"{state.identity}/{state.progress.fits}",
-            epsilon=state.epsilon_metric,
-        )
+        run = PrivateFit(self, state, mechanism, data, allowed=int(allowed), planned=planned)
         workers.agree_on(run.prepare)
         if backup is not None and resumed is not None:
             backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
@@ -345,14 +338,11 @@ class FittedModel(evaluation.EvaluatedModel):
         return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
 
     def _checkpoint_of(self, data: Data) -> Checkpoint:
-        state = self._dp
-        assert state.target is not None
         if not data.resumable or Workers(self.distribute_strategy).several:
             raise ValueError(
                 "PrivateBackupAndRestore serves one process, and no dataset: its batches read again are no new sample."
             )
-        held = (self.optimizer, saving.variables_of(self), state.ledger, state.target, state.progress)
-        return Checkpoint(*held, seeded=state.seed is not None)
+        return Checkpoint(self.optimizer, saving.variables_of(self), self._dp)
 
     def _end_without_a_step(
         self, held: Backup | None, planned: int, backup: PrivateBackupAndRestore | None, initial_epoch: int
@@ -417,19 +407,3 @@ class FittedModel(evaluation.EvaluatedModel):
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
         raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
-
-
-def _with_ours(
-    callbacks: Sequence[keras.callbacks.Callback] | None,
-    backup: PrivateBackupAndRestore | None,
-    run: PrivateFit,
-    verbose: int | str,
-) -> Sequence[keras.callbacks.Callback]:
-    """Returns the callbacks between ours: the ledger is settled before others end, the bar counts what ran, a backup is last."""
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        listed = tf.nest.flatten(callbacks or [])
-        bars = [StepsBar(lambda: run.num_steps)] if verbose else []
-        if any(isinstance(one, keras.callbacks.ProgbarLogger) for one in listed):
-            bars = []
-        callbacks = [keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close()), *listed, *bars]
-    return callbacks if backup is None else checkpoint.put_last(callbacks, backup)

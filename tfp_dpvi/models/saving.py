@@ -19,10 +19,9 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import serialization
 from tfp_dpvi._tf import ExportedModel, Model, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
-from tfp_dpvi.models.state import State
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
-from tfp_dpvi.training.fit import Progress
+from tfp_dpvi.training.fit import Progress, State
 
 _VERSION = 1
 _SETTINGS = (
@@ -56,7 +55,6 @@ class SavedModel(ExportedModel):
         spent = {
             "version": _VERSION,
             "ledger": state.ledger.to_config(),
-            "fits": state.progress.fits,
             "steps_run": state.progress.steps,
             "epochs_run": state.progress.epochs,
             "num_records": state.num_records,
@@ -83,8 +81,7 @@ class SavedModel(ExportedModel):
             )
         state = model._dp
         state.ledger = PrivacyLedger.from_config(spent["ledger"])
-        # `state.identity` stays new: two processes may load one file, and their fits are not the same.
-        state.progress = Progress(spent["fits"], spent["steps_run"], spent["epochs_run"])
+        state.progress = Progress(spent["steps_run"], spent["epochs_run"])
         state.num_records, state.num_records_declared = spent["num_records"], spent["num_records_declared"]
         state.plan = None if spent["plan"] is None else PrivacyPlan.from_json(spent["plan"])
         if spent["inputs"] is not None:

@@ -5,36 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfp_dpvi._tf import keras, learning_rate_variable, tf
+from tfp_dpvi._tf import Optimizer, keras, learning_rate_variable, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
-from tfp_dpvi.training.budget import PrivacyTarget
-from tfp_dpvi.training.fit import Progress
+from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.training.fit import State
 from tfp_dpvi.training.mechanism import Mechanism
 
 
-def find(callbacks: object) -> PrivateBackupAndRestore | None:
+def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndRestore | None:
     """Returns the backup among the callbacks of `fit`.
 
     Raises:
       ValueError: there are two.
     """
-    listed = getattr(callbacks, "callbacks", callbacks)
-    found = [one for one in tf.nest.flatten(listed) if isinstance(one, PrivateBackupAndRestore)]
+    found = [one for one in callbacks if isinstance(one, PrivateBackupAndRestore)]
     if len(found) > 1:
         raise ValueError("callbacks has two PrivateBackupAndRestore: give one.")
     return found[0] if found else None
-
-
-def put_last(
-    callbacks: Sequence[keras.callbacks.Callback], backup: PrivateBackupAndRestore
-) -> Sequence[keras.callbacks.Callback]:
-    """Returns the callbacks with the backup after all others, so that what they change at an epoch's end is in it."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = [*(one for one in callbacks.callbacks if one is not backup), backup]
-        last: Sequence[keras.callbacks.Callback] = callbacks
-        return last
-    return [*(one for one in tf.nest.flatten(callbacks) if one is not backup), backup]
 
 
 class Checkpoint:
@@ -44,29 +31,21 @@ class Checkpoint:
       ValueError: the ledger is in memory.
     """
 
-    def __init__(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        variables: Sequence[tf.Variable],
-        ledger: PrivacyLedger,
-        target: PrivacyTarget,
-        progress: Progress,
-        *,
-        seeded: bool,
-    ) -> None:
-        if ledger.path is None:
+    def __init__(self, optimizer: Optimizer, variables: Sequence[tf.Variable], state: State) -> None:
+        if state.ledger.path is None:
             raise ValueError(
                 "PrivateBackupAndRestore needs a ledger on disk: a killed process would take one in memory with it.\n"
                 'Say compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
-        self._optimizer, self._variables, self._ledger = optimizer, variables, ledger
-        self._progress = progress
+        self._optimizer, self._variables, self._ledger = optimizer, variables, state.ledger
+        self._progress, target = state.progress, state.target
+        assert target is not None
         self._public = {
             "epsilon, delta, noise_multiplier, planned_epochs": [
                 target.epsilon, target.delta, target.noise, target.planned_epochs,
             ],
             "optimizer": type(optimizer).__name__,
-            "seeded": seeded,
+            "seeded": state.seed is not None,
         }  # fmt: skip
 
     def snapshot(self, plan: PrivacyPlan, epoch: int) -> Backup:
@@ -132,7 +111,5 @@ class Checkpoint:
         rate = learning_rate_variable(self._optimizer)
         if meta["learning_rate"] is not None and isinstance(rate, tf.Variable):
             rate.assign(meta["learning_rate"])
-        fits = self._progress.fits
-        self._progress.__dict__.update(meta["progress"])
-        self._progress.fits = fits
+        self._progress.steps, self._progress.epochs = meta["progress"]["steps"], meta["progress"]["epochs"]
         return mechanism

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import threading
 import time
+import uuid
 from collections.abc import Callable
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Model, Structure, steps_per_execution, tf
+from tfp_dpvi._tf import Metric, Model, Structure, keras, steps_per_execution, tf
 from tfp_dpvi.data import Data
+from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.budget import PrivacyTarget, epsilon_curve
@@ -28,19 +31,44 @@ _MOST_OF_START = 0.05  # Weight of the start in an average of iterates.
 class Progress:
     """How far a model has come, over all its fits."""
 
-    fits: int = 0
     steps: int = 0
     epochs: float = 0.0  # The last one in part.
+
+
+@dataclasses.dataclass(eq=False)
+class State:
+    """Everything of a model that concerns privacy. A plain object, so that no checkpoint holds a key or a ledger."""
+
+    seed: int | None
+    fitting: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    ledger: PrivacyLedger = dataclasses.field(default_factory=PrivacyLedger)
+    new_run: Callable[[], str] = lambda: uuid.uuid4().hex  # A name for each fit in the ledger.
+    target: PrivacyTarget | None = None
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    plan: PrivacyPlan | None = None
+    compiled: CompiledSteps | None = None
+    running: PrivateFit | None = None
+    accumulated: dict[str, Structure] = dataclasses.field(default_factory=dict)
+    mechanism: Mechanism | None = None
+    inputs: dict[str, tf.TensorSpec] | None = None
+    num_records: int | None = None
+    num_records_declared: bool = False
+    validation_metrics: list[Metric] = dataclasses.field(default_factory=list)
+    private_metrics: tuple[JointRelease, ...] = ()
+    unsafe_validation: bool = False
+    steps_per_execution_is_set: bool = False
+    epsilon_metric: EpsilonSpent = dataclasses.field(default_factory=EpsilonSpent)
+    loss_metric: Metric = dataclasses.field(default_factory=lambda: keras.metrics.Mean(name="loss"))
 
 
 class Reservations:
     """Steps of one fit that are paid for ahead of their release (contract C6), in blocks that grow."""
 
-    def __init__(
-        self, ledger: PrivacyLedger, plan: PrivacyPlan, *, run: str, seeded: bool, target: PrivacyTarget, strict: bool
-    ) -> None:
+    def __init__(self, state: State, plan: PrivacyPlan, *, strict: bool) -> None:
+        assert state.target is not None
+        ledger, run, seeded, budgets = state.ledger, state.new_run(), state.seed is not None, state.target.budgets
         self._ledger, self._strict = ledger, strict
-        self._reserve = functools.partial(ledger.reserve, plan, run=run, seeded=seeded, budgets=target.budgets)
+        self._reserve = functools.partial(ledger.reserve, plan, run=run, seeded=seeded, budgets=budgets)
         self._open: int | None = None
         self._reserved = self._used = 0
         self._at_once = 1
@@ -103,32 +131,20 @@ class PrivateFit:
     """
 
     def __init__(
-        self,
-        model: Model,
-        mechanism: Mechanism,
-        data: Data,
-        compiled: CompiledSteps,
-        *,
-        ledger: PrivacyLedger,
-        target: PrivacyTarget,
-        allowed: int,
-        planned: int,
-        progress: Progress,
-        seed: int | None,
-        run: str,
-        epsilon: EpsilonSpent,
+        self, model: Model, state: State, mechanism: Mechanism, data: Data, *, allowed: int, planned: int
     ) -> None:
-        self._model, self.mechanism, self._data, self._compiled = model, mechanism, data, compiled
-        self._ledger, self._target, self._progress, self._epsilon = ledger, target, progress, epsilon
+        assert state.target is not None
+        assert state.compiled is not None
+        self._model, self.mechanism, self._data = model, mechanism, data
+        self._compiled, self._target, self._ledger = state.compiled, state.target, state.ledger
+        self._progress, self._epsilon = state.progress, state.epsilon_metric
         self._allowed, self._planned, self._done = allowed, planned, 0
         self._workers = Workers(model.distribute_strategy)
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
-        self._key = self._workers.key(_random.new_key(seed))
+        self._key = self._workers.key(_random.new_key(state.seed))
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
-        self._reservations = Reservations(
-            ledger, self.plan, run=run, seeded=seed is not None, target=target, strict=self._workers.several
-        )
-        self.state: StepState = initial_state(mechanism, progress.steps, planned)
+        self._reservations = Reservations(state, self.plan, strict=self._workers.several)
+        self.state: StepState = initial_state(mechanism, state.progress.steps, planned)
         self._curve: Callable[[int], float] | None = None
         self._curve_from = 0
 
