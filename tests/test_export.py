@@ -386,7 +386,7 @@ def test_a_delta_is_needed(tmp_path):
     model = Toy()
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0))
     model.fit(X, Y, batch_size=20, verbose=0)
-    with pytest.raises(ValueError, match=r"delta is not known.*export\(path, delta=1e-5\)"):
+    with pytest.raises(ValueError, match="delta is not known"):
         model.export(tmp_path / "model")
     model.export(tmp_path / "model", delta=1e-6)
     assert json.loads((tmp_path / "model" / export.REPORT).read_text())["delta"] == 1e-6

@@ -183,19 +183,15 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
             "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those records.\nSay "
             "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
         )
-    if isinstance(data, Iterator):
+    dataset = isinstance(data, tf.data.Dataset)
+    single = dataset and any(
+        spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if isinstance(spec, tf.TensorSpec)
+    )
+    if isinstance(data, Iterator) or single or (dataset and data.cardinality() == tf.data.INFINITE_CARDINALITY):
         raise ValueError(
-            f"validation_data is a {type(data).__name__}, which is at its end after one epoch: give arrays, a tf.data.Dataset of "
-            "batches or a keras.utils.Sequence."
+            f"validation_data is a {type(data).__name__} of single records, or endless, or at its end after one epoch: give "
+            "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a keras.utils.Sequence."
         )
-    if isinstance(data, tf.data.Dataset):
-        specs = [
-            spec for spec in tf.nest.flatten(data.element_spec) if isinstance(spec, tf.TensorSpec)
-        ]  # None is one too.
-        ranks = [spec.shape.rank for spec in specs]
-        if 0 in ranks or data.cardinality() == tf.data.INFINITE_CARDINALITY:
-            fault = "has single records: say dataset.batch(1024)" if 0 in ranks else "is endless: leave out repeat()"
-            raise ValueError(f"validation_data is a dataset that {fault}; one pass over its batches is one evaluation.")
     if is_batches(data):
         return data
     if not isinstance(data, tuple | list) or len(data) not in (1, 2, 3):

@@ -130,10 +130,7 @@ class Autoencoder(LayeredModel):
 
     def prepare(self, records: Records) -> None:
         """Makes the variables, and tries both networks on zeros."""
-        if self._parts_of_model.conditional and records.y is None:
-            raise ValueError("y is missing: this model was fitted with y. Call fit(x, y).")
-        if self._parts_of_model.conditional is False and records.y is not None:
-            raise ValueError("y was given, and this model was fitted without y. Call fit(x).")
+        self._check_y(records.y)
         given = (records.x,) if records.y is None else (records.x, records.y)
         zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
         _, read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)

@@ -10,6 +10,7 @@ import dp_accounting
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi import export
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._tf import (
     Optimizer,
@@ -345,7 +346,16 @@ class DPModel(FittedModel):
         A function of released variables and public values, constants of likelihood and layers among them (C2): no record,
         ledger, optimizer state or key is in the folder, nor the ledger's name for the data set.
         """
-        exporting.export_model(self, path, delta=delta, overwrite=overwrite)
+        state = self._dp
+        if state.inputs is None or state.ledger.num_releases == 0:
+            raise RuntimeError(
+                f"{type(self).__name__}.export before fit: nothing was learned, and there is nothing to report. Call fit first.\n"
+                "(Weights that were loaded into a new model come without its ledger: use model.save and load_model.)"
+            )
+        report = self.privacy_report(delta)
+        export.write(
+            path, self.export_functions(state.inputs), report, title=f"Model `{self.name}`", overwrite=overwrite
+        )
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """What has been spent on these data so far, over every `fit`, and what that covers.

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Metric, Structure, keras, layers_within, steps_per_execution, tf
+from tfp_dpvi._tf import (
+    Metric,
+    Structure,
+    clear_losses,
+    in_mode,
+    keras,
+    layers_within,
+    map_apart,
+    steps_per_execution,
+    tf,
+)
 from tfp_dpvi.models import saving
 
 
@@ -82,12 +92,19 @@ class EvaluatedModel(saving.SavedModel):
         return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)]
 
     @abc.abstractmethod
+    def record_loss(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
+        """See `DPModel`."""
+
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
+        records = (x,) if y is None else (x, y)
+        losses = map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
+        clear_losses(self)
+        return losses
 
-    @abc.abstractmethod
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """Returns what validation metrics compare: the truth and the prediction."""
+        """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
+        return x if y is None else y, in_mode(lambda: self(x), training=False)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""

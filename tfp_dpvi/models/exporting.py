@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tfp_dpvi import export
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.export import ExportedFunction, flat_names
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, posterior_draws
 
 if TYPE_CHECKING:
     from tfp_dpvi.data import Records
-    from tfp_dpvi.models.base import DPModel
     from tfp_dpvi.models.dpvae import DPVAE
     from tfp_dpvi.models.dpvi import DPVI
-
-
-def export_model(model: DPModel, path: str | os.PathLike[str], *, delta: float | None, overwrite: bool) -> None:
-    """Writes the model's functions and its privacy report; see `DPModel.export`."""
-    state = model._dp
-    if state.inputs is None or state.ledger.num_releases == 0:
-        raise RuntimeError(
-            f"{type(model).__name__}.export before fit: nothing was learned, and there is nothing to report. Call fit first.\n"
-            "(Weights that were loaded into a new model come without its ledger: use model.save and load_model.)"
-        )
-    if delta is None and (state.target is None or state.target.delta is None):
-        raise ValueError("delta is not known, and the export holds the privacy report: say export(path, delta=1e-5).")
-    functions, report = model.export_functions(state.inputs), model.privacy_report(delta)
-    export.write(path, functions, report, title=f"Model `{model.name}`", overwrite=overwrite)
 
 
 def specs_of(records: Records) -> dict[str, Structure]:

@@ -11,17 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import (
-    Structure,
-    clear_losses,
-    in_mode,
-    keras,
-    layers_within,
-    map_apart,
-    refuse_keras_3,
-    steps_per_execution,
-    tf,
-)
+from tfp_dpvi._tf import Structure, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
@@ -42,10 +32,6 @@ class FittedModel(evaluation.EvaluatedModel):
 
     @abc.abstractmethod
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """See `DPModel`."""
-
-    @abc.abstractmethod
-    def record_loss(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
         """See `DPModel`."""
 
     @property
@@ -392,17 +378,6 @@ class FittedModel(evaluation.EvaluatedModel):
     def train_step(self, data: Structure) -> None:
         """Refused: a batch that was not sampled here cannot be accounted for."""
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
-
-    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns the losses of a batch of records, shape [n]."""
-        records = (x,) if y is None else (x, y)
-        losses = map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
-        clear_losses(self)
-        return losses
-
-    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
-        return x if y is None else y, in_mode(lambda: self(x), training=False)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""

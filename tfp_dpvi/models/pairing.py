@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class Pairing:
         """Refuses a likelihood whose twins move when another record of the batch does: tried on synthetic records."""
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
-
+        x = tf.nest.map_structure(lambda part: _synthetic(part, generator), records.x)
         y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
 
         def twins(x: Structure) -> list[np.ndarray] | None:  # None for inputs that the likelihood refuses.
@@ -219,30 +219,16 @@ class Pairing:
             except _REFUSALS:
                 return None
 
-        def finite(parts: list[np.ndarray]) -> bool:
-            return all(np.isfinite(part).all() for part in parts if np.issubdtype(part.dtype, np.floating))
-
-        tried = 0
-        for draw in (
-            generator.normal,
-            lambda size: np.abs(generator.normal(size=size)),
-            lambda size: generator.uniform(size=size),
-        ):
-            x = tf.nest.map_structure(lambda part: _synthetic(part, draw, generator), records.x)  # noqa: B023
-            moved = [tf.nest.map_structure(lambda part: _moved(part, value, generator), x) for value in (None, 1e4)]  # noqa: B023
-            before, *after = [twins(one) for one in (x, *moved)]
-            if before is None or not finite(before):
-                continue
-            self._stand_in = tf.nest.map_structure(lambda part: part[0], x)
-            for one in after:
-                if one is not None:
-                    tried += 1
-                    if any(not np.array_equal(a[1:], b[1:]) for a, b in zip(before, one, strict=True)):
-                        raise CannotPairError("the twin of one record depends on other records of the batch")
-        if not tried:
+        before, *moved = [twins(one) for one in (x, *(_moved(x, value, generator) for value in (None, 1e4)))]
+        after = [one for one in moved if one is not None]
+        finite = all(part.dtype.kind != "f" or np.isfinite(part).all() for part in before or ())
+        if before is None or not after or not finite:
             raise CannotPairError(
                 "the likelihood has no finite draws at made-up inputs, so that nobody can see its rows apart"
             )
+        if any(not np.array_equal(a[1:], b[1:]) for one in after for a, b in zip(before, one, strict=True)):
+            raise CannotPairError("the twin of one record depends on other records of the batch")
+        self._stand_in = tf.nest.map_structure(lambda part: part[0], x)
 
 
 def specs_of(records: Records, num: int) -> Structure:
@@ -252,20 +238,25 @@ def specs_of(records: Records, num: int) -> Structure:
     )
 
 
-def _synthetic(part: np.ndarray, draw: Callable[..., Any], generator: np.random.Generator) -> np.ndarray:
+def _synthetic(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Returns records of numbers in [0, 1), or of two categories, which a likelihood of rates or shares takes too."""
     shape = (_NUM_TRIED, *part.shape[1:])
-    floating = np.issubdtype(part.dtype, np.floating)
-    return np.asarray(draw(size=shape) if floating else generator.integers(0, 2, shape)).astype(part.dtype)
+    drawn = generator.uniform(size=shape) if part.dtype.kind == "f" else generator.integers(0, 2, shape)
+    return drawn.astype(part.dtype)
 
 
-def _moved(part: np.ndarray, value: float | None, generator: np.random.Generator) -> np.ndarray:
-    """Returns the records with another first one."""
-    part = part.copy()
-    if np.issubdtype(part.dtype, np.floating):
-        part[0] = generator.uniform(size=part.shape[1:]) if value is None else value
-    else:
-        part[0] = 1 - part[0] if value is None else part[0]
-    return part
+def _moved(records: Structure, value: float | None, generator: np.random.Generator) -> Structure:
+    """Returns the records with another first one, whose floats are `value` or other numbers in [0, 1)."""
+
+    def move(part: np.ndarray) -> np.ndarray:
+        part, floats = part.copy(), part.dtype.kind == "f"
+        if value is None:
+            part[0] = generator.uniform(size=part.shape[1:]) if floats else 1 - part[0]
+        elif floats:
+            part[0] = value
+        return part
+
+    return tf.nest.map_structure(move, records)
 
 
 def _rejects(distribution: tfd.Distribution) -> bool:
