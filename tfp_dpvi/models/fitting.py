@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi._tf import Structure, keras, layers_within, refuse_keras_3, steps_per_execution, tf
-from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore, StepsBar
+from tfp_dpvi.callbacks import PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
 from tfp_dpvi.models import arguments, evaluation, exporting, saving
@@ -149,11 +149,6 @@ class FittedModel(evaluation.EvaluatedModel):
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
                 return self._history_of_nothing(epochs)
-            bars = [one for one in given if isinstance(one, keras.callbacks.ProgbarLogger)]
-            own = [StepsBar(lambda: run.num_steps)] if verbose and not bars else []
-            # The ledger is settled before others end; what they change at an epoch's end is in the backup.
-            settle = keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close())
-            given = [settle, *(one for one in given if one is not backup), *own, *([backup] if backup else [])]
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
@@ -164,7 +159,7 @@ class FittedModel(evaluation.EvaluatedModel):
                     steps_per_epoch=data.steps_per_epoch,
                     initial_epoch=initial_epoch,
                     verbose=verbose,
-                    callbacks=given,
+                    callbacks=_between_ours(given, backup, run, verbose),
                     validation_data=validation,
                     validation_freq=validation_freq,
                     validation_batch_size=validation_batch_size or 1024,
@@ -238,6 +233,8 @@ class FittedModel(evaluation.EvaluatedModel):
             metrics=self._dp.private_metrics,
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
+            # Without noise and clip, as for a look at simulated records, losses are shown too.
+            unsafe_loss=target.unsafe_training_metrics or (target.noise == 0.0 and math.isinf(self.clip.bound)),
         )
 
     @contextlib.contextmanager
@@ -275,75 +272,52 @@ class FittedModel(evaluation.EvaluatedModel):
     ) -> tuple[PrivateFit | None, int]:
         """Returns the fit, ready but for its first step, and its first epoch; None where a resumed fit has nothing left to do."""
         state, workers = self._dp, Workers(self.distribute_strategy)
-        target, compiled = state.target, state.compiled
-        assert target is not None
-        assert compiled is not None
+        assert state.compiled is not None
         self._check_precision(self.trainable_variables)
-        draft = self.mechanism(data)
-        draft = dataclasses.replace(draft, unsafe_loss=target.unsafe_training_metrics or draft.non_private)
-        held = resumed = None
-        if backup is not None:
-            resumed = self._checkpoint_of(data)
-            held = backup.read()
-            if held is not None:
-                initial_epoch = resumed.check_epochs(held, epochs)
+        mechanism = self.mechanism(data)
+        resumed = None if backup is None else self._checkpoint(data, backup)
+        initial_epoch = initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
         planned = (epochs - initial_epoch) * data.steps_per_epoch
-        compiled.begin(self.trainable_variables, planned, draft.gradient.gains_from_xla)
-        public = (draft.plan(planned).to_json(), data.sampler.identity, draft.gradient.clip)
-        held_by_all = saving.variables_of(self)
-        workers.check_same(target, state.seed, *public, arrays=lambda: [each.numpy() for each in held_by_all])
-        noise, allowed = workers.from_chief(lambda: self._plan(draft, data, planned, held, resumed), 2)
-        mechanism = draft.with_noise(noise)
+        state.compiled.begin(self.trainable_variables, planned, mechanism.gradient.gains_from_xla)
+        public = (state.target, state.seed, mechanism.plan(planned).to_json(), data.sampler.identity, self.clip)
+        weights = saving.variables_of(self)
+        workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
+        noise, allowed = workers.from_chief(lambda: self._calibrate(mechanism, data, planned, resumed), 2)
+        mechanism = mechanism.with_noise(noise)
         state.plan = mechanism.plan(planned)
         if not allowed:
-            self._end_without_a_step(held, planned, backup, initial_epoch)
+            if resumed is None or resumed.held is None:
+                raise BudgetExhaustedError(
+                    f"budget: epsilon, delta = {state.ledger.budget} of the ledger allows no further release of this plan.\nRaise "
+                    "it with ledger.set_budget, or use more noise."
+                )
+            resumed.end(planned)
             return None, initial_epoch
         run = PrivateFit(self, state, mechanism, data, allowed=int(allowed), planned=planned)
         workers.agree_on(run.prepare)
-        if backup is not None and resumed is not None:
-            backup.attach(lambda epoch: resumed.snapshot(run.plan, epoch), initial_epoch)
+        if resumed is not None:
+            resumed.follow(run.plan, initial_epoch)
         return run, initial_epoch
 
-    def _plan(
-        self, draft: Mechanism, data: Data, planned: int, held: Backup | None, resumed: Checkpoint | None
+    def _calibrate(
+        self, mechanism: Mechanism, data: Data, planned: int, resumed: Checkpoint | None
     ) -> tuple[float, float]:
         """Returns the noise multiplier of a fit and how many of its steps the budgets allow."""
         state = self._dp
         assert state.target is not None
-        if held is not None and resumed is not None:
-            mechanism = resumed.restore(held, draft)
+        if resumed is not None and resumed.held is not None:
+            mechanism = resumed.restore(resumed.held, mechanism)
         else:
-            mechanism = calibrate(
-                draft,
-                state.ledger,
-                state.target,
-                steps=planned,
-                steps_per_epoch=data.steps_per_epoch,
-                epochs_run=state.progress.epochs,
-            )
+            settings = (planned, data.steps_per_epoch, state.progress.epochs)
+            mechanism = calibrate(mechanism, state.ledger, state.target, *settings)
         return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
 
-    def _checkpoint_of(self, data: Data) -> Checkpoint:
+    def _checkpoint(self, data: Data, backup: PrivateBackupAndRestore) -> Checkpoint:
         if not data.resumable or Workers(self.distribute_strategy).several:
             raise ValueError(
                 "PrivateBackupAndRestore serves one process, and no dataset: its batches read again are no new sample."
             )
-        return Checkpoint(self.optimizer, saving.variables_of(self), self._dp)
-
-    def _end_without_a_step(
-        self, held: Backup | None, planned: int, backup: PrivateBackupAndRestore | None, initial_epoch: int
-    ) -> None:
-        if held is None:
-            raise BudgetExhaustedError(
-                f"budget: epsilon, delta = {self._dp.ledger.budget} of the ledger allows no further release of this plan.\nRaise it "
-                "with ledger.set_budget, or use more noise."
-            )
-        if planned:
-            LOG.warning(
-                "The budget is spent; the model is that of epoch %d. The backup: %s.", initial_epoch, held.directory
-            )
-        elif backup is not None and backup.delete_checkpoint:
-            backup.forget()
+        return Checkpoint(backup, self.optimizer, saving.variables_of(self), self._dp)
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
         """Returns the history of a fit in which nothing was left to do."""
@@ -382,3 +356,16 @@ class FittedModel(evaluation.EvaluatedModel):
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: a batch chosen by the caller is no random sample."""
         raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
+
+
+def _between_ours(
+    callbacks: list[keras.callbacks.Callback],
+    backup: PrivateBackupAndRestore | None,
+    run: PrivateFit,
+    verbose: int | str,
+) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks between ours: the ledger is settled before others end, the bar counts what ran, a backup is last."""
+    settle = keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close())
+    own = not verbose or any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
+    bar = [] if own else [StepsBar(lambda: run.num_steps)]
+    return [settle, *(one for one in callbacks if one is not backup), *bar, *([] if backup is None else [backup])]

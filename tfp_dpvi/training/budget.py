@@ -80,7 +80,6 @@ def calibrate(
     mechanism: Mechanism,
     ledger: PrivacyLedger,
     target: PrivacyTarget,
-    *,
     steps: int,
     steps_per_epoch: int,
     epochs_run: float,

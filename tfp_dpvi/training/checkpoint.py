@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 from collections.abc import Sequence
 
 from tfp_dpvi._tf import Optimizer, keras, learning_rate_variable, tf
@@ -10,6 +12,8 @@ from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.privacy import PrivacyPlan
 from tfp_dpvi.training.fit import State
 from tfp_dpvi.training.mechanism import Mechanism
+
+_LOG = logging.getLogger("tfp_dpvi")
 
 
 def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndRestore | None:
@@ -27,18 +31,23 @@ def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndResto
 class Checkpoint:
     """What a backup holds of one fit, and what it must agree with.
 
+    Attributes:
+      held: of an interrupted fit, or None.
+
     Raises:
       ValueError: the ledger is in memory.
     """
 
-    def __init__(self, optimizer: Optimizer, variables: Sequence[tf.Variable], state: State) -> None:
+    def __init__(
+        self, backup: PrivateBackupAndRestore, optimizer: Optimizer, variables: Sequence[tf.Variable], state: State
+    ) -> None:
         if state.ledger.path is None:
             raise ValueError(
                 "PrivateBackupAndRestore needs a ledger on disk: a killed process would take one in memory with it.\n"
                 'Say compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
-        self._optimizer, self._variables, self._ledger = optimizer, variables, state.ledger
-        self._progress, target = state.progress, state.target
+        self._backup, self._ledger, self._progress, target = backup, state.ledger, state.progress, state.target
+        self._optimizer, self._variables = optimizer, variables
         assert target is not None
         self._public = {
             "epsilon, delta, noise_multiplier, planned_epochs": [
@@ -47,66 +56,74 @@ class Checkpoint:
             "optimizer": type(optimizer).__name__,
             "seeded": state.seed is not None,
         }  # fmt: skip
+        self.held = backup.read()
 
-    def snapshot(self, plan: PrivacyPlan, epoch: int) -> Backup:
-        """Returns all that a fit needs to go on after `epoch` epochs. No key, no seed and no record is in it."""
-        rate = learning_rate_variable(self._optimizer)
-        meta = {
-            "epoch": epoch,
-            "plan": plan.to_json(),
-            "ledger": self._ledger.mark(),
-            "public": self._public,
-            "learning_rate": float(rate.numpy()) if isinstance(rate, tf.Variable) else None,
-            "progress": dataclasses.asdict(self._progress),
-        }
-        return Backup(meta, [variable.numpy() for variable in self._variables])
-
-    def check_epochs(self, backup: Backup, epochs: int) -> int:
+    def first_epoch(self, initial_epoch: int, epochs: int) -> int:
         """Returns the epoch to go on from.
 
         Raises:
           ValueError: the fit is shorter than what was run.
         """
-        epoch = int(backup.meta["epoch"])
+        epoch = initial_epoch if self.held is None else int(self.held.meta["epoch"])
         if epoch > epochs:
             raise ValueError(
-                f"epochs={epochs}, but the backup in {backup.directory!r} has run {epoch}: give at least as many, or another "
+                f"epochs={epochs}, but the backup in {self._backup.backup_dir!r} has run {epoch}: give at least as many, or another "
                 "backup_dir.\nNothing was spent."
             )
         return epoch
 
-    def restore(self, backup: Backup, draft: Mechanism) -> Mechanism:
+    def follow(self, plan: PrivacyPlan, first_epoch: int) -> None:
+        """Has the callback write, after each epoch, all that a fit needs to go on. No key, no seed and no record is in it."""
+
+        def snapshot(epoch: int) -> Backup:
+            rate = learning_rate_variable(self._optimizer)
+            meta = {
+                "epoch": epoch,
+                "plan": plan.to_json(),
+                "ledger": self._ledger.mark(),
+                "public": self._public,
+                "learning_rate": float(rate.numpy()) if isinstance(rate, tf.Variable) else None,
+                "progress": dataclasses.asdict(self._progress),
+            }
+            return Backup(meta, [variable.numpy() for variable in self._variables])
+
+        self._backup.attach(snapshot, first_epoch)
+
+    def end(self, steps_left: int) -> None:
+        """Ends a resumed fit in which no step is to run."""
+        if steps_left:
+            _LOG.warning("The budget is spent; the model is that of the backup in %s.", self._backup.backup_dir)
+        elif self._backup.delete_checkpoint:
+            self._backup.forget()
+
+    def restore(self, held: Backup, draft: Mechanism) -> Mechanism:
         """Puts back the variables and the progress; returns the mechanism with the noise of the interrupted fit.
 
         Raises:
           ValueError: this is not the fit that was interrupted, or not the ledger that it was charged to.
         """
-        where, meta = f"The backup in {backup.directory!r}", backup.meta
+        where, meta, saved = f"The backup in {held.directory!r}", held.meta, held.meta["plan"]
         mark = meta["ledger"]
         if mark["dataset_id"] != self._ledger.dataset_id or not self._ledger.continues_from(mark):
             raise ValueError(
                 f"{where} was charged to another ledger (of the data set {mark['dataset_id']!r}) than {self._ledger.path!r}, or to "
                 "a newer copy.\nCompile with the ledger that the fit was charged to. Nothing was spent."
             )
-        saved = PrivacyPlan.from_json(meta["plan"])
-        mechanism = draft.with_noise(meta["plan"]["noise_multiplier"])
-        wanted = mechanism.plan(saved.num_releases)
-        fields = [field.name for field in dataclasses.fields(saved)]
-        then = {**{name: getattr(saved, name) for name in fields}, **meta["public"]}
-        now = {**{name: getattr(wanted, name) for name in fields}, **self._public}
+        mechanism = draft.with_noise(saved["noise_multiplier"])
+        shapes = "the shapes of variables"
+        then = {**saved, **meta["public"], shapes: [list(value.shape) for value in held.arrays]}
+        now = {**mechanism.plan(saved["num_releases"]).to_json(), **self._public}
+        now[shapes] = [variable.shape.as_list() for variable in self._variables]
+        now = json.loads(json.dumps(now))
         differing = [
             f"{name} ({then.get(name)!r} then, {now[name]!r} now)" for name in now if then.get(name) != now[name]
         ]
-        shapes = [list(value.shape) for value in backup.arrays]
-        own = [variable.shape.as_list() for variable in self._variables]
-        if shapes != own:
-            differing.append(f"the shapes of variables ({shapes} then, {own} now)")
         if differing:
             raise ValueError(
                 f"{where} is of another fit: {'; '.join(differing)}.\nUse the same arguments to go on with it, or another "
                 "backup_dir to start anew. Nothing was spent."
             )
-        for variable, value in zip(self._variables, backup.arrays, strict=True):
+        for variable, value in zip(self._variables, held.arrays, strict=True):
             variable.assign(value)
         rate = learning_rate_variable(self._optimizer)
         if meta["learning_rate"] is not None and isinstance(rate, tf.Variable):
