@@ -53,7 +53,7 @@ def with_nan(array):
     [
         ({"x": with_nan(X), "y": Y}, ["x", "NaN", "validate=False"]),
         ({"x": np.where(X > 1, np.inf, X), "y": Y}, ["x", "infinite"]),
-        ({"x": X.astype("float64") * 1e39, "y": Y}, ["x", "overflow", "float32"]),
+        ({"x": X.astype("float64") * 1e39, "y": Y}, ["x", "infinite", "float32"]),
         ({"x": X.astype(object), "y": Y}, ["x", "object", "astype"]),
         ({"x": np.array([["a", "b", "c"]] * 50), "y": Y}, ["x", "dtype"]),
         ({"x": X, "y": Y[:49]}, ["x has 50", "y has 49"]),

@@ -41,7 +41,7 @@ class DatasetData:
       ValueError: not declared, or a declaration that is incomplete; the message says how to declare it.
     """
 
-    resumable = False
+    resumable: bool = False
 
     def __init__(
         self,

@@ -40,35 +40,25 @@ class Records:
 
 
 class Data(Protocol):
-    """The records of a fit: in memory, streamed, or batches of a dataset."""
+    """The records of a fit: in memory, streamed, or batches of a dataset.
 
-    @property
-    def sampler(self) -> Sampler:
-        """Takes each step's records inside the step; its scheme is what is accounted for."""
+    Attributes:
+      sampler: takes each step's records inside the step; its scheme is what is accounted for.
+      tensors: of the shapes that the step is traced with.
+      records: the records, or one of their shapes for those that stay where they are.
+      num_records: the public N.
+      batch_size: the expected batch size, the public denominator qN.
+      steps_per_epoch: public.
+      resumable: whether an interrupted fit may draw from the same records again.
+    """
 
-    @property
-    def tensors(self) -> dict[str, tf.Tensor]:
-        """Tensors of the shapes that the step is traced with."""
-
-    @property
-    def records(self) -> Records:
-        """The records, or one of their shapes for those that stay where they are."""
-
-    @property
-    def num_records(self) -> int:
-        """The public N."""
-
-    @property
-    def batch_size(self) -> float:
-        """The expected batch size, the public denominator qN."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of an epoch, public."""
-
-    @property
-    def resumable(self) -> bool:
-        """True if an interrupted fit may draw from the same records again."""
+    sampler: Sampler
+    tensors: dict[str, tf.Tensor]
+    records: Records
+    num_records: int
+    batch_size: float
+    steps_per_epoch: int
+    resumable: bool
 
     def calls(
         self, steps: int, key: tf.Tensor, first: int, compiled: bool
@@ -83,7 +73,7 @@ class Data(Protocol):
         """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ArrayData:
     """Records in the device's memory; the sampler inside the step draws from them. See `Data`."""
 
@@ -92,11 +82,10 @@ class ArrayData:
     num_records: int
     batch_size: float
     steps_per_epoch: int
-    tensors: dict[str, tf.Tensor] = dataclasses.field(init=False)
     resumable: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", self.records.tensors())
+        self.tensors = self.records.tensors()
 
     def calls(
         self, steps: int, key: tf.Tensor, first: int, compiled: bool
@@ -158,11 +147,6 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate) for key, part in items}
         return made if isinstance(value, dict) else tuple(made.values())
-    if isinstance(value, tf.data.Dataset) or hasattr(value, "__next__"):
-        raise TypeError(
-            f"{name} is a {type(value).__name__}, which has no rows to draw from: pass arrays, or a tf.data.Dataset of "
-            "batches as x alone, with a declared sampling scheme."
-        )
     try:
         array = np.asarray(value)
     except ValueError as error:  # Of several lengths.
@@ -177,15 +161,13 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
     if array.ndim == 0:
         raise ValueError(f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record.")
     if array.dtype.kind == "f":
-        if validate and not np.isfinite(array).all():
-            raise ValueError(
-                f"{name} holds NaN or infinite values: impute them or code them as a mask; with fit(validate=False) such records "
-                "contribute nothing. (This check looks at the data and is outside the guarantee.)"
-            )
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
         if validate and not np.isfinite(array).all():
-            raise ValueError(f"{name} holds values that overflow {np.dtype(dtype).name}: rescale it.")
+            raise ValueError(
+                f"{name} holds values that are NaN or infinite in {np.dtype(dtype).name}: impute them, code them as a mask, or rescale; "
+                "with fit(validate=False) such records contribute nothing.\n(This check looks at the data and is outside the guarantee.)"
+            )
     elif array.dtype.kind == "b":
         array = array.astype(dtype)
     return array

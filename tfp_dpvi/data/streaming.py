@@ -204,7 +204,7 @@ class StreamedData:
     The same records in the same order as from arrays on the device; the scheme of the sampler `draws` is what is accounted for.
     """
 
-    resumable = True
+    resumable: bool = True
 
     def __init__(
         self, source: RecordSource, draws: Sampler, num_records: int, batch_size: float, steps_per_epoch: int

@@ -15,8 +15,7 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
-from tfp_dpvi.models.calibrated import Calibrated
-from tfp_dpvi.models.calibration import Calibration
+from tfp_dpvi.models.calibrated import Calibrated, Calibration
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import as_event, specs_of
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
