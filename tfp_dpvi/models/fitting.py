@@ -275,7 +275,7 @@ class FittedModel(evaluation.EvaluatedModel):
         assert state.compiled is not None
         self._check_precision(self.trainable_variables)
         mechanism = self.mechanism(data)
-        resumed = None if backup is None else self._checkpoint(data, backup)
+        resumed = None if backup is None else self._checkpoint_of(data, backup)
         initial_epoch = initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         state.compiled.begin(self.trainable_variables, planned, mechanism.gradient.gains_from_xla)
@@ -312,7 +312,7 @@ class FittedModel(evaluation.EvaluatedModel):
             mechanism = calibrate(mechanism, state.ledger, state.target, *settings)
         return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
 
-    def _checkpoint(self, data: Data, backup: PrivateBackupAndRestore) -> Checkpoint:
+    def _checkpoint_of(self, data: Data, backup: PrivateBackupAndRestore) -> Checkpoint:
         if not data.resumable or Workers(self.distribute_strategy).several:
             raise ValueError(
                 "PrivateBackupAndRestore serves one process, and no dataset: its batches read again are no new sample."
