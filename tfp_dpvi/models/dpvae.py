@@ -138,7 +138,7 @@ class DPVAE(Autoencoder):
     def _settings(self) -> Hashable:
         return self.gradients, self.num_draws, self.beta, self.kl
 
-    def _losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
         return self._terms(records["x"], key, self.num_draws, training=training, y=records.get("y")).losses
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:

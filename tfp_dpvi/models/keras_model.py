@@ -142,7 +142,7 @@ class DPKerasModel(LayeredModel):
     def _layers_watched(self) -> Sequence[Layer]:
         return layers_of(self.network)
 
-    def _losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
         del key
         return in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
 
@@ -152,7 +152,7 @@ class DPKerasModel(LayeredModel):
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
-        losses = self._losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
+        losses = self._batch_losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
         clear_losses(self)
         return losses
 

@@ -43,7 +43,7 @@ class LayeredModel(base.DistributionModel):
         """The layers, sublayers included."""
 
     @abc.abstractmethod
-    def _losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
 
     @property
@@ -71,7 +71,7 @@ class LayeredModel(base.DistributionModel):
         def clipped_sum(
             records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
         ) -> tuple[ClippedSum, PerExample]:
-            one = layers.run(lambda: self._losses(records, key, training=True))
+            one = layers.run(lambda: self._batch_losses(records, key, training=True))
             return one.clipped_sum(one.result, mask, clip, weights=records.get("sample_weight"))
 
         def draw(key: tf.Tensor) -> StepGradient:
@@ -123,7 +123,7 @@ class LayeredModel(base.DistributionModel):
         """Returns how the layers' gradients are computed; raises `UnsupportedLayerError` where they cannot be."""
         key = tf.constant([1, 2], tf.int64)
         layers = LayerGradients(self._layers_watched, self.trainable_variables, mapped=self.gradients == "vectorized")
-        losses: Any = functools.partial(self._losses, key=key)
+        losses: Any = functools.partial(self._batch_losses, key=key)
         trained, still = (functools.partial(losses, training=training) for training in (True, False))
         layers = layers.checked(trained, made, still)
         if layers.note:
