@@ -229,7 +229,7 @@ def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
         keep = keras.callbacks.ModelCheckpoint(str(tmp_path / name), **settings)
         model.fit(X, Y, batch_size=50, verbose=0, callbacks=[keep])
 
-    for model, name, words in ((logistic(), "a.keras", "dpvi.register"), (toy(3.0), "a.h5", "save_weights_only")):
+    for model, name, words in ((logistic(), "a.keras", "dpvi.register"), (toy(3.0), "a.h5", "save_weights")):
         with pytest.raises(ValueError, match=words):
             fit(model, name)
         assert model.num_releases == 0

@@ -209,18 +209,10 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
 
 def check_checkpoints(callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]) -> None:
     """Raises if a `ModelCheckpoint` would fail when it saves, after an epoch that was paid for."""
-    saving = [
-        one for one in callbacks if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only
-    ]
-    for one in saving:
-        if not one.filepath.endswith(".keras"):
-            raise ValueError(
-                f"ModelCheckpoint(filepath={one.filepath!r}): a model with its ledger is saved in Keras's own format. End "
-                'the path in ".keras", or say save_weights_only=True. Nothing was spent.'
-            )
-    if saving:
-        with tempfile.TemporaryDirectory() as folder:
-            save(os.path.join(folder, "tried.keras"))  # A lambda, say, cannot be.
+    for one in callbacks:
+        if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only:
+            with tempfile.TemporaryDirectory() as folder:
+                save(os.path.join(folder, os.path.basename(one.filepath)))
 
 
 def validation_metrics(metrics: Any) -> list[Metric]:
