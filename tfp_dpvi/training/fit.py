@@ -184,9 +184,14 @@ class PrivateFit:
         self._reservations.close()
 
     def __call__(self, iterator: object) -> dict[str, float]:
-        """Runs the steps of one execution; returns the logs."""
+        """Reserves the steps of one execution, runs them, and returns the logs."""
         del iterator  # Keras's own counting of steps.
-        progress = self._progress
+        steps, before = self._reserve(), self.state
+        self._run(steps)
+        return self._logs(before, steps)
+
+    def _reserve(self) -> int:
+        """Pays for steps in the ledger; returns how many are to run now."""
         if self.mechanism.identity != self._priced:
             raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
         wanted = int(steps_per_execution(self._model).numpy())
@@ -195,22 +200,22 @@ class PrivateFit:
         left = self._allowed - self._done
         if not left:  # A callback has reset `stop_training`.
             raise BudgetExhaustedError(f"fit: all {self._done} steps that the budget allows have run.")
-        steps = self._reservations.take(min(wanted, left), left)
-        first = progress.steps
-        progress.steps += steps
-        progress.epochs += steps / self._data.steps_per_epoch
-        self._done += steps
-        before = self.state
+        return self._reservations.take(min(wanted, left), left)
+
+    def _run(self, steps: int) -> None:
+        """Runs steps that are paid for."""
+        first, self._done = self._progress.steps, self._done + steps
+        self._progress.steps += steps
+        self._progress.epochs += steps / self._data.steps_per_epoch
         for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
             mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
-            run = self._compiled.steps_for(mechanism, tensors)
-            self.state = run(self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise)
+            step = self._compiled.steps_for(mechanism, tensors)
+            self.state = step(self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise)
         if self._done == self._allowed < self._planned:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned
             )
             self._model.stop_training = True
-        return self._logs(before, steps)
 
     def spent(self) -> str:
         """Returns a sentence for somebody whose step failed."""
