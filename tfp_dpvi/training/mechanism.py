@@ -89,6 +89,10 @@ class Mechanism:
         """Returns the mechanism with this noise multiplier."""
         return dataclasses.replace(self, noise_multiplier=noise)
 
+    def with_noise_of(self, plan: PrivacyPlan) -> Mechanism:
+        """Returns the mechanism with a plan's noise: its deviation at a clip of 1."""
+        return self.with_noise(plan.replace(l2_norm_clip=1.0).deviation)
+
     @property
     def deviations(self) -> tuple[float, ...]:
         """Standard deviations of the noise on the sum of gradients (where no part has a scale of its own) and on each joint release."""
