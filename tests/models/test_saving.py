@@ -149,7 +149,7 @@ def test_a_synthesizers_model_round_trips(tmp_path):
     table = dpvi.synthetic.Table(
         {
             "age": dpvi.synthetic.Integer(0, 9, bins=[3, 6], missing=True),
-            "pay": dpvi.synthetic.Continuous(0.0, 1.0, bins=4, shape="normal"),
+            "pay": dpvi.synthetic.Continuous(0.0, 1.0, bins=4),
             "job": dpvi.synthetic.Categorical(["a", "b", "c"]),
         }
     )

@@ -33,9 +33,9 @@ def make_table():
     return Table(
         {
             "a": Categorical(["x", "y", "z"], missing=True),
-            "b": Continuous(0, 1, bins=4, shape="normal", missing=True),
+            "b": Continuous(0, 1, bins=[0.3, 0.5, 0.6], missing=True),
             "c": Binary(),
-            "d": Integer(0, 9, bins=[1, 5], shape="normal"),
+            "d": Integer(0, 9, bins=[1, 5]),
         }
     )
 
@@ -44,8 +44,7 @@ def make_params(seed=0):
     generator = np.random.default_rng(seed)
     return {
         "weights": generator.normal(size=K).astype("float32"),
-        "levels": generator.normal(size=[K, 3 + 2 + 2 + 2]).astype("float32"),
-        "normals": generator.normal(0, 0.5, size=[K, 2, 2]).astype("float32"),
+        "levels": generator.normal(size=[K, 3 + 4 + 2 + 3 + 2 + 2]).astype("float32"),
     }
 
 
@@ -53,19 +52,14 @@ def tables_by_hand(params):
     """Probabilities: weights [K], and for each column [K, levels + missing]."""
     soft = scipy.special.softmax
     levels = params["levels"].astype(float)
-    a, c, no_a, no_b = levels[:, :3], levels[:, 3:5], levels[:, 5:7], levels[:, 7:9]
-
-    def normal(place, centres):
-        location, log_scale = params["normals"][:, place, 0, None], params["normals"][:, place, 1, None]
-        return soft(-0.5 * ((centres - 0.1 * location) / (0.01 + np.exp(log_scale))) ** 2, axis=1)
+    a, b, c, d, no_a, no_b = np.split(levels, np.cumsum([3, 4, 2, 3, 2]), axis=1)
 
     def with_missing(shares, absent):
         absent = soft(absent, axis=1)
         return np.concatenate([shares * absent[:, :1], absent[:, 1:]], axis=1)
 
-    b = normal(0, np.array([-0.75, -0.25, 0.25, 0.75]))
-    d = normal(1, np.array([-0.9, -0.4, 0.5]))  # Bins {0}, {1..4}, {5..9} of [0, 10).
-    columns = [with_missing(soft(a, axis=1), no_a), with_missing(b, no_b), soft(c, axis=1), d]
+    a, b, c, d = (soft(part, axis=1) for part in (a, b, c, d))
+    columns = [with_missing(a, no_a), with_missing(b, no_b), c, d]
     return soft(params["weights"].astype(float)), columns
 
 
@@ -171,26 +165,11 @@ def test_the_start_is_random_and_spread_over_the_target():
     one, other = starting_point(table, 6, target="c", seed=1), starting_point(table, 6, target="c", seed=1)
     np.testing.assert_array_equal(one["levels"], other["levels"])
     assert np.all(starting_point(table, 6)["levels"] != starting_point(table, 6)["levels"])
-    np.testing.assert_array_equal(one["levels"][:, 3:5].argmax(1), [0, 1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(one["levels"][:, 7:9].argmax(1), [0, 1, 0, 1, 0, 1])
     prior = make_prior(table, 6)
     tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a.shape, b), dict(one), dict(prior.event_shape))
     with pytest.raises(ValueError, match="target='e'"):
         starting_point(table, 6, target="e")
-    with pytest.raises(ValueError, match="target='b' has shape"):
-        starting_point(table, 6, target="b")
-
-
-def test_tables_of_one_kind():
-    """No free levels, or no normals."""
-    for column in (Continuous(0, 1, shape="normal"), Binary()):
-        table = Table({"a": column})
-        prior = make_prior(table, 2)
-        params = prior.sample(seed=(0, 1))
-        mixture = make_likelihood(table)(params)
-        assert np.exp(mixture.log_prob(np.arange(column.num_levels)[:, None])).sum() == pytest.approx(1.0, rel=1e-5)
-        tf.nest.map_structure(
-            lambda a, b: np.testing.assert_array_equal(a.shape, b), starting_point(table, 2), dict(prior.event_shape)
-        )
 
 
 def test_bad_arguments():

@@ -35,7 +35,7 @@ TABLE = Table(
         "a": Categorical(["x", "y", "z"], missing=True),
         "b": Continuous(0, 1, bins=[0.3, 0.6], missing=True),
         "c": Binary(),
-        "d": Integer(0, 9, bins=[1, 5], shape="normal"),
+        "d": Integer(0, 9, bins=[1, 5]),
     }
 )
 GENERATOR = np.random.default_rng(0)
@@ -82,7 +82,6 @@ def test_counts_are_those_of_a_loop():
 
 def test_shares_of_a_mixture_are_those_of_its_log_prob():
     params = make_prior(TABLE, 3).sample(seed=[1, 2])
-    params["normals"] *= 0.1
     mixture, pairs = make_likelihood(TABLE)(params), Pairs(Segments.of(TABLE))
     every = np.array(list(itertools.product([-1, 0, 1, 2], [-1, 0, 1, 2], [0, 1], [0, 1, 2])), np.int32)
     weights = np.exp(mixture.log_prob(every).numpy())
@@ -97,7 +96,6 @@ def test_the_likelihood_is_a_normals_and_knows_the_weights():
     noisy = pairs.counts(codes) + GENERATOR.normal(size=[13, 13])
     released = NoisyPairs.of(pairs, noisy, 5.0, 200)
     params = make_prior(TABLE, 2).sample(seed=[1, 2])
-    params["normals"] *= 0.1
     shares, total = pairs.shares(params).numpy().astype(float), 0.0
     for (i, j), weight in np.ndenumerate(pairs.weights()):
         if weight:
@@ -192,11 +190,11 @@ def test_a_narrow_bin_never_gives_its_upper_edge():
 
 
 def test_crowded_bins_are_found():
-    wide, masses = Integer(0, 999, bins=10, shape="normal"), np.eye(10)[3] * 80 + 2.0
+    wide, masses = Integer(0, 999, bins=10), np.eye(10)[3] * 80 + 2.0
     assert crowded(wide, masses) == (300, 400)
     assert crowded(wide, np.ones(10)) is None
-    assert crowded(Integer(0, 9, bins=10, shape="normal"), masses) is None  # One number each.
-    assert crowded(Integer(0, 999, bins=[300, 400, 500, 600], shape="normal"), masses[:5]) is None  # The user's own.
+    assert crowded(Integer(0, 9, bins=10), masses) is None  # One number each.
+    assert crowded(Integer(0, 999, bins=[300, 400, 500, 600]), masses[:5]) is None  # The user's own.
     assert crowded(Binary(), np.array([99.0, 1.0])) is None
 
 
@@ -249,7 +247,6 @@ def test_dates_in_frames():
         (lambda: Continuous(0, 1, spikes=[2]), ValueError, r"spikes=\[2\] must be"),
         (lambda: Continuous(0, 1, spikes=["a"]), TypeError, "spikes"),
         (lambda: Continuous(0, 1, bins=[0.5], spikes=[0]), ValueError, "edges of your own"),
-        (lambda: Continuous(0, 1, shape="normal", spikes=[0]), ValueError, "shape"),
         (lambda: Integer(0, 9, spikes=[0.5]), ValueError, "spikes holds 0.5"),
         (lambda: Categorical(["a", "b"], max_levels=1), ValueError, "max_levels"),
     ],

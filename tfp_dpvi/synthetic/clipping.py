@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import Clip, ClippedSum, PerExample, product_epsilon
-from tfp_dpvi.synthetic.mixture import LEAST_SCALE, LOCATION_UNIT, Params, Segments, TableMixture, log_table_of
+from tfp_dpvi.synthetic.mixture import Params, Segments, TableMixture, log_table_of
 
 
 def table_clipped_sum(
@@ -39,15 +39,14 @@ def table_clipped_sum(
     record. Hence A = C and D = 2C. Norm and contribution come from the same parameters (contract C5).
     """
     dtype = params["weights"].dtype
-    # In float64: a narrow normal's slopes are so large that float32 loses more than a record's share of their sums, and
-    # then one record would move the sum by more than C. The table is small; records stay in their own dtype.
+    # The small table in float64, by which the sum over records is pulled back; records stay in their own dtype.
     params = tf.nest.map_structure(lambda part: tf.cast(part, tf.float64), params)
     flat = tf.nest.flatten(params)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(flat)
         log_weights = tf.nn.log_softmax(params["weights"])
         log_table = log_table_of(segments, params)
-    squares = tf.cast(_squared_norms(segments, params, log_table), dtype)
+    squares = tf.cast(_squared_norms(segments, log_table), dtype)
     narrow, prior = tf.cast(log_table, dtype), tf.cast(log_weights, dtype)
     chosen = TableMixture(prior, narrow, segments).components_distribution.chosen(codes)
     log_joint = tf.matmul(chosen, narrow, transpose_b=True) + prior
@@ -70,25 +69,12 @@ def table_clipped_sum(
     return ClippedSum(sums, clip), PerExample.of(-log_prob, [factors], keep)
 
 
-def _squared_norms(segments: Segments, params: Params, log_table: tf.Tensor) -> tf.Tensor:
-    """Returns the squared norm of each level's log-probability's gradient: [K, levels], rounded up."""
-    normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
+def _squared_norms(segments: Segments, log_table: tf.Tensor) -> tf.Tensor:
+    """Returns the squared norm of each level's log-probability's gradient, |e_l - p|^2: [K, levels]."""
     parts = []
-    for place, part in enumerate(tf.split(log_table, segments.sizes, axis=-1)):
-        shares = tf.exp(part)
-        if place in segments.centres:
-            location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
-            scale = LEAST_SCALE + tf.exp(log_scale)
-            z = (tf.constant(segments.centres[place], location.dtype) - LOCATION_UNIT * location) / scale
-            # Of the level's logit -z^2 / 2 by the location's parameter and the log scale; the normaliser takes off their mean.
-            found = tf.zeros_like(part)
-            for slope in (LOCATION_UNIT * z / scale, tf.square(z) * (scale - LEAST_SCALE) / scale):
-                centred = slope - tf.reduce_sum(shares * slope, axis=-1, keepdims=True)
-                most = tf.reduce_max(tf.abs(slope), axis=-1, keepdims=True)
-                found += tf.square(tf.abs(centred) + 4.0 * product_epsilon(part.dtype) * most)
-        else:
-            # |e_l - p|^2, as a sum of squares: (1 - p_l)^2 and what the other levels add.
-            others = tf.reduce_sum(tf.square(shares), axis=-1, keepdims=True) - tf.square(shares)
-            found = tf.square(1.0 - shares) + tf.maximum(others, 0.0)
-        parts.append(found)
+    for log_shares in tf.split(log_table, segments.sizes, axis=-1):
+        shares = tf.exp(log_shares)
+        # As a sum of squares: (1 - p_l)^2 and what the other levels add.
+        others = tf.reduce_sum(tf.square(shares), axis=-1, keepdims=True) - tf.square(shares)
+        parts.append(tf.square(1.0 - shares) + tf.maximum(others, 0.0))
     return tf.concat(parts, axis=-1)

@@ -21,8 +21,6 @@ MISSING = -1
 FINEST = 16**4
 """The most bins that a private histogram of a number tells apart."""
 
-_SHAPES = ("histogram", "normal")
-
 
 @dataclasses.dataclass(frozen=True)
 class Column(abc.ABC):
@@ -74,12 +72,11 @@ class Column(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Numeric(Column):
-    """What `Continuous` and `Integer` share: bounds, bins and a shape."""
+    """What `Continuous` and `Integer` share: bounds and bins."""
 
     lower: float
     upper: float
     bins: int | Sequence[float] = 16
-    shape: str = "histogram"
     spikes: Sequence[float] = ()
     kinds: ClassVar[str] = "iuf"
 
@@ -88,7 +85,6 @@ class Numeric(Column):
         high = check.real("upper", self.upper, "pass a public bound")
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
-        check.one_of("shape", self.shape, _SHAPES)
         if isinstance(self.bins, (int, np.integer)) and not isinstance(self.bins, bool):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
             self._check_spikes()
@@ -115,10 +111,10 @@ class Numeric(Column):
             raise ValueError(
                 f"spikes={self.spikes!r} must be different numbers from lower={self.lower} to {self.upper}."
             )
-        if spikes and not (isinstance(self.bins, int) and self.shape == "histogram" and self.bins > 2 * len(spikes)):
+        if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
-                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}, and "
-                'shape="histogram": with edges of your own, give each spike a bin.'
+                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with edges of your own, "
+                "give each spike a bin."
             )
         object.__setattr__(self, "spikes", spikes)
 
@@ -144,7 +140,7 @@ class Numeric(Column):
     @functools.cached_property
     def fine(self) -> Column | None:
         """With up to 65,536 bins, where `bins` is a number and leaves something to choose."""
-        if not isinstance(self.bins, int) or self.shape != "histogram":
+        if not isinstance(self.bins, int):
             return None
         even = dataclasses.replace(self, bins=FINEST - 64, spikes=()).edges
         inner = {float(edge) for edge in even[1:-1]} | {
@@ -157,12 +153,6 @@ class Numeric(Column):
     def num_levels(self) -> int:
         """The number of bins."""
         return len(self.edges) - 1
-
-    @property
-    def centres(self) -> np.ndarray:
-        """Middles of the bins, mapped from the bounds to [-1, 1]: float64 [num_levels]."""
-        edges = self.edges
-        return (edges[1:] + edges[:-1] - edges[0] - edges[-1]) / (edges[-1] - edges[0])
 
     def bins_of(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the bins of numbers within the bounds, int32 [n]."""
@@ -193,8 +183,6 @@ class Continuous(Numeric):
       upper: the largest value allowed.
       bins: their number, where `Synthesizer.fit` chooses them by a private histogram, so that each holds about as many records
         and values that heap (zeros, bounds, round numbers) stay heaps; or their inner edges.
-      shape: how a component of the mixture spreads over the bins: "histogram", or "normal", a discretised normal. Records in
-        a narrow normal are clipped more than those that miss the value: missing values come out too frequent.
       spikes: values that have a bin of their own, whatever their share. 0 and the bounds are found where they are frequent.
       missing: whether values may be missing.
 

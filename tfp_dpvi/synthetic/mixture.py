@@ -11,7 +11,6 @@ the difference of two probability vectors), can be clipped there, and pulled bac
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -19,17 +18,11 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf, tfd, tfp
-from tfp_dpvi.synthetic.columns import MISSING, Numeric
+from tfp_dpvi.synthetic.columns import MISSING
 from tfp_dpvi.synthetic.table import Table
 
 Params = dict[str, tf.Tensor]
 """A draw from `make_prior`, or tensors structured as one."""
-
-LEAST_SCALE = 0.01  # Of a normal over [-1, 1]: keeps its gradients finite.
-_START_SCALE = 0.5
-# Of the parameter, on [-1, 1]. By a location itself the gradient is one over the scale, so records with a narrow column
-# would be clipped for it and those that miss it would weigh more.
-LOCATION_UNIT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +31,10 @@ class Segments:
 
     Attributes:
       sizes: levels of each column, then 2 (there, missing) for each column that may miss values.
-      centres: of the columns with a discretised normal, by their place; their levels are not free.
       maybe_missing: places of the columns that may miss values.
     """
 
     sizes: tuple[int, ...]
-    centres: dict[int, np.ndarray]
     maybe_missing: tuple[int, ...]
 
     @classmethod
@@ -51,23 +42,12 @@ class Segments:
         """Returns the segments of a table."""
         columns = tuple(table.columns.values())
         maybe_missing = tuple(place for place, column in enumerate(columns) if column.missing)
-        centres = {
-            place: column.centres.astype("float32")
-            for place, column in enumerate(columns)
-            if isinstance(column, Numeric) and column.shape == "normal"
-        }
-        sizes = (*(column.num_levels for column in columns), *(2 for _ in maybe_missing))
-        return cls(sizes, centres, maybe_missing)
+        return cls((*(column.num_levels for column in columns), *(2 for _ in maybe_missing)), maybe_missing)
 
     @property
     def num_columns(self) -> int:
         """The number of columns."""
         return len(self.sizes) - len(self.maybe_missing)
-
-    @property
-    def free(self) -> tuple[int, ...]:
-        """Sizes of the segments with a logit for each level."""
-        return tuple(size for place, size in enumerate(self.sizes) if place not in self.centres)
 
 
 def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> tfd.Distribution:
@@ -79,24 +59,12 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
       concentration: of the symmetric Dirichlet priors of the weights and of each component's levels in each column.
 
     Returns:
-      TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant; and, for
-      columns with `shape="normal"`, "normals" [K, columns, 2] of locations, in tenths, and log scales, on bounds mapped
-      to [-1, 1].
+      TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
     """
     num = check.count("num_components", num_components, 1)
-    alpha = np.float32(check.positive("concentration", concentration))
-    segments = Segments.of(table)
-    parts = {
-        "weights": tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), num),
-    }
-    if segments.free:
-        parts["levels"] = tfd.Sample(tfd.ExpGamma(alpha, np.float32(1.0)), [num, sum(segments.free)])
-    if segments.centres:
-        middle = np.array([0.0, math.log(_START_SCALE)], np.float32)
-        spread = np.array([1.0 / LOCATION_UNIT, 1.0], np.float32)
-        normals = tfd.Normal(np.broadcast_to(middle, [num, len(segments.centres), 2]), spread)
-        parts["normals"] = tfd.Independent(normals, 3)
-    return tfd.JointDistributionNamed(parts)
+    logits = tfd.ExpGamma(np.float32(check.positive("concentration", concentration)), np.float32(1.0))
+    shapes = {"weights": [num], "levels": [num, sum(Segments.of(table).sizes)]}
+    return tfd.JointDistributionNamed({name: tfd.Sample(logits, shape) for name, shape in shapes.items()})
 
 
 def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
@@ -117,8 +85,8 @@ def starting_point(
     Args:
       table: the description.
       num_components: K.
-      target: a column (of levels, not of shape "normal") over whose levels the components are dealt out: each starts with
-        odds of e^4 for its own. Choose what the synthetic records will be used to predict.
+      target: a column over whose levels the components are dealt out: each starts with odds of e^4 for its own. Choose what
+        the synthetic records will be used to predict.
       spread: standard deviation of the logits.
       seed: makes it repeatable.
 
@@ -126,46 +94,22 @@ def starting_point(
       ValueError: an unknown target.
     """
     segments = Segments.of(table)
-    generator = np.random.default_rng(seed)
-    start = {"weights": np.zeros(num_components, np.float32)}
-    begin, size = (0, 0) if target is None else _place_of(target, table, segments)
-    if segments.free:
-        levels = generator.normal(0.0, spread, [num_components, sum(segments.free)])
-        if size:
-            levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
-        start["levels"] = levels.astype(np.float32)
-    if segments.centres:
-        normals = np.zeros([num_components, len(segments.centres), 2])
-        normals[..., 0] = generator.normal(0.0, spread / LOCATION_UNIT, normals.shape[:2])
-        normals[..., 1] = math.log(_START_SCALE)
-        start["normals"] = normals.astype(np.float32)
-    return start
-
-
-def _place_of(target: str, table: Table, segments: Segments) -> tuple[int, int]:
-    if target not in table.columns:
-        raise ValueError(f"target={target!r} is no column of the table; it has {', '.join(map(repr, table.names))}.")
-    place = table.names.index(target)
-    if place in segments.centres:
-        raise ValueError(f'target={target!r} has shape "normal": choose a column of levels, or shape="histogram".')
-    begin = sum(size for p, size in enumerate(segments.sizes[:place]) if p not in segments.centres)
-    return begin, segments.sizes[place]
+    levels = np.random.default_rng(seed).normal(0.0, spread, [num_components, sum(segments.sizes)])
+    if target is not None:
+        if target not in table.columns:
+            raise ValueError(
+                f"target={target!r} is no column of the table; it has {', '.join(map(repr, table.names))}."
+            )
+        place = table.names.index(target)
+        begin, size = sum(segments.sizes[:place]), segments.sizes[place]
+        levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
+    return {"weights": np.zeros(num_components, np.float32), "levels": levels.astype(np.float32)}
 
 
 def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
     """Returns log-probabilities of every level in every component: [K, levels], normalised within each segment."""
-    free = iter(tf.split(params["levels"], segments.free, axis=-1)) if segments.free else iter(())
-    normals = iter(tf.unstack(params["normals"], axis=-2)) if segments.centres else iter(())
-    logits = []
-    for place in range(len(segments.sizes)):
-        if place in segments.centres:
-            location, log_scale = tf.unstack(next(normals)[..., tf.newaxis], axis=-2)
-            scale = LEAST_SCALE + tf.exp(log_scale)
-            centres = tf.constant(segments.centres[place], location.dtype)
-            logits.append(-0.5 * tf.square((centres - LOCATION_UNIT * location) / scale))
-        else:
-            logits.append(next(free))
-    return tf.concat([tf.nn.log_softmax(part) for part in logits], axis=-1)
+    parts = tf.split(params["levels"], segments.sizes, axis=-1)
+    return tf.concat([tf.nn.log_softmax(part) for part in parts], axis=-1)
 
 
 class TableMixture(tfd.MixtureSameFamily):
