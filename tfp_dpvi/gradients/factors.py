@@ -215,59 +215,21 @@ class Lookup(Contribution):
         flat = tf.reshape(values, [-1, self.values.shape[2]])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
-    def of_groups(self, groups: Groups) -> Rows:
-        """See `Contribution`: equal rows of a group are added up, so that no pair of positions has to be looked at."""
-        size, d = self.shape[0], self.values.shape[2]
-        ids = tf.cast(self.ids, tf.int64)
-        of_each = tf.cast(groups.of_each, tf.int64)[:, None]
+    def of_groups(self, groups: Groups) -> Direct:
+        """See `Contribution`: a table for each group, in place of looking at all pairs of its positions."""
+        size, of_each = self.shape[0], groups.of_each[:, None]
+        ids = tf.cast(self.ids, tf.int32)
         # An id out of range, which GPUs read as zeros, is no row of another group.
-        keep = (of_each < groups.num) & (ids >= 0) & (ids < size)
-        both, place = tf.unique(tf.boolean_mask(of_each * size + ids, keep))
-        summed = tf.math.unsorted_segment_sum(tf.boolean_mask(self.values, keep), place, tf.size(both))
-        return Rows(self.shape, groups.num, both // size, both % size, tf.ensure_shape(summed, [None, d]))
+        known = (of_each < groups.num) & (ids >= 0) & (ids < size)
+        places = tf.reshape(tf.where(known, of_each * size + ids, -1), [-1])
+        values = tf.reshape(self.values, [-1, self.values.shape[2]])
+        tables = tf.math.unsorted_segment_sum(values, places, groups.num * size)
+        return Direct(self.shape, tf.reshape(tables, [groups.num, *self.shape]))
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
         one_hot = tf.one_hot(self.ids, self.shape[0], dtype=self.values.dtype)
         return Direct(self.shape, tf.linalg.matmul(one_hot, self.values, transpose_a=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows(Contribution):
-    """Gradients of a table by groups, as those rows of it that are not zero, each at most once for a group.
-
-    Attributes:
-      num: of groups.
-      groups: int tensor of shape [u].
-      ids: int tensor of shape [u].
-      values: float tensor of shape [u, D].
-    """
-
-    shape: tuple[int, ...]
-    num: int
-    groups: tf.Tensor
-    ids: tf.Tensor
-    values: tf.Tensor
-
-    def squared_norms(self) -> tf.Tensor:
-        """See `Contribution`."""
-        squares = tf.reduce_sum(tf.square(self.values), axis=1) + self.shape[1] * tiny(self.values.dtype)
-        return tf.math.unsorted_segment_sum(squares, self.groups, self.num)
-
-    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
-        """See `Contribution`."""
-        of_rows = tf.gather(weights, self.groups)
-        values = (self.values if finite else _select(of_rows, self.values)) * of_rows[:, None]
-        return tf.math.unsorted_segment_sum(values, self.ids, self.shape[0])
-
-    def of_groups(self, groups: Groups) -> Contribution:
-        """See `Contribution`."""
-        return self.materialize().of_groups(groups)
-
-    def materialize(self) -> Direct:
-        """See `Contribution`."""
-        places = tf.stack([tf.cast(self.groups, tf.int64), tf.cast(self.ids, tf.int64)], axis=1)
-        return Direct(self.shape, tf.scatter_nd(places, self.values, [self.num, *self.shape]))
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:

@@ -28,7 +28,7 @@ from tfp_dpvi.gradients.layers import (
     is_batch_normalization,
     refuse_mixing,
 )
-from tfp_dpvi.gradients.units import Cost, around, by_map, is_unit, slowdown
+from tfp_dpvi.gradients.units import around, by_map, is_unit
 
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
@@ -37,6 +37,11 @@ _CATEGORY = 100  # An integer beyond the others, which are 0 and 1.
 _FLOOR = 0.01
 """Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
 keys, is nothing but rounding, which is small beside the others'."""
+_UNIT_COST = 9.0
+"""As `DIRECT_COST`, for each step of a layer that is mapped with those in it: LSTM, GRU (`benchmarks/layers.py`)."""
+_HELD_COST = 60.0
+"""As `DIRECT_COST`, for gradients that are mapped: a step of a custom dense layer, 784-400, took 36 times as long as without
+privacy on a busy machine (`benchmarks/layers.py`)."""
 _WHY_OFF = {
     False: "Either records influence each other, or the variable is used outside its layer: use it in that layer's call alone.",
     True: "The bound on the norm is loose, which would clip too much: use gradients='vectorized' for this model.",
@@ -174,9 +179,9 @@ class LayerGradients:
         learned = dataclasses.replace(
             self,
             rows_each=tuple(one.rows_each),
-            bytes_each=one.num_bytes // num_records + sum(call.cost.held for call in one.calls),
-            slowdown=slowdown([call.cost for call in one.calls], one.rows_each),
-            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.cost.held)),
+            bytes_each=one.num_bytes // num_records + 8 * sum(call.size for call in one.calls if call.slow),
+            slowdown=one.slowdown,
+            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.slow)),
         )
         if _check_independence(learned, function, x, tolerance) and still is not None:
             _check_independence(learned, still, x, tolerance)
@@ -256,20 +261,14 @@ def _check_independence(
             raise
         for before, now in zip(base, after, strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
+                by = np.abs(now - before).max() / np.abs(before).max()  # NaN where they become so.
                 raise UnsupportedLayerError(
-                    f"Losses or gradients of synthetic records change ({_change(before, now)}) when another record of their batch "
-                    f"becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
+                    f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
+                    f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
                     "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
                     "its influence. Work along the other axes."
                 )
     return draws
-
-
-def _change(before: np.ndarray, now: np.ndarray) -> str:
-    """Says how far values moved, relative to the largest."""
-    if not np.isfinite(now).all():
-        return "they become NaN or Inf"
-    return f"by {np.abs(now - before).max() / np.abs(before).max():.2g} of the largest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +276,9 @@ class _Call:
     layer: Layer
     probed: Probed
     rows: int | None
-    cost: Cost
+    size: int  # Entries of its variables; 0 for a table, of which a row is used.
+    places: int  # Positions of a sequence or pixels, at each of which the variables are used once.
+    slow: bool  # There is no rule: its gradients are mapped and held.
 
 
 class Pass(Generic[_Result]):
@@ -324,26 +325,30 @@ class Pass(Generic[_Result]):
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             refuse_mixing(layer, kwargs.get("training"))
-            if not self._weights(layer):
+            variables = self._weights(layer)
+            if not variables:
                 return original(inputs, *args, **kwargs)
             # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
             rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
-            ruled = probed is not None
+            slow = probed is None and not mapped
             if probed is None:
                 self._inside = self._is_unit(layer)
                 try:
-                    probed = by_map(layer, self._weights(layer), original, inputs, args, kwargs)
+                    probed = by_map(layer, variables, original, inputs, args, kwargs)
                 except UnsupportedLayerError as error:
                     self.refusal = error
                     raise
                 finally:
                     self._inside = False
             self.tape.watch(probed.probes)
-            cost = Cost.of(layer, self._weights(layer), [inputs, *probed.probes], slow=not ruled and not mapped)
-            self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], cost))
+            tensors = [one for one in [*tf.nest.flatten(inputs), *probed.probes] if tf.is_tensor(one)]
+            places = max(one.shape[1:-1].num_elements() or 1 for one in tensors)
+            is_table = isinstance(layer, keras.layers.Embedding)
+            size = 0 if is_table else sum(variable.shape.num_elements() for variable in variables)
+            self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], size, places, slow))
             return probed.finish()
 
         return call
@@ -375,6 +380,19 @@ class Pass(Generic[_Result]):
     def num_bytes(self) -> int:
         """Size of the tensors between layers, where their shapes are known."""
         return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self._probes)
+
+    @property
+    def slowdown(self) -> float:
+        """Returns how many times as long as without privacy a step takes, roughly.
+
+        Forward and backward take three passes' multiply-adds. A mapped layer runs so once more, and gradients are written and read.
+        """
+        plain, more = 1.0, 0.0
+        for call, rows in zip(self.calls, self.rows_each, strict=True):
+            passes = 3.0 * call.size * call.places * rows
+            copies = call.size * (_UNIT_COST * call.places if is_unit(call.layer) else _HELD_COST)
+            plain, more = plain + passes, more + (passes + copies if call.slow else 0.0)
+        return 1.0 + more / plain
 
     @property
     def _probes(self) -> list[tf.Tensor]:

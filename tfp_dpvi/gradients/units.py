@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
@@ -30,49 +29,6 @@ from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerE
 _RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
 
 _UNROLLED = 64  # Steps.
-_UNIT_COST = 9.0
-"""As `DIRECT_COST`, for each step of a layer that is mapped with those in it: LSTM, GRU (`benchmarks/layers.py`)."""
-_HELD_COST = 60.0
-"""As `DIRECT_COST`, for gradients that `tf.vectorized_map` makes: a step of a custom dense layer, 784-400, took 36 times as long as
-without privacy on a busy machine (`benchmarks/layers.py`)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What one call of a layer costs for one of its rows, roughly.
-
-    Attributes:
-      work: multiply-adds of a forward pass.
-      held: bytes of a record's gradient that is held; 0 where a rule does without.
-      copied: writing and reading a record's gradient, in multiply-adds.
-    """
-
-    work: float
-    held: int
-    copied: float
-
-    @classmethod
-    def of(cls, layer: Layer, variables: Sequence[tf.Variable], tensors: Structure, *, slow: bool) -> Cost:
-        """Each variable is taken to be used once at each place: a position of a sequence, a pixel, a step of a loop."""
-        places = max(
-            [(tensor.shape[1:-1].num_elements() or 1) for tensor in tf.nest.flatten(tensors) if tf.is_tensor(tensor)],
-            default=1,
-        )
-        # Of a table one row is used.
-        used = [v.shape[-1] if isinstance(layer, keras.layers.Embedding) else v.shape.num_elements() for v in variables]
-        held = sum(v.shape.num_elements() * v.dtype.size for v in variables) if slow else 0
-        copies = (_UNIT_COST * places if is_unit(layer) else _HELD_COST) if slow else 0
-        return cls(float(places * sum(used)), held, float(copies * sum(used)))
-
-
-def slowdown(costs: Sequence[Cost], rows_each: Sequence[int]) -> float:
-    """How many times as long as without privacy a step takes, roughly: one pass forward takes a third of that.
-
-    A mapped layer runs forward and backward once more, and writes and reads gradients of records.
-    """
-    plain = sum(3.0 * cost.work * rows for cost, rows in zip(costs, rows_each, strict=True))
-    again = sum(3.0 * cost.work * rows + cost.copied for cost, rows in zip(costs, rows_each, strict=True) if cost.held)
-    return 1.0 + again / plain if plain else 1.0
 
 
 def is_unit(layer: Layer) -> bool:
