@@ -163,8 +163,6 @@ def test_a_bad_entry_takes_the_whole_record_with_it():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients_within_the_clip_stay(dtype):
     """C3: no scaling up, and zero stays zero."""
-    parts = [tf.constant([0.3, -0.4], dtype), tf.constant(0.0, dtype)]
-    for ours, given in zip(Clip(0.6).clip_record(parts), parts, strict=True):
-        np.testing.assert_allclose(ours, given, rtol=1e-6)
-    for part in Clip(0.6).clip_record([tf.zeros([3], dtype)]):
-        np.testing.assert_array_equal(part, np.zeros(3))
+    for square in (0.25, 0.0):
+        (factor,) = Clip(0.6).factors([tf.constant(square, dtype)])
+        assert factor == 1.0

@@ -16,6 +16,13 @@ def _changed(**parts):
     return dataclasses.replace(REAL, **parts)
 
 
+def clip_record(clip, gradient):
+    """One gradient at a joint norm of at most the bound, all parts alike."""
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in gradient]))
+    factor = tf.minimum(tf.ones_like(norm), tf.cast(clip.bound, norm.dtype) / tf.maximum(norm, 1e-30))
+    return [part * factor for part in gradient]
+
+
 # ---------------------------------------------------------------------- noise
 
 
@@ -108,12 +115,12 @@ def no_clip(record_gradient, records, mask, clip):
 
 def clip_after_sum(record_gradient, records, mask, clip):
     losses, parts = _mapped(record_gradient, records, mask, list)
-    return ClippedSum(clip.clip_record(_sums(parts)), clip), _seen(losses)
+    return ClippedSum(clip_record(clip, _sums(parts)), clip), _seen(losses)
 
 
 def clip_each_part(record_gradient, records, mask, clip):
     def one(parts):
-        return [clip.clip_record([part])[0] for part in parts]
+        return [clip_record(clip, [part])[0] for part in parts]
 
     losses, parts = _mapped(record_gradient, records, mask, one)
     return ClippedSum(_sums(parts), clip), _seen(losses)
@@ -132,7 +139,7 @@ def weight_after_clip(record_gradient, records, mask, clip):
         record, keep, weight = inputs
         loss, gradient = record_gradient(record, keep)
         selected, keep = select_finite(gradient, keep & tf.math.is_finite(loss))
-        return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip.clip_record(selected)]
+        return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip_record(clip, selected)]
 
     losses, parts = tf.vectorized_map(each, (bare, mask, records["sample_weight"]))
     return ClippedSum(_sums(parts), clip), _seen(losses)
@@ -144,7 +151,7 @@ def multiplied_by_zero(record_gradient, records, mask, clip):
         loss, gradient = record_gradient(record, keep)
         for part in gradient:
             keep = keep & tf.reduce_all(tf.math.is_finite(part))
-        return loss, [tf.cast(keep, part.dtype) * part for part in clip.clip_record(gradient)]
+        return loss, [tf.cast(keep, part.dtype) * part for part in clip_record(clip, gradient)]
 
     losses, parts = tf.vectorized_map(each, (records, mask))
     return ClippedSum(_sums(parts), clip), _seen(losses)

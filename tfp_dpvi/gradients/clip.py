@@ -104,24 +104,6 @@ class Clip:
         joint = tf.sqrt(tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)]))
         return [factor * _down_to(bound, joint) for factor in factors]
 
-    def clip_record(self, gradient: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Scales one gradient to a joint l2 norm of at most the bound, all parts alike ("flat").
-
-        The norm is taken of the gradient over its largest entry, so that finite gradients whose squares overflow are
-        clipped like any other. (`tf.linalg.global_norm` has no vectorised form under `tf.vectorized_map`.)
-
-        Args:
-          gradient: finite float tensors, the parts of one record's gradient.
-        """
-        largest = tf.reduce_max(tf.stack([tf.reduce_max(tf.abs(part)) for part in gradient]))
-        unit = tf.where(largest > 0, largest, tf.ones_like(largest))
-        parts = [part / unit for part in gradient]
-        root = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in parts]))
-        bound = exactly(self.bound, root.dtype)
-        # Not `part * (clip / norm)`: of a huge norm that scale is denormal, so rounded coarsely (over the bound) or to zero.
-        scale = tf.where(unit * root > bound, bound / root, unit)
-        return [part * scale for part in parts]
-
 
 def _down_to(bound: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return tf.where(norm > bound, bound / norm, tf.ones_like(norm))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd, tfp
-from tfp_dpvi.gradients.clip import Clip, select_finite
-from tfp_dpvi.gradients.factors import Contribution, Groups, total
+from tfp_dpvi.gradients.clip import Clip
+from tfp_dpvi.gradients.factors import Contribution, Direct, Groups, total
 
 
 def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
@@ -101,7 +101,7 @@ def clipped_group_sum(
     #### Formal guarantee
 
     Each group contributes a vector of l2 norm at most C2 (up to rounding) by a bound on its norm before it is clipped, and
-    zero if it is empty or that bound is NaN or Inf (if `static`, if its gradient is). If row i of `parts` depends on the
+    zero if it is empty or that bound is NaN or Inf. If row i of `parts` depends on the
     records of its own group alone, one record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
     """
     sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
@@ -114,13 +114,17 @@ def clipped_group_sum(
     else:
         members = members_of(groups, mask, num_groups, expected_batch_size)
         of_groups = [part.of_groups(members) for _, part in used]
-        squares = [part.squared_norms() for part in of_groups]
-        finite = tf.math.is_finite(tf.add_n(squares))
-        factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)]
-        found = total(of_groups, factors, finite)
+        found = total(of_groups, *_factors(clip, of_groups))
     for (number, _), part in zip(used, found, strict=True):
         sums[number] = part
     return sums
+
+
+def _factors(clip: Clip, of_groups: Sequence[Contribution]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns what each variable's gradients are multiplied by, 0 for a group whose norm is not finite; and which are."""
+    squares = [part.squared_norms() for part in of_groups]
+    finite = tf.math.is_finite(tf.add_n(squares))
+    return [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)], finite
 
 
 def _loop_over_groups(
@@ -128,8 +132,9 @@ def _loop_over_groups(
 ) -> list[tf.Tensor]:
     def body(group: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weights = tf.cast((groups == group) & mask, dtype)
-        gradient, _ = select_finite([part.weighted_sum(weights) for part in parts], tf.constant(True))
-        clipped = clip.clip_record(gradient)
+        own = [Direct(part.shape, part.weighted_sum(weights)[None]) for part in parts]
+        factors, _ = _factors(clip, own)
+        clipped = [part.weighted_sum(factor) for part, factor in zip(own, factors, strict=True)]
         return group + 1, [before + part for before, part in zip(sums, clipped, strict=True)]
 
     start = [tf.zeros(part.shape, dtype) for part in parts]
