@@ -535,23 +535,10 @@ def test_points_and_weights_that_do_not_fit_are_refused(of, change, message):
         of(**{"x": X, "y": Y, **change})
 
 
-@pytest.mark.parametrize("of", [dv.MMD, lambda kernel: dv.mmd(X, Y, kernel)])
-@pytest.mark.parametrize(
-    ("kernel", "error", "message"),
-    [
-        ("rbf", TypeError, "kernel must be a kernel of tfp.math.psd_kernels.*'rbf'"),
-        (psd.ExponentiatedQuadratic, TypeError, "kernel must be a kernel of"),
-        (psd.ExponentiatedQuadratic(feature_ndims=2), ValueError, "feature_ndims=2.*feature_ndims=1"),
-    ],
-)
-def test_kernels_that_do_not_fit_are_refused(of, kernel, error, message):
-    with pytest.raises(error, match=message):
-        of(kernel)
-
-
-def test_a_kernel_of_another_dtype_is_refused():
-    with pytest.raises(ValueError, match=r"kernel.*has dtype float32, the points float64"):
-        dv.mmd(X, Y, psd.ExponentiatedQuadratic(length_scale=1.0))
+@pytest.mark.parametrize("kernel", ["rbf", psd.ExponentiatedQuadratic, psd.ExponentiatedQuadratic(feature_ndims=2)])
+def test_kernels_that_do_not_fit_are_refused(kernel):
+    with pytest.raises(TypeError, match=r"must be a kernel of tfp\.math\.psd_kernels on vectors"):
+        dv.mmd(X, Y, kernel)
 
 
 @pytest.mark.parametrize("of", [dv.DimensionwiseMMD, lambda scales: dv.dimensionwise_mmd(X, Y, scales)])
@@ -596,24 +583,6 @@ def test_one_scale_may_stand_alone():
 def test_distributions_that_do_not_fit_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"samples": X[0]}, r"samples has shape \(2,\)"),
-        ({"weights": np.ones(5)}, r"weights has shape \(5,\)"),
-        ({"prior_samples": draws(3, 4)}, r"prior_samples has shape \(3, 4\)"),
-        ({"posterior": NORMAL}, r"posterior .*batch shape \(\)"),
-        ({"prior": ROWS}, r"prior .*batch shape \(4,\)"),
-        ({"prior": standard_normal(2, np.float32)}, "prior .*dtype float32"),
-    ],
-)
-def test_codes_that_do_not_fit_are_refused(change, message):
-    right = {"samples": X, "weights": np.ones(4), "posterior": ROWS, "prior": NORMAL, "prior_samples": Y}
-    dv.Codes(**right)
-    with pytest.raises(ValueError, match=message):
-        dv.Codes(**{**right, **change})
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,6 @@ class Codes:
         weight zero may be NaN: select among log-probabilities with `tf.where`, never multiply by the weights.
       prior: TFP distribution with event shape [d].
       prior_samples: float [m, d], fresh draws from the prior.
-
-    Raises:
-      ValueError: shapes or dtypes that do not fit together.
     """
 
     samples: tf.Tensor
@@ -74,14 +71,6 @@ class Codes:
     posterior: tfd.Distribution
     prior: tfd.Distribution
     prior_samples: tf.Tensor
-
-    def __post_init__(self) -> None:
-        samples = points(self.samples, "samples")
-        object.__setattr__(self, "samples", samples)
-        object.__setattr__(self, "weights", row_weights(self.weights, samples, "weights"))
-        object.__setattr__(self, "prior_samples", points(self.prior_samples, "prior_samples", like=samples))
-        check_distribution(self.posterior, "posterior", samples.shape[:1], samples.shape[1:], samples.dtype)
-        check_distribution(self.prior, "prior", tf.TensorShape([]), samples.shape[1:], samples.dtype)
 
 
 def check_distribution(
