@@ -93,11 +93,7 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
 def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
     """Standard normals in several static shapes, from one draw: `normal` in fewer and larger operations."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
-    total = sum(sizes)
-    if total < _MANY or tf.as_dtype(dtype) != tf.float32:
-        pieces = tf.split(normal(key, [total], dtype), sizes)
-        return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
-    pieces = tf.split(tf.concat(_many_normals(key, total), axis=0)[:total], sizes)
+    pieces = tf.split(normal(key, [sum(sizes)], dtype), sizes)
     return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 

@@ -358,39 +358,3 @@ def _convert_product(inputs: Any) -> Any:
 _CONVERTERS = dict.fromkeys(
     ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"), _convert_segments
 ) | {"BatchMatMulV2": _convert_product}
-
-
-__all__ = [
-    "Callback",
-    "ExportedModel",
-    "Layer",
-    "LegacyOptimizer",
-    "Metric",
-    "Model",
-    "Optimizer",
-    "Structure",
-    "calls_seen",
-    "clear_losses",
-    "in_mode",
-    "in_multi_worker_mode",
-    "is_graph_of_layers",
-    "keras",
-    "keras_mask",
-    "layers_within",
-    "learning_rate_variable",
-    "loss_functions",
-    "losses_added",
-    "map_apart",
-    "mapped_file",
-    "operations_since",
-    "own_weights",
-    "refuse_keras_3",
-    "refuse_late_functions",
-    "register_keras_serializable",
-    "set_keras_mask",
-    "steps_per_execution",
-    "tf",
-    "tfd",
-    "tfp",
-    "with_full_parameters",
-]

@@ -76,8 +76,7 @@ class CurvaturePrior:
             free = (size - rank) * (size - rank + 1) / 2.0
             beside = np.sum(values[: size - rank]) / noise - free - 3.0 * math.sqrt(2.0 * free)
             logs[number] -= max(beside, 0.0) / 2.0
-        found: np.ndarray = special.softmax(logs)
-        return found
+        return special.softmax(logs)
 
     def mismatch(self, window: Window) -> float:
         """Returns how far the release is from any multiple of `matrix`, beyond its noise, over the length of that multiple."""
@@ -202,8 +201,7 @@ class _Bartlett:
     def matrices(self, x: np.ndarray) -> np.ndarray:
         """Returns M, shape [n, d, d]."""
         factor, scale = self._factors(x)
-        found: np.ndarray = scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
-        return found
+        return scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
 
     def log_density(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the log density and its gradient."""

@@ -38,8 +38,7 @@ class Mixture:
     @property
     def mean(self) -> np.ndarray:
         """Shape [d]."""
-        found: np.ndarray = self.locs.mean(axis=0)
-        return found
+        return self.locs.mean(axis=0)
 
     @property
     def covariance(self) -> np.ndarray:
@@ -53,8 +52,7 @@ class Mixture:
         picks = generator.integers(len(self.locs), size=num)
         scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
         draws = self.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(num, len(self.mean))))
-        found: np.ndarray = self.mean + wider * (draws - self.mean)
-        return found
+        return self.mean + wider * (draws - self.mean)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,5 +52,4 @@ def variance_shares(
     parts[2] = np.maximum(parts[2], 0.0)  # A prior need not be log-concave.
     total = np.maximum(np.diag(mixture.covariance), np.sum(parts, axis=0))
     parts[0] = total - parts[1] - parts[2]
-    shares: np.ndarray = np.stack(parts, axis=1) / total[:, None]
-    return shares
+    return np.stack(parts, axis=1) / total[:, None]

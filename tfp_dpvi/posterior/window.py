@@ -100,8 +100,7 @@ def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseN
     num, rate = noise.num_records, noise.sampling_rate
 
     def mean_of(sums: np.ndarray, which: np.ndarray) -> np.ndarray:
-        total: np.ndarray = sums[which].sum(axis=0) / steps[which].sum()
-        return total
+        return sums[which].sum(axis=0) / steps[which].sum()
 
     cut = int(np.searchsorted(np.cumsum(steps[used]), count / 2.0)) + 1
     first, second = used[: min(cut, len(used) - 1)], used[min(cut, len(used) - 1) :]

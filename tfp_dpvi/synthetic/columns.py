@@ -165,13 +165,20 @@ class Numeric(Column):
             raise ValueError(
                 f"column {name!r} holds values that are no numbers: convert it, or describe it as Categorical."
             ) from error
+        return self._within(name, numbers)
+
+    def _within(self, name: str, numbers: np.ndarray) -> np.ndarray:
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
+            first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
             raise ValueError(
-                f"column {name!r} holds {numbers[outside][0]!r}, outside its public bounds [{self.lower}, {self.upper}]: "
-                "clip it, or describe it with wider bounds (that are not taken from the records)."
+                f"column {name!r} holds {first}, outside its public bounds [{low}, {high}]: clip it, or describe it with wider "
+                "bounds (that are not taken from the records)."
             )
         return numbers
+
+    def _shown(self, number: float) -> str:
+        return str(number)
 
 
 @dataclasses.dataclass(frozen=True)

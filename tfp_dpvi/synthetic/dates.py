@@ -57,14 +57,10 @@ class Date(Integer):
             raise ValueError(
                 f"column {name!r} holds values that are no dates: convert it by pandas.to_datetime."
             ) from error
-        outside = (numbers < self.lower) | (numbers > self.upper)
-        if outside.any():
-            low, high = (np.array(int(bound)).astype(f"datetime64[{self.unit}]") for bound in (self.lower, self.upper))
-            raise ValueError(
-                f"column {name!r} holds {values[outside][0]!s}, outside its public bounds [{low}, {high}]: clip it, or describe it "
-                "with wider bounds (that are not taken from the records)."
-            )
-        return numbers
+        return self._within(name, numbers)
+
+    def _shown(self, number: float) -> str:
+        return str(np.array(int(number)).astype(f"datetime64[{self.unit}]"))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Uniform draws from the dates in the bins, datetime64 [n]."""
