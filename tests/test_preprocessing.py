@@ -349,9 +349,9 @@ def test_bad_arguments(kwargs, error, named):
     [
         (np.zeros((5, 2)), ValueError, "3 features"),
         (np.zeros(5), ValueError, "features"),
-        (np.zeros((0, 3)), ValueError, "nothing to learn"),
+        (np.zeros((0, 3)), ValueError, "some of each"),
         (np.array([["a", "b", "c"]]), TypeError, "dtype"),
-        (np.ma.zeros((5, 3)), TypeError, "masked"),
+        (np.ma.zeros((5, 3)), TypeError, "MaskedArray"),
     ],
 )
 def test_bad_records(x, error, named):
@@ -374,19 +374,19 @@ def test_an_exhausted_or_foreign_ledger_refuses():
 
 
 @pytest.mark.parametrize(
-    ("lower", "upper", "error", "named"),
+    ("lower", "upper", "named"),
     [
-        (1.0, 1.0, ValueError, "lower=1.0 must be below"),
-        ([0, 0], [1, 1, 1], ValueError, "2 entries"),
-        (0.0, math.inf, ValueError, "upper"),
-        (math.nan, 1.0, ValueError, "lower"),
-        ("a", 1.0, TypeError, "lower"),
-        ([], [], ValueError, "lower"),
+        (1.0, 1.0, "must be finite, for every feature the first below"),
+        ([0, 0], [1, 1, 1], "one for each"),
+        (0.0, math.inf, "must be finite"),
+        (math.nan, 1.0, "must be finite"),
+        ("a", 1.0, "must be numbers"),
+        ([], [], "must be finite"),
     ],
 )
-def test_bad_bounds(lower, upper, error, named):
+def test_bad_bounds(lower, upper, named):
     for kind in (ClipToBounds, PrivateStandardize):
-        with pytest.raises(error, match=named):
+        with pytest.raises(ValueError, match=named):
             kind(lower, upper)
 
 

@@ -254,19 +254,13 @@ def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float)
 
 
 def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    for name, value in (("lower", lower), ("upper", upper)):
-        try:
-            bound = np.asarray(value, np.float64)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}={value!r} is not made of numbers: give one for all features, or each.") from error
-        if bound.ndim > 1 or bound.size == 0 or not np.isfinite(bound).all():
-            raise ValueError(f"{name}={value!r} must be a finite number, or a list of one for each feature.")
-    low, high = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
-    if low.ndim and high.ndim and low.shape != high.shape:
-        raise ValueError(f"lower has {len(low)} entries and upper {len(high)}: give one for each feature in both.")
-    low, high = (np.array(bound) for bound in np.broadcast_arrays(low, high))
-    if not (low < high).all() or not np.isfinite(high - low).all():
-        raise ValueError(f"lower={lower!r} must be below upper={upper!r} for every feature.")
+    shown = f"lower={lower!r} and upper={upper!r}"
+    try:
+        low, high = map(np.array, np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{shown} must be numbers, one for all features or one for each ({error}).") from error
+    if low.ndim > 1 or low.size == 0 or not (low < high).all() or not np.isfinite(high - low).all():
+        raise ValueError(f"{shown} must be finite, for every feature the first below the second.")
     return low, high
 
 
@@ -279,12 +273,10 @@ def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:
 
 def _matrix(x: npt.ArrayLike) -> np.ndarray:
     records = np.asanyarray(x)  # A memmap stays one.
-    if isinstance(records, np.ma.MaskedArray):
-        raise TypeError("x is a masked array: fill it, with NaN where a record is to count for nothing.")
-    if records.dtype.kind not in "biuf":
-        raise TypeError(f"x has dtype {records.dtype}, which holds no plain numbers: code it as floats first.")
-    if records.ndim != 2:
-        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features].")
-    if 0 in records.shape:
-        raise ValueError(f"x has shape {list(records.shape)}: there is nothing to learn from.")
+    if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
+        raise TypeError(
+            f"x is {type(records).__name__} of dtype {records.dtype}: pass plain numbers, NaN where a record counts for nothing."
+        )
+    if records.ndim != 2 or 0 in records.shape:
+        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], with some of each.")
     return records

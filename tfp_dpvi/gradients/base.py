@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import tf, tfd, tfp, with_full_parameters
 
 
 class PerExample(NamedTuple):
@@ -36,3 +36,22 @@ class PerExample(NamedTuple):
     def sum_of_losses(self) -> tf.Tensor:
         """Returns the exact training loss, a scalar."""
         return tf.reduce_sum(self.losses)
+
+
+def take_apart(
+    distribution: tfd.Distribution,
+) -> tuple[list[tf.Tensor], Callable[[Sequence[tf.Tensor]], tfd.Distribution]]:
+    """Returns a distribution's parameters as tensors with a row for each member of its batch, and what makes it of such again.
+
+    Raises:
+      TypeError: a distribution whose parameters TFP does not tell.
+    """
+    plain = getattr(distribution, "tensor_distribution", distribution)  # What a TFP layer returns wraps it.
+    try:
+        whole = tfp.experimental.as_composite(with_full_parameters(plain))
+        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise TypeError(
+            f"{type(distribution).__name__} cannot be taken apart by record ({error}): use one of TFP's own distributions."
+        ) from error
+    return parts, lambda changed: tf.nest.pack_sequence_as(whole, changed, expand_composites=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import tf, tfd, tfp
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.clip import Clip
 from tfp_dpvi.gradients.factors import Contribution, Direct, Groups, total
 
@@ -21,46 +22,16 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
     return tf.random.stateless_uniform([num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM)
 
 
-def _changed(
+def with_rows(
     distribution: tfd.Distribution, of_rows: Callable[[tf.Tensor], tf.Tensor], num: int | None
 ) -> tfd.Distribution:
-    """Returns the distribution with all parameters changed that have `num` rows."""
-    plain = getattr(distribution, "tensor_distribution", distribution)  # What a TFP layer returns wraps it.
-    try:
-        composite = tfp.experimental.as_composite(plain)
-    except (TypeError, NotImplementedError, ValueError) as error:
-        raise TypeError(
-            f"The encoder's distribution {plain.name!r} cannot be taken apart by record ({error}): with a batch_regularizer "
-            "use one of TFP's own distributions."
-        ) from error
-    leaves = tf.nest.flatten(composite, expand_composites=True)
-    changed = [of_rows(leaf) if leaf.shape.rank and leaf.shape[0] == num else leaf for leaf in leaves]
-    return tf.nest.pack_sequence_as(composite, changed, expand_composites=True)
-
-
-def rows_of_distribution(distribution: tfd.Distribution, rows: tf.Tensor, num: int | None) -> tfd.Distribution:
-    """Returns the batch members `rows` of a TFP distribution with `num` of them in its first dimension; None: an unknown number.
+    """Returns the distribution with `of_rows` of all parameters that have `num` rows; None: an unknown number.
 
     Raises:
       TypeError: a distribution that TFP cannot take apart.
     """
-    return _changed(distribution, lambda leaf: tf.gather(leaf, rows), num)
-
-
-def distribution_where(distribution: tfd.Distribution, chosen: tf.Tensor, num: int | None) -> tfd.Distribution:
-    """Returns the same distribution with ones as parameters of all batch members that are not chosen.
-
-    Nothing of theirs is in it then, nor a NaN, which would pass through zeros.
-
-    Raises:
-      TypeError: a distribution that TFP cannot take apart.
-    """
-
-    def select(leaf: tf.Tensor) -> tf.Tensor:
-        keep = tf.reshape(chosen, [-1] + [1] * (leaf.shape.rank - 1))
-        return tf.where(keep, leaf, tf.ones_like(leaf))
-
-    return _changed(distribution, select, num)
+    parts, joined = take_apart(distribution)
+    return joined([of_rows(part) if part.shape.rank and part.shape[0] == num else part for part in parts])
 
 
 def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:

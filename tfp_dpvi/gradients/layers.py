@@ -99,6 +99,14 @@ def without(layer: Layer, **attributes: object) -> Iterator[None]:
             object.__setattr__(layer, name, value)
 
 
+def _places(values: tf.Tensor, last: Sequence[int]) -> tf.Tensor:
+    """[rows, ..., *last] -> [rows, places, size of last]."""
+    if len(last) == 1:
+        return values
+    width = int(np.prod(last))
+    return tf.reshape(values, [-1, values.shape[1:].num_elements() // width, width])
+
+
 def _with_kernel(
     layer: Layer,
     call: Callable[..., tf.Tensor],
@@ -112,12 +120,12 @@ def _with_kernel(
 
     def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
         found: Found = [(getattr(layer, name), of_kernel(gradients[0], by_record))]
-        if layer.use_bias:
-            values = by_record(gradients[0])
+        if layer.bias is not None:
+            shape = tuple(layer.bias.shape)
+            values = by_record(_places(gradients[0], shape))
             # Without positions to sum over a reshape does: no pass over memory.
-            one = values.shape[1] == 1
-            values = tf.reshape(values, [-1, values.shape[2]]) if one else tf.reduce_sum(values, axis=1)
-            found.append((layer.bias, Direct(tuple(layer.bias.shape), values)))
+            values = values if values.shape[1] == 1 else tf.reduce_sum(values, axis=1)
+            found.append((layer.bias, Direct(shape, tf.reshape(values, [-1, *shape]))))
         return found
 
     return Probed([outputs], lambda: layer.activation(outputs), contributions)
@@ -229,20 +237,12 @@ def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tenso
     shape = tuple(layer.kernel.shape)
     if layer.bias is not None and tuple(layer.bias.shape) != shape[len(summed) :]:
         return None
-    with without(layer, activation=keras.activations.linear):
-        outputs = call(inputs)
-    positions = int(np.prod(inputs.shape[1 : len(places)]))
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-        left = tf.cast(tf.reshape(inputs, [-1, positions, int(np.prod(shape[: len(summed)]))]), layer.kernel.dtype)
-        right = tf.reshape(gradients[0], [-1, positions, int(np.prod(shape[len(summed) :]))])
-        found: Found = [(layer.kernel, Outer.of_cheaper_form(shape, by_record(left), by_record(right)))]
-        if layer.bias is not None:
-            values = tf.reduce_sum(by_record(right), axis=1)
-            found.append((layer.bias, Direct(tuple(layer.bias.shape), tf.reshape(values, [-1, *layer.bias.shape]))))
-        return found
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        left, right = _places(inputs, shape[: len(summed)]), _places(gradient, shape[len(summed) :])
+        return Outer.of_cheaper_form(shape, by_record(tf.cast(left, layer.kernel.dtype)), by_record(right))
 
-    return Probed([outputs], lambda: layer.activation(outputs), contributions)
+    return _with_kernel(layer, call, inputs, of_kernel)
 
 
 def _by_patches_of_gradients(

@@ -19,9 +19,8 @@ from tfp_dpvi._tf import (
     set_keras_mask,
     tf,
     tfd,
-    tfp,
-    with_full_parameters,
 )
+from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.factors import Direct
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes
 from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, Whole, looked_up, without
@@ -119,14 +118,13 @@ def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Call
     if not isinstance(outputs, tfd.Distribution):
         return tf.nest.flatten(outputs), lambda: outputs
     try:
-        whole = tfp.experimental.as_composite(with_full_parameters(getattr(outputs, "tensor_distribution", outputs)))
-        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
-    except (TypeError, ValueError, NotImplementedError) as error:
+        parts, whole = take_apart(outputs)
+    except TypeError as error:
         raise UnsupportedLayerError(
-            f"{layer.name} has weights of its own and returns {type(outputs).__name__}, whose parameters TFP does not tell "
-            f"({error}). Put the weights into a layer that returns tensors."
+            f"{layer.name} has weights of its own and returns a distribution: {error} Or put the weights into a layer that returns "
+            "tensors."
         ) from error
-    return parts, lambda: tf.nest.pack_sequence_as(whole, parts, expand_composites=True)
+    return parts, lambda: whole(parts)
 
 
 def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[tf.Tensor]) -> None:

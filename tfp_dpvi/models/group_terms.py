@@ -120,11 +120,11 @@ class GroupTerms:
             # All rows, at a fixed shape, with nothing of other groups' records in theirs.
             weights = tf.cast(chosen, terms.samples.dtype)
             shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
-            posterior = groups.distribution_where(terms.posterior, chosen, terms.samples.shape[0])
+            posterior = groups.with_rows(terms.posterior, lambda part: _select(chosen, part), terms.samples.shape[0])
             codes = Codes(shown, weights, posterior, self.prior, samples)
         else:
             rows = tf.where(chosen)[:, 0]
-            posterior = groups.rows_of_distribution(terms.posterior, rows, terms.samples.shape[0])
+            posterior = groups.with_rows(terms.posterior, lambda part: tf.gather(part, rows), terms.samples.shape[0])
             own = tf.gather(terms.samples, rows)
             codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, self.prior, samples)
         value = tf.convert_to_tensor(self.regularizer(codes))
@@ -134,3 +134,8 @@ class GroupTerms:
                 "it, for instance with tf.reduce_sum."
             )
         return tf.cast(value, terms.samples.dtype) * self.weight
+
+
+def _select(chosen: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """Returns ones in place of all rows that are not chosen: nothing of theirs is left, nor a NaN, which would pass through zeros."""
+    return tf.where(tf.reshape(chosen, [-1] + [1] * (part.shape.rank - 1)), part, tf.ones_like(part))

@@ -49,10 +49,14 @@ class Mixture:
 
     def sample(self, num: int, generator: np.random.Generator, wider: float = 1.0) -> np.ndarray:
         """Returns draws, shape [num, d], their distance to the mean multiplied by `wider`."""
-        picks = generator.integers(len(self.locs), size=num)
-        scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
-        draws = self.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(num, len(self.mean))))
+        draws = self.draws_of(generator.integers(len(self.locs), size=num), generator)
         return self.mean + wider * (draws - self.mean)
+
+    def draws_of(self, picks: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Returns a draw of each of these components, shape [n, d]."""
+        scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
+        normals = generator.normal(size=(len(picks), self.locs.shape[1]))
+        return self.locs[picks] + np.einsum("nij,nj->ni", scales, normals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,15 +144,9 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
     root = np.diag(1.0 / np.sqrt(reached))  # Of the covariance.
     kept = x[None]
     for num_steps, keep in ((60, 4), (60, 4), (100, _KEPT)):
-
-        def whitened(z: np.ndarray, root: np.ndarray = root) -> tuple[np.ndarray, np.ndarray]:
-            value, gradient = log_density(z @ root.T)
-            return value, gradient @ root
-
-        z = linalg.solve_triangular(root, kept[-1].T, lower=True).T
-        kept = hamiltonian(whitened, z, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep) @ root.T
+        kept = _chains(log_density, kept[-1], root, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep)
         draws = kept.reshape(-1, kept.shape[-1])
-        root = linalg.cholesky(np.cov(draws.T).reshape(len(root), -1) + 1e-10 * np.eye(len(root)), lower=True)
+        root = _root_of(draws)
     return _kernels(draws)
 
 
@@ -160,26 +158,35 @@ def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.
       density_of: the density, given each chain's draw of the curvature.
       generator: of the draws.
     """
-    picks = np.arange(_CHAINS) % len(linear.locs)
-    scales = np.broadcast_to(linear.scales, (len(linear.locs), *linear.scales.shape[1:]))[picks]
-    start = linear.locs[picks] + np.einsum("nij,nj->ni", scales, generator.normal(size=(_CHAINS, scales.shape[1])))
+    start = linear.draws_of(np.arange(_CHAINS) % len(linear.locs), generator)
     root = linalg.cholesky(linear.covariance, lower=True)
-    log_density = density_of(_CHAINS)
+    kept = _chains(density_of(_CHAINS), start, root, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT)
+    return _kernels(kept.reshape(-1, kept.shape[-1]))
+
+
+def _chains(
+    log_density: LogDensity, start: np.ndarray, root: np.ndarray, generator: np.random.Generator, **settings: int
+) -> np.ndarray:
+    """Returns states of chains of HMC, whitened by a Cholesky factor of the covariance; `settings` are of `hamiltonian`."""
 
     def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = log_density(z @ root.T)
         return value, gradient @ root
 
     z = linalg.solve_triangular(root, start.T, lower=True).T
-    kept = hamiltonian(whitened, z, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT) @ root.T
-    return _kernels(kept.reshape(-1, kept.shape[-1]))
+    return hamiltonian(whitened, z, generator, **settings) @ root.T
+
+
+def _root_of(draws: np.ndarray) -> np.ndarray:
+    """Returns a Cholesky factor of the draws' covariance."""
+    size = draws.shape[1]
+    return linalg.cholesky(np.cov(draws.T).reshape(size, size) + 1e-10 * np.eye(size), lower=True)
 
 
 def _kernels(draws: np.ndarray) -> Mixture:
     """Returns a mixture of small normals at draws, shrunk so that mean and covariance stay (Liu and West 2001)."""
     mean = draws.mean(axis=0)
-    root = linalg.cholesky(np.cov(draws.T).reshape(len(mean), -1) + 1e-10 * np.eye(len(mean)), lower=True)
-    return Mixture(mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * root[None])
+    return Mixture(mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * _root_of(draws)[None])
 
 
 @dataclasses.dataclass(frozen=True)
