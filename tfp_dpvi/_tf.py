@@ -270,6 +270,39 @@ def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
     return distribution._broadcast_parameters_with_batch_shape(distribution.batch_shape_tensor())
 
 
+class Derived(tfd.Distribution):
+    """A distribution whose draws are not reparameterised, of another's dtype and shapes where a subclass says nothing else.
+
+    Args:
+      like: the other distribution.
+      parameters: the subclass's arguments.
+      name: of the distribution.
+    """
+
+    def __init__(self, like: tfd.Distribution, parameters: dict[str, Any], name: str) -> None:
+        self._like = like
+        super().__init__(
+            dtype=like.dtype,
+            reparameterization_type=tfd.NOT_REPARAMETERIZED,
+            validate_args=False,
+            allow_nan_stats=True,
+            parameters=parameters,
+            name=name,
+        )
+
+    def _batch_shape(self) -> tf.TensorShape:
+        return self._like.batch_shape
+
+    def _batch_shape_tensor(self) -> tf.Tensor:
+        return self._like.batch_shape_tensor()
+
+    def _event_shape(self) -> tf.TensorShape:
+        return self._like.event_shape
+
+    def _event_shape_tensor(self) -> tf.Tensor:
+        return self._like.event_shape_tensor()
+
+
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
     """Yields the operations added to a graph since it had `num_known`, then those of functions that they call, at any depth.
 

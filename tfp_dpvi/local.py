@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, tf, tfd, tfp
+from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 
 _MOST_POINTS = 10_000
 
@@ -109,7 +109,7 @@ def _num_values(prior: tfd.Distribution) -> int:
     return int(parameter.shape[-1])
 
 
-class Variational(tfd.Distribution):
+class Variational(Derived):
     """A record whose own latent has a normal factor that is fitted anew inside the record's loss (Jälkö et al. 2017, section 3.1).
 
     `log_prob` is the record's local evidence bound `E_q[log p(y | z) + log p(z) - log q(z)]` with `q = Normal(m, diag(s^2))`: from the
@@ -149,26 +149,13 @@ class Variational(tfd.Distribution):
             raise ValueError(f"prior has event shape {prior.event_shape}; a record's latent has shape [] or [d].")
         self._prior, self._conditional, self._num_steps = prior, conditional, num_steps
         self._one = conditional(prior.mean())
-        super().__init__(
-            dtype=self._one.dtype,
-            reparameterization_type=tfd.NOT_REPARAMETERIZED,
-            validate_args=False,
-            allow_nan_stats=True,
-            parameters=parameters,
-            name=name,
-        )
+        super().__init__(self._one, parameters, name)
 
     def _batch_shape(self) -> tf.TensorShape:
         return tf.broadcast_static_shape(self._prior.batch_shape, self._one.batch_shape)
 
     def _batch_shape_tensor(self) -> tf.Tensor:
         return tf.broadcast_dynamic_shape(self._prior.batch_shape_tensor(), self._one.batch_shape_tensor())
-
-    def _event_shape(self) -> tf.TensorShape:
-        return self._one.event_shape
-
-    def _event_shape_tensor(self) -> tf.Tensor:
-        return self._one.event_shape_tensor()
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
         scalar = self._prior.event_shape.rank == 0

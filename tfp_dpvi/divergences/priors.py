@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Derived, Structure, tf, tfd
 
 
 def _dtype(dtype: tf.DType) -> tf.DType:
@@ -160,7 +160,7 @@ class VampPrior:
         return _Vamp(encoder, start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)))
 
 
-class _Vamp(tfd.Distribution):
+class _Vamp(Derived):
     """The mixture of `encoder(*inputs)`."""
 
     def __init__(self, encoder: Callable[..., tfd.Distribution], inputs: Structure, name: str = "VampPrior") -> None:
@@ -178,15 +178,8 @@ class _Vamp(tfd.Distribution):
                 f"prior: of VampPrior's pseudo_inputs of shape {shapes} the encoder makes {one!r}; it must be a TFP distribution of "
                 f"batch shape [{rows}]."
             )
-        self._event, self._rows = one.event_shape, rows
-        super().__init__(
-            dtype=one.dtype,
-            reparameterization_type=tfd.NOT_REPARAMETERIZED,
-            validate_args=False,
-            allow_nan_stats=True,
-            parameters=parameters,
-            name=name,
-        )
+        self._rows = rows
+        super().__init__(one, parameters, name)
 
     def _posteriors(self) -> tfd.Distribution:
         return self._encoder(*tf.nest.map_structure(tf.convert_to_tensor, self._inputs))
@@ -197,15 +190,6 @@ class _Vamp(tfd.Distribution):
 
     def _batch_shape(self) -> tf.TensorShape:
         return tf.TensorShape([])
-
-    def _batch_shape_tensor(self) -> tf.Tensor:
-        return tf.constant([], tf.int32)
-
-    def _event_shape(self) -> tf.TensorShape:
-        return self._event
-
-    def _event_shape_tensor(self) -> tf.Tensor:
-        return tf.constant(self._event.as_list(), tf.int32)
 
     def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
         return self._mixture().log_prob(value)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, map_apart, tf, tfd, tfp
+from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
@@ -27,7 +27,7 @@ def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
     return distribution.probs_parameter() if isinstance(distribution, tfd.Categorical) else distribution.mean()
 
 
-class PosteriorPredictive(tfd.Distribution):
+class PosteriorPredictive(Derived):
     """`p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the surrogate posterior.
 
     The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work where the likelihood
@@ -57,31 +57,12 @@ class PosteriorPredictive(tfd.Distribution):
         self._draws = draws
         self._num_draws = num_draws
         self._one = likelihood(tf.nest.map_structure(lambda part: part[0], draws))
-        super().__init__(
-            dtype=self._one.dtype,
-            reparameterization_type=tfd.NOT_REPARAMETERIZED,
-            validate_args=False,
-            allow_nan_stats=True,
-            parameters=parameters,
-            name=name,
-        )
+        super().__init__(self._one, parameters, name)
 
     @property
     def num_draws(self) -> int:
         """Number S of posterior draws in the mixture."""
         return self._num_draws
-
-    def _batch_shape(self) -> tf.TensorShape:
-        return self._one.batch_shape
-
-    def _batch_shape_tensor(self) -> tf.Tensor:
-        return self._one.batch_shape_tensor()
-
-    def _event_shape(self) -> tf.TensorShape:
-        return self._one.event_shape
-
-    def _event_shape_tensor(self) -> tf.Tensor:
-        return self._one.event_shape_tensor()
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
         logs = over_draws(lambda draw: self._likelihood(draw).log_prob(value), self._draws)

@@ -171,9 +171,6 @@ class _Product(tfd.Distribution):
     def _event_shape(self) -> tf.TensorShape:
         return tf.TensorShape([self.segments.num_columns])
 
-    def _event_shape_tensor(self) -> tf.Tensor:
-        return tf.constant([self.segments.num_columns], tf.int32)
-
     def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
         chosen = self.chosen(tf.cast(value, tf.int32))
         if self.log_table.shape.rank == 2 and chosen.shape.rank and chosen.shape[-2] == 1:
