@@ -165,7 +165,7 @@ def test_wrong_norms_are_caught():
     def too_small(*arguments):
         return 0.9 * real(*arguments)
 
-    def without_others(segments, params, log_table):
+    def without_others(segments, log_table):
         return tf.square(1.0 - tf.exp(log_table))
 
     for broken in (too_small, without_others):

@@ -119,7 +119,7 @@ def test_the_prior_is_dirichlet():
     """Softmax of the logits of one column in one component: Beta margins of a Dirichlet(2, 2, 2)."""
     prior = make_prior(make_table(), K, concentration=2.0)
     draws = prior.sample(4000, seed=_random.tfp_seed(statistics.fresh_key()))
-    assert draws["levels"].shape == [4000, K, 9]
+    assert draws["levels"].shape == [4000, K, 16]
     for logits in (draws["weights"], draws["levels"][:, 1, :3]):
         share = scipy.special.softmax(np.asarray(logits, float), axis=-1)[:, 0]
         statistics.plausible(scipy.stats.kstest(share, scipy.stats.beta(2, 4).cdf).pvalue, "Dirichlet prior")
@@ -145,7 +145,7 @@ def test_a_records_gradient_is_bounded():
         gradients = tf.vectorized_map(one, records)
         norms = np.sqrt(sum(np.sum(np.square(part.numpy()).reshape(len(records), -1), 1) for part in gradients))
         assert np.isfinite(norms).all()
-        assert norms.max() <= np.sqrt(2 * 5) + 1e-4  # Weights, a, c, and two Bernoullis of missing values.
+        assert norms.max() <= np.sqrt(2 * 7) + 1e-4  # Weights, four columns, and two Bernoullis of missing values.
 
 
 def test_a_missing_value_says_nothing_about_its_column():
@@ -157,7 +157,7 @@ def test_a_missing_value_says_nothing_about_its_column():
         log_prob = likelihood({**params, "levels": levels}).log_prob(record)
     gradient = tape.gradient(log_prob, levels).numpy()
     np.testing.assert_array_equal(gradient[:, :3], 0.0)
-    assert np.all(gradient[:, 5:7] != 0.0)
+    assert np.all(gradient[:, 12:14] != 0.0)
 
 
 def test_the_start_is_random_and_spread_over_the_target():
