@@ -249,7 +249,6 @@ def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
         (lambda: Continuous(0, 1, bins=[0.5, 0.2]), ValueError, "bins"),
         (lambda: Continuous(0, 1, bins=[1.0]), ValueError, "bins"),
         (lambda: Continuous(0, 1, bins=None), TypeError, "bins"),
-        (lambda: Continuous(0, 1, shape="gamma"), ValueError, "shape='gamma'"),
         (lambda: Integer(0.5, 3), ValueError, "lower"),
         (lambda: Integer(0, 10, bins=[2.5]), ValueError, "bins"),
         (lambda: Categorical("abc"), TypeError, "categories"),
