@@ -93,6 +93,10 @@ studies: $(STAMP) ## Ten models, the 2017 paper's mixture, d3p's groups, the bar
 study-logistic: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilon, sampling rate and clip
 	$(BIN)/python examples/logistic_regression.py
 
+.PHONY: studies-federated
+studies-federated: $(STAMP) ## Several hospitals beside the fit that pools their records: hours; goes on where it stopped
+	$(BIN)/python benchmarks/federated.py $(FEDERATED_ARGS)
+
 .PHONY: bench
 bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --torch $(TORCH)/bin/python --check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfp_dpvi.federated import Factor, Reply, Server, Synchronous, Task, Terms
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 
 class ExactWorker:
@@ -67,3 +68,53 @@ def federation(kind=Server, *, full_rank=True, schedule=None, num_hospitals=5, s
     flat = x.reshape(-1, width)
     precision = np.eye(width) / 4.0 + flat.T @ flat
     return server, terms, Factor(flat.T @ y.ravel(), precision)
+
+
+class NoisyWorker:
+    """A private hospital of a logistic regression, written out in NumPy: clip, noise, Adam, mean-field. Seeded: for tests alone."""
+
+    def __init__(self, x, y, *, noise, rng, bound, clip=2.0, steps=20, rate=0.05):
+        self.x, self.y, self.noise, self.rng, self.bound = x, y, noise, rng, bound
+        self.clip, self.steps, self.rate = clip, steps, rate
+
+    def refine(self, task):
+        q, cavity = task.posterior, task.cavity
+        mean, share = q.mean.copy(), np.minimum(np.minimum(q.stddev, 0.1) / self.bound, 0.98)
+        raw = np.log(share / (1.0 - share))
+        first = second = np.zeros(2 * q.num)
+        for step in range(1, self.steps + 1):
+            share = 1.0 / (1.0 + np.exp(-raw))
+            sd, eta = self.bound * share, self.rng.normal(size=q.num)
+            logits = self.x @ (mean + sd * eta)
+            gradients = (1.0 / (1.0 + np.exp(-logits)) - self.y)[:, None] * self.x
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            total = (gradients * np.minimum(1.0, self.clip / np.maximum(norms, 1e-30))).sum(0)
+            total += self.rng.normal(scale=self.noise * self.clip, size=q.num)
+            by_mean = total + cavity.precision * mean - cavity.shift
+            by_sd = total * eta + cavity.precision * sd - 1.0 / sd
+            both = np.concatenate([by_mean, by_sd * sd * (1.0 - share)]) / len(self.x)
+            first, second = 0.9 * first + 0.1 * both, 0.999 * second + 0.001 * both**2
+            move = self.rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-7)
+            mean, raw = mean - move[: q.num], raw - move[q.num :]
+        return Factor.normal(mean, (self.bound / (1.0 + np.exp(-raw))) ** 2) / q
+
+
+def private_study(schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False):
+    """Runs private hospitals in NumPy; returns the server and the mean test log-likelihood after each update."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num + 2000, width))
+    y = rng.random(len(x)) < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=width)))
+    where = rng.integers(num_hospitals, size=num)
+    if by_label:
+        where = np.where(rng.random(num) < np.where(y[:num], 0.95, 0.05), where // 2, num_hospitals - 1 - where // 2)
+    plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds)
+    terms = Terms("private", prior_of(width, full_rank=False))
+    settings = {"noise": plan.noise_multiplier, "rng": rng, "bound": np.sqrt(2.0) * terms.prior.stddev}
+    workers = {f"h{h}": NoisyWorker(x[:num][where == h], y[:num][where == h], **settings) for h in range(num_hospitals)}
+    server = play(Server(terms, workers, schedule), workers, terms)
+
+    def log_likelihood(posterior):
+        logits = x[num:] @ posterior.sample(100, np.random.default_rng(1)).T
+        return float(np.log(np.exp(-np.logaddexp(0.0, np.where(y[num:, None], -logits, logits))).mean(1)).mean())
+
+    return server, [log_likelihood(round.posterior) for round in server.history]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
 
-from dp_accounting import NeighboringRelation
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
@@ -114,9 +115,12 @@ class Hospital:
                 plan = held[0].plan.replace(num_releases=plan.num_releases)
             else:
                 self.num_calibrations += 1
-                plan = plan.calibrated(self.epsilon, self.delta, events)
-            points = range(self._releases, plan.num_releases + 1, self._releases)
-            self._epsilon_after = EpsilonCurve(plan, events, self.delta, checkpoints=points)
+                mechanism = plan.replace(purpose=None, num_records=None)
+                found = _calibrated(mechanism, self.epsilon, self.delta, tuple(events))
+                plan = found.replace(purpose=plan.purpose, num_records=plan.num_records)
+            self._epsilon_after = _curve(
+                plan.replace(purpose=None, num_records=None), self.delta, self._releases, tuple(events)
+            )
         self._plan = plan
 
     # ------------------------------------------------------------------ in each round
@@ -192,6 +196,17 @@ class Hospital:
             seeded=self._seed is not None,
             caveats=CAVEATS,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[DpEvent, ...]) -> PrivacyPlan:
+    return plan.calibrated(epsilon, delta, events)
+
+
+@functools.lru_cache(maxsize=64)
+def _curve(plan: PrivacyPlan, delta: float, every: int, events: tuple[DpEvent, ...]) -> EpsilonCurve:
+    """Returns epsilon over a plan's releases: the same for hospitals of one plan, which a simulation has many of."""
+    return EpsilonCurve(plan, events, delta, checkpoints=range(every, plan.num_releases + 1, every))
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:

@@ -1,0 +1,176 @@
+"""The loop on Flower: a grid in this process whose nodes run the real ClientApp, and nodes that fail, lie and disappear."""
+
+import os
+import socket
+import threading
+import types
+
+import numpy as np
+import pytest
+from support.federation import ExactWorker, answer, prior_of, regression
+
+flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `federated`)")
+
+from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
+
+from tfp_dpvi.federated import Factor, Server, Synchronous, Task, Terms  # noqa: E402
+from tfp_dpvi.federated.flower import FlowerRun, client_app  # noqa: E402
+from tfp_dpvi.federated.proxy import WorkerError, ask, receive, send  # noqa: E402
+
+TERMS = Terms("on Flower", prior_of(3, full_rank=True))
+
+
+@pytest.fixture(autouse=True)
+def identity():
+    """Flower sets this in the processes that it starts; versions before 1.40 have no such thing."""
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+    except ImportError:
+        return
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+class Grid:
+    """A grid of nodes that answer at once, in this process."""
+
+    def __init__(self, nodes):
+        self.nodes, self.replies, self.count = dict(nodes), {}, 0
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        identities = []
+        for message in messages:
+            self.count += 1
+            identity = f"m{self.count}"
+            message.metadata._message_id = identity  # As the real grid does.
+            message.metadata._run_id = 1
+            reply = self.nodes[message.metadata.dst_node_id](message)
+            if reply is not None:
+                self.replies[identity] = reply
+            identities.append(identity)
+        return identities
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(one) for one in message_ids if one in self.replies]
+
+
+def node(number, name, worker, *, fails=lambda task: False, silent=lambda task: False):
+    """A node with the library's ClientApp; `fails` answers with Flower's error, `silent` with nothing."""
+
+    def handed(message):
+        task = Task.from_bytes(message, TERMS)
+        return answer(task, worker.refine(task))
+
+    app = client_app(lambda context: (name, handed))
+    context = Context(run_id=1, node_id=number, node_config={}, state=RecordDict(), run_config={})
+
+    def run(message):
+        if message.metadata.message_type == "train":
+            task = Task.from_bytes(message.content["tfp_dpvi"]["message"], TERMS)
+            if silent(task):
+                return None
+            if fails(task):
+                reply = Message(Error(code=0, reason="the process was killed"), reply_to=message)
+                reply.metadata._src_node_id = number
+                return reply
+        reply = app(message, context)
+        reply.metadata._src_node_id = number
+        return reply
+
+    return run
+
+
+def workers(num=3):
+    x, y = regression(num)
+    flat = x.reshape(-1, 3)
+    return [ExactWorker(*both) for both in zip(x, y, strict=True)], np.eye(3) / 4.0 + flat.T @ flat
+
+
+def play(nodes, *, rounds=1, num=None, **settings):
+    server = Server(TERMS, [], Synchronous(rounds=rounds, damping=1.0))
+    run = FlowerRun(Grid(nodes), server, poll=0.001, **settings)
+    run.wait_for(len(nodes) if num is None else num, at_most=20.0)
+    run.play()
+    return server
+
+
+def test_the_pooled_posterior_over_flower():
+    made, precision = workers()
+    server = play({n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)})
+    np.testing.assert_allclose(server.posterior.precision, precision, rtol=1e-9)
+    assert server.refused == []
+
+
+def test_a_node_that_fails_or_falls_silent_costs_a_round_of_its_own():
+    """One wait; the others' changes are taken, its factor stays, and it comes back."""
+    made, precision = workers()
+    nodes = {
+        1: node(1, "h1", made[0]),
+        2: node(2, "h2", made[1], fails=lambda task: task.number == 0),
+        3: node(3, "h3", made[2], silent=lambda task: task.number == 0),
+    }
+    server = play(nodes, rounds=3, timeout=0.2)
+    assert server.history[0].hospitals == ("h1",)
+    assert not server.history[0].factors["h2"].precision.any()
+    assert set(server.history[1].hospitals) == {"h1", "h2", "h3"}
+    np.testing.assert_allclose(server.posterior.precision, precision, rtol=1e-9)
+
+
+def test_nobody_takes_another_name():
+    made, _ = workers()
+    nodes = {1: node(1, "h1", made[0]), 2: node(2, "h1", made[1]), 3: node(3, "h3", made[2])}
+    server = play(nodes, num=2)
+    assert set(server.factors) == {"h1", "h3"}
+    nodes = {1: node(1, "h1", made[0]), 2: node(2, "h3", made[1])}
+    server = play(nodes, num=1, roster={1: "h1", 2: "h2"})
+    assert set(server.factors) == {"h1"}
+
+
+def test_garbage_of_a_node_is_refused():
+    made, _ = workers()
+
+    class Liar:
+        def refine(self, task):
+            return Factor(np.zeros(3), 1e9 * np.eye(3))
+
+    server = play({1: node(1, "h1", made[0]), 2: node(2, "h2", Liar())})
+    assert "most_change" in server.refused[0]
+    assert server.history[0].hospitals == ("h1",)
+
+
+def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
+    path = tmp_path / "w.sock"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve():
+        for reply in (b"+done", b"-a sentence"):
+            connection, _ = listener.accept()
+            with connection:
+                receive(connection, 100)
+                send(connection, reply)
+
+    threading.Thread(target=serve, daemon=True).start()
+    assert ask(path, b"task") == b"done"
+    with pytest.raises(WorkerError, match="a sentence"):
+        ask(path, b"task")
+    listener.close()
+    with pytest.raises(WorkerError, match="does not answer"):
+        ask(path, b"task")
+    context = types.SimpleNamespace(node_config={"hospital": "h"})
+    from tfp_dpvi.federated import flower
+
+    with pytest.raises(ValueError, match=r"lacks \['worker'\]"):
+        flower._of_node(context)
+
+
+def test_nothing_is_told_to_anybody():
+    for name, value in (
+        ("FLWR_TELEMETRY_ENABLED", "0"),
+        ("FLWR_DISABLE_UPDATE_CHECK", "1"),
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+    ):
+        assert os.environ[name] == value

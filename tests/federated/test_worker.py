@@ -1,0 +1,132 @@
+"""Resident workers as real processes, killed with SIGKILL in the middle of a round: the others go on and no ledger under-counts."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.federation import answer
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.federated import Factor, Server, Synchronous, Terms
+from tfp_dpvi.federated.proxy import WorkerError, ask
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "federated"
+TERMS = Terms.load(EXAMPLE / "hospitals" / "terms.json")
+STEPS = TERMS.local_steps
+
+
+class Worker:
+    """The process of one hospital of the example's study."""
+
+    def __init__(self, folder, number, rounds=4):
+        self.name, self.folder = f"hospital{number}", folder
+        self.socket, self.ledger = folder / f"{self.name}.sock", folder / f"{self.name}.ledger"
+        self.data = folder / f"{self.name}.npz"
+        rng = np.random.default_rng(number)
+        x = rng.normal(size=(300, 3)).astype("float32")
+        np.savez(self.data, x=x, y=(x[:, 0] > 0).astype("int32"))
+        self.rounds = rounds
+        self.start()
+
+    def start(self):
+        command = [sys.executable, "-m", "tfp_dpvi.federated.worker", "--study", "hospitals.study:make_study"]
+        command += ["--data", self.data, "--name", self.name, "--ledger", self.ledger, "--epsilon", "3"]
+        command += ["--rounds", str(self.rounds), "--socket", self.socket]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])}
+        self.socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [str(part) for part in command], cwd=EXAMPLE, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.said = self.process.stdout.readline()
+        until = time.monotonic() + 240
+        while not self.socket.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def charged(self):
+        with dpvi.PrivacyLedger(self.ledger, read_only=True) as ledger:
+            return ledger.num_releases
+
+
+def play_round(server, worker, *, during=None):
+    """One synchronous round of the worker and of a hospital "steady" that is always there; each is asked in a thread."""
+    lock, threads = threading.Lock(), []
+
+    def one(task):
+        if task.hospital == "steady":
+            reply = answer(task, Factor(np.zeros(3), np.ones(3)))
+        else:
+            try:
+                reply = ask(worker.socket, task.to_bytes(), timeout=120.0)
+            except WorkerError:
+                with lock:
+                    server.give_up(task.request)
+                return
+        with lock:
+            server.receive(task.hospital, reply)
+
+    for task in server.due():
+        threads.append(threading.Thread(target=one, args=(task,)))
+        threads[-1].start()
+    if during is not None:
+        during()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_worker_killed_at_any_point_of_a_round(tmp_path):
+    """Killed at random moments of two rounds: the other goes on, the factor stays, each step is counted, and it comes back."""
+    victim, rng = Worker(tmp_path, 1, rounds=6), np.random.default_rng()
+    try:
+        assert victim.socket.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(WorkerError, match="not of this library's format"):
+            ask(victim.socket, b"\x80\x04pickle")
+        with pytest.raises(WorkerError, match="does not answer"):
+            ask(victim.socket, bytes(10**7))
+        server = Server(TERMS, ["steady", victim.name], Synchronous(rounds=6, damping=0.5))
+        play_round(server, victim)
+        assert set(server.history[0].hospitals) == {"steady", victim.name}
+        taken = 1
+        for _ in range(2):
+            kept = server.factors[victim.name]
+
+            def kill():
+                time.sleep(rng.uniform(0.0, 0.1))
+                victim.kill()
+
+            play_round(server, victim, during=kill)
+            last = server.history[-1]
+            assert "steady" in last.hospitals
+            if victim.name in last.hospitals:
+                taken += 1
+            else:
+                np.testing.assert_array_equal(server.factors[victim.name].precision, kept.precision)
+            assert last.posterior.exceeds(TERMS.floor)
+            assert victim.charged() >= taken * STEPS
+            victim.start()
+            assert "rounds left" in victim.said
+        (steady, task) = server.due()
+        server.give_up(steady.request)
+        before, first = victim.charged(), ask(victim.socket, task.to_bytes())
+        assert ask(victim.socket, task.to_bytes()) == first, "a request repeated"
+        assert victim.charged() == before + STEPS
+        assert server.receive(victim.name, first)
+        with dpvi.PrivacyLedger(victim.ledger, read_only=True) as ledger:
+            assert len(ledger.entries) == 1, "one plan, whatever happened"
+            assert ledger.epsilon(1e-5) <= 3.0
+    finally:
+        victim.kill()
