@@ -369,7 +369,8 @@ def draw(rows, path):
         axes[axis].set(title=f"{name} over epsilon", xscale="log", xlabel="epsilon")
     axes[1].axhline(0.9, color="k", linestyle=":")
     for axis in axes:
-        axis.legend(fontsize="small")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize="small")
     page.savefig(path, dpi=110)
 
 

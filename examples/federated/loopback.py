@@ -178,7 +178,7 @@ class Consortium:
 
     def run(self, output, *, during=None, timeout=900.0):
         """Runs the app to its end; `during` is called once, after the server has printed its first update."""
-        settings = f'output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={20.0 if during else 120.0}'
+        settings = f'output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
         self._start("run", self.bin / "flwr", "run", HERE, "consortium", "--stream", "--run-config", settings)
         until, log = time.monotonic() + timeout, self.folder / "run.log"
         while not pathlib.Path(output).exists():
