@@ -54,7 +54,9 @@ class Synchronous(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Sequential(Schedule):
-    """One hospital after another."""
+    """One hospital after another. Undamped it diverges with private hospitals."""
+
+    damping: float = 0.3
 
     def group(self, waiting: list[str], busy: int) -> list[str]:
         """See `Schedule`."""
@@ -70,7 +72,8 @@ class Asynchronous(Schedule):
         privacy cost is lost, so that the bound should lie above what is usual.
     """
 
-    most_stale: int = 50
+    damping: float = 0.3
+    most_stale: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
