@@ -16,11 +16,14 @@ PAGES = {
 
 SLOW = (
     "guides/analyst.md",
+    "guides/arviz.md",
     "guides/calibrated_posterior.md",
     "guides/data_steward.md",
     "guides/in_keras.md",
+    "guides/local_latents.md",
     "guides/vae_researcher.md",
 )  # 10 to 20 s each; the README runs.
+NEEDS = {"guides/arviz.md": "arviz"}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,8 @@ SLOW = (
     [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page, blocks in PAGES.items() if blocks],
 )
 def test_the_pages_code_runs(page, tmp_path, monkeypatch, capsys):
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in PAGES[page]:

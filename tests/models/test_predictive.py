@@ -236,3 +236,84 @@ def test_a_likelihood_without_a_variance_says_so():
     predictive = PosteriorPredictive(lambda one: tfd.Categorical(logits=one), tf.zeros([NUM_DRAWS, 5, 4]), NUM_DRAWS)
     with pytest.raises(NotImplementedError, match="categorical"):
         predictive.variance()
+
+
+# ---------------------------------------------------------------------- quantiles, modes, intervals
+
+CASES = {
+    "normal": (lambda s: tfd.Normal(X @ W[s], SCALE[s]), tf.float32),
+    "lognormal": (lambda s: tfd.LogNormal(X @ W[s], SCALE[s]), tf.float32),
+    "beta": (lambda s: tfd.Beta(np.exp(X @ W[s]), SCALE[s]), tf.float32),
+    "poisson": (lambda s: tfd.Poisson(log_rate=X @ W[s]), tf.float32),
+    "bernoulli": (lambda s: tfd.Bernoulli(logits=X @ W[s]), tf.int32),
+    "ordinal": (lambda s: tfd.OrderedLogistic(np.float32([-1.0, 0.5, 2.0]), X @ W[s]), tf.int32),
+}
+
+
+def predictive_of(kind):
+    """A predictive distribution, and its components."""
+    one, _ = CASES[kind]
+    tables = {"w": tf.constant(W), "scale": tf.constant(SCALE)}
+
+    def likelihood(p):
+        loc = tf.linalg.matvec(X, p["w"])
+        return {
+            "normal": lambda: tfd.Normal(loc, p["scale"]),
+            "lognormal": lambda: tfd.LogNormal(loc, p["scale"]),
+            "beta": lambda: tfd.Beta(tf.exp(loc), p["scale"]),
+            "poisson": lambda: tfd.Poisson(log_rate=loc),
+            "bernoulli": lambda: tfd.Bernoulli(logits=loc),
+            "ordinal": lambda: tfd.OrderedLogistic(tf.constant([-1.0, 0.5, 2.0]), loc),
+        }[kind]()
+
+    return PosteriorPredictive(likelihood, tables, NUM_DRAWS), [one(s) for s in range(NUM_DRAWS)]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_quantiles_invert_the_mixtures_distribution_function(kind):
+    predictive, parts = predictive_of(kind)
+    levels = np.float32([[0.1], [0.5], [0.9]])
+    quantiles = predictive.quantile(levels)
+    assert quantiles.dtype == predictive.dtype
+    for found, p in zip(quantiles, levels, strict=True):
+        reached = np.mean([part.cdf(found) for part in parts], axis=0)
+        if kind in ("normal", "lognormal", "beta"):
+            np.testing.assert_allclose(reached, np.full(5, p), atol=2e-5)
+        else:
+            before = np.mean([part.cdf(found - 1) for part in parts], axis=0)
+            assert (reached >= p - 1e-6).all()
+            assert (before < p + 1e-6).all()
+    if kind == "normal":
+        np.testing.assert_array_equal(predictive.interval(0.8), tf.gather(quantiles, [0, 2]))
+
+
+def test_outcomes_that_are_independent_have_quantiles_each():
+    several = PosteriorPredictive(
+        lambda w: tfd.Independent(tfd.Normal(tf.stack([tf.linalg.matvec(X, w)] * 2, axis=1), 1.0), 1),
+        tf.constant(W),
+        NUM_DRAWS,
+    )
+    assert several.quantile(0.5).shape == [5, 2]
+
+
+def test_modes():
+    """Of classes against the class probabilities; of a mixture of normals against a fine grid."""
+    predictive, _ = predictive_of("ordinal")
+    probabilities = predictive.mean().numpy()
+    assert probabilities.shape == (5, 4)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(predictive.mode(), probabilities.argmax(axis=1))
+    normal, _ = predictive_of("normal")
+    grid = np.linspace(-6, 6, 2001, dtype="float32")[:, None]
+    best = normal.prob(grid + np.zeros(5, "float32")).numpy().max(axis=0)
+    assert (normal.prob(normal.mode()).numpy() > 0.97 * best).all()
+
+
+def test_an_interval_of_a_likelihood_without_a_distribution_function_says_so():
+    predictive = PosteriorPredictive(
+        lambda w: tfd.MultivariateNormalDiag(w, [1.0, 1.0, 1.0]), tf.constant(W), NUM_DRAWS
+    )
+    with pytest.raises(NotImplementedError, match=r"sample\(num\)"):
+        predictive.interval()
+    with pytest.raises(ValueError, match="level"):
+        normal_predictive().interval(90)

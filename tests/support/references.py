@@ -23,6 +23,7 @@ import tensorflow_probability as tfp
 from dp_accounting import NeighboringRelation
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import _random, surrogates
 
 tfd, tfpl, keras = tfp.distributions, tfp.layers, dpvi.keras
 
@@ -124,7 +125,25 @@ def line(kind="float32"):
     return scattered(model)
 
 
+def full_rank(prior):
+    """TFP's builder, with which the figures were frozen; `dpvi.surrogates.full_rank` has another form."""
+    bijector = prior.experimental_default_event_space_bijector()
+    start = tf.nest.map_structure(tf.zeros_like, bijector.inverse(prior.sample(seed=(0, 0))))
+    zero, one = np.float64(0.0), np.float64(1.0)
+    base = tf.nest.map_structure(lambda part: tfd.Sample(surrogates._Normal(zero, one), sample_shape=part.shape), start)
+    parts = iter([tf.reshape(part, [-1]) for part in tf.nest.flatten(start)])
+    return tfp.experimental.vi.build_affine_surrogate_posterior_from_base_distribution(
+        base,
+        operators="tril",
+        bijector=bijector,
+        initial_unconstrained_loc_fn=lambda shape, dtype, seed=None: next(parts),
+        seed=_random.tfp_seed(_random.new_key(3)),
+        name="full_rank",
+    )
+
+
 def vi(surrogate="mean_field", **kwargs):
+    surrogate = full_rank if surrogate == "full_rank" else surrogate
     return scattered(dpvi.DPVI(prior, likelihood, surrogate, seed=3, **kwargs, clipping="flat"))
 
 

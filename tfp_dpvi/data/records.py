@@ -104,7 +104,7 @@ def make_records(
       x: array, dict or tuple of arrays, or table with named columns (which is a dict of them), with one record a row.
       y: likewise, or None.
       sample_weight: array of shape [N] of weights >= 0, or None.
-      dtype: NumPy float type of the model; float arrays are cast to it, integer arrays stay.
+      dtype: NumPy float type of the model; float arrays are cast to it; integer arrays stay, and so do bool columns.
       validate: look at the values too: NaN and Inf are refused. This is the curator's check, outside the guarantee.
 
     Raises:
@@ -126,8 +126,14 @@ def by_column(name: str, value: Any) -> Any:
     """Returns a pandas DataFrame (or any table like it) as a dict of its columns; anything else as it is.
 
     Raises:
+      TypeError: a sparse matrix.
       ValueError: columns without names of their own.
     """
+    if hasattr(value, "tocsr"):
+        raise TypeError(
+            f"{name} is a scipy sparse matrix, and a step computes with dense rows: pass {name}.toarray(), or where that does not fit "
+            "a source,\nan object with a length whose source[indices] returns such rows (x[indices].toarray())."
+        )
     if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
         return value
     names = list(value.columns)
@@ -139,13 +145,13 @@ def by_column(name: str, value: Any) -> Any:
     return {one: value[one].to_numpy() for one in names}
 
 
-def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
+def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = False) -> Any:
     value = by_column(name, value)
     if isinstance(value, dict | tuple):
         if not value:
             raise ValueError(f"{name} is an empty {type(value).__name__}: give at least one array.")
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate) for key, part in items}
+        made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict)) for key, part in items}
         return made if isinstance(value, dict) else tuple(made.values())
     try:
         array = np.asarray(value)
@@ -168,7 +174,7 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool) -> Any:
                 f"{name} holds values that are NaN or infinite in {np.dtype(dtype).name}: impute them, code them as a mask, or rescale; "
                 "with fit(validate=False) such records contribute nothing.\n(This check looks at the data and is outside the guarantee.)"
             )
-    elif array.dtype.kind == "b":
+    elif array.dtype.kind == "b" and not column:
         array = array.astype(dtype)
     return array
 

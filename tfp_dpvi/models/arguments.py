@@ -121,6 +121,8 @@ def make_data(
         steps_per_epoch,
         arrays=lambda: (records if source is None else source.some()).arrays(),
     )
+    if validate and source is None:
+        model.check_labels(records)
     sampler = make_sampler(
         sampling or "poisson",
         num_available=available,
@@ -168,6 +170,25 @@ def _refuse_batches(x: object) -> None:
             f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
             "itself,\nor a tf.data.Dataset of its batches (from_generator makes one) with sampling=, how they were drawn."
         )
+
+
+def check_like(x: Structure, specs: Structure) -> None:
+    """Raises unless new records are a batch of what the model was fitted to.
+
+    Args:
+      x: arrays.
+      specs: of the records of the fit, with None for their number.
+    """
+    if isinstance(x, dict) != isinstance(specs, dict):
+        ours, theirs = ("columns", "one array") if isinstance(x, dict) else ("one array", "columns")
+        way_out = "x.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
+        raise ValueError(f"x has {ours}, and the model was fitted to {theirs}: pass {way_out}.")
+    for part, spec in zip(tf.nest.flatten(x), tf.nest.flatten(specs), strict=False):
+        if spec.shape.rank is not None and part.ndim == spec.shape.rank - 1:
+            raise ValueError(
+                f"x has shape {list(part.shape)}, and the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
+                "batch, x[None] of one record."
+            )
 
 
 def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> Validation | None:

@@ -409,4 +409,6 @@ class DistributionModel(DPModel):
     def _inputs(self, x: Structure) -> Structure:
         """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
+        if self._dp.inputs is not None and not isinstance(x, tuple):
+            arguments.check_like(checked, self._dp.inputs["x"])
         return tf.nest.map_structure(tf.convert_to_tensor, checked)

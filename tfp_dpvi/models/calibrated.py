@@ -16,7 +16,7 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.models.bend import Bend
 from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.pairing import CannotPairError, Pairing
+from tfp_dpvi.models.pairing import CannotPairError, Pairing, specs_of
 from tfp_dpvi.posterior import Checks, CurvaturePrior, Mixture
 from tfp_dpvi.training import Mechanism
 
@@ -261,14 +261,13 @@ class Calibration:
         self._loaded: Calibrated | None = None
         self._made: tuple[object, Calibrated | None] = (None, None)
 
-    def prepare(self, records: Records, specs: Structure) -> None:
+    def prepare(self, records: Records) -> None:
         """Finds out, once for each kind of records, whether the paired clip applies; says so where it does not.
 
         Args:
-          records: one or more, for their shapes.
-          specs: their shapes and dtypes.
+          records: one or more, for their shapes and dtypes.
         """
-        kind = (str(specs), records.sample_weight is None)
+        kind = (str(specs_of(records, 1)), records.sample_weight is None)
         if kind == self._kind:
             return
         self._kind, self._calibrator, self.pairing = None, None, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +10,6 @@ from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 from tfp_dpvi.models.predictive import as_graph
-
-tfb: Any = tfp.bijectors
 
 
 class Coordinates:
@@ -72,15 +69,7 @@ class Coordinates:
     @property
     def bijector(self) -> tfp.bijectors.Bijector:
         """From a vector of shape [num] to the parameters."""
-        shapes = [
-            tfb.Reshape(event_shape_out=shape, event_shape_in=[size])
-            for shape, size in zip(self._shapes, self.sizes, strict=True)
-        ]
-        if not tf.nest.is_nested(self._like):
-            return tfb.Chain([self._to_support, shapes[0]])
-        structure = tf.nest.pack_sequence_as(self._like, list(range(len(shapes))))
-        steps = [tfb.Restructure(output_structure=structure), tfb.JointMap(shapes), tfb.Split(self.sizes)]
-        return tfb.Chain([self._to_support, *steps])
+        return surrogates.flat_bijector(self._to_support, self._like)
 
     def _inverse(self, params: Structure) -> Structure:
         return as_graph(lambda: self._to_support.inverse(params))

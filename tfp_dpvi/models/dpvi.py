@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
-from tfp_dpvi.models import arguments, base, exporting
+from tfp_dpvi.models import arguments, base, exporting, inference_data, trial
 from tfp_dpvi.models.calibrated import Calibrated, Calibration
 from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.pairing import as_event, specs_of
+from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
+from tfp_dpvi.models.spread import Spread
 from tfp_dpvi.models.summary import PosteriorSummary, summarise
 from tfp_dpvi.training import Mechanism
 
@@ -174,30 +176,19 @@ class DPVI(base.DistributionModel):
                 else "y is missing: the likelihood takes (params, x) and gives a distribution of y. Call fit(x, y), or write "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
-        num = 3  # Not 1, which would hide a shape that broadcasts.
-        specs = specs_of(records, num)
-
-        def probe(x: Structure, y: Structure | None) -> tf.Tensor:
-            params = self.prior.sample(seed=tf.constant([0, 0]))
-            return self._log_prob(params, x, y)
-
-        try:
-            log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
-        except base.LIKELIHOOD_ERRORS as error:
-            shapes = tf.nest.map_structure(
-                lambda spec: None if spec is None else f"{spec.dtype.name}{spec.shape.as_list()}", specs
-            )
-            raise ValueError(
-                f"likelihood failed on a batch of {num} records with x, y = {shapes}: {type(error).__name__}: {error}"
-            ) from error
-        if log_prob.shape.rank is None or log_prob.shape.as_list() != [num]:
-            raise ValueError(
-                f"likelihood returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for a batch of "
-                f"{num} records; it must be [{num}]. Wrap several outputs in tfd.Independent(..., "
-                "reinterpreted_batch_ndims=1), and see that y has no extra dimension that broadcasts."
-            )
+        trial.check_no_locals(self.prior, records)
+        trial.check_likelihood(self, records)
         if self.clipping == "paired":
-            self.calibration.prepare(records, specs)
+            self.calibration.prepare(records)
+
+    def fault_of_variables(self, thorough: bool) -> str | None:
+        """See `DPModel`; and a surrogate much wider than the prior has diverged."""
+        fault = super().fault_of_variables(thorough)
+        return self._model.spread.fault() if thorough and fault is None else fault
+
+    def check_labels(self, records: Records) -> None:
+        """See `DPModel`: outcomes outside the likelihood's support are refused, as far as TFP's `validate_args` sees them."""
+        trial.check_labels(self, records)
 
     # ------------------------------------------------------------------ what is learned
 
@@ -307,6 +298,61 @@ class DPVI(base.DistributionModel):
         draws = posterior_draws(self.posterior, num, seed)
         return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
 
+    def prior_predictive(self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0) -> Structure:
+        """Draws what the prior expects of records `x`, before anything is learned from them: look at it before `fit`.
+
+        Args:
+          x: array of shape [n, ...] or structure of arrays, public or made up; None for `likelihood(params)`.
+          num: how many draws, each of its own parameters.
+          seed: makes the draws repeatable.
+
+        Returns:
+          Array of shape [num, n, ...] ([num, ...] for one whole record each), or a structure of them as the likelihood's events.
+        """
+        arguments.check_counts(num=num or 0)
+        return inference_data.outcomes(self, posterior_draws(self.prior, num, seed), num, x, seed)
+
+    def to_inference_data(
+        self,
+        x_public: Structure | None = None,
+        y_public: Structure | None = None,
+        *,
+        unsafe_records: tuple[Structure, ...] | None = None,
+        num_draws: int = 1000,
+        seed: int = 0,
+    ) -> inference_data.InferenceData:
+        """Returns the posterior as ArviZ's `InferenceData`, for its summaries, plots and model comparison (extra `arviz`).
+
+        Groups: posterior, prior, posterior_predictive and prior_predictive (of `x_public`, or of whole records); of public
+        outcomes also observed_data and log_likelihood, for `az.plot_ppc` and `az.loo`. Draws are independent, split in four chains.
+
+        Args:
+          x_public: records that you declare public, or made-up inputs.
+          y_public: their outcomes, which you declare public; a model of whole records takes `x_public` alone.
+          unsafe_records: private records, (x, y) or (x,), whose exact log-likelihoods are put into the group log_likelihood.
+            They are *not private*, and the ledger remembers it.
+          num_draws: from each of prior and posterior.
+          seed: of the draws.
+
+        #### Formal guarantee
+
+        Without `unsafe_records` a function of released values and of records declared public: no further cost.
+        """
+        return inference_data.to_inference_data(self, x_public, y_public, unsafe_records, num_draws, seed)
+
+    def loo(self, x_public: Structure | None = None, y_public: Structure | None = None, **settings: Any) -> Any:
+        """Returns ArviZ's PSIS-LOO (`az.loo`) of records declared public, which must be among those of the fit.
+
+        Args:
+          x_public: see `to_inference_data`.
+          y_public: see `to_inference_data`.
+          **settings: of `to_inference_data`.
+
+        Raises:
+          ValueError: no public records; the message says what private ones would cost.
+        """
+        return inference_data.loo(self, x_public, y_public, **settings)
+
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
 
@@ -369,6 +415,11 @@ class ModelParts:
 
     def __post_init__(self) -> None:
         self.generative = arguments.takes_params_alone(self.likelihood)
+
+    @functools.cached_property
+    def spread(self) -> Spread:
+        """Of the surrogate."""
+        return Spread(self.prior, self.surrogate)
 
     def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """The likelihood's distribution, checked to be one."""

@@ -45,6 +45,19 @@ class FittedModel(evaluation.EvaluatedModel):
     def check_records(self, records: Records) -> None:
         """Raises if these records (or one of their shapes) do not fit the model, before anything is spent; for subclasses."""
 
+    def fault_of_variables(self, thorough: bool) -> str | None:
+        """Returns why training should stop here, from what was released, or None; for subclasses.
+
+        Args:
+          thorough: whether to look closer, which takes a while.
+        """
+        del thorough
+        finite = all(bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables)
+        return None if finite else "a variable is not finite"
+
+    def check_labels(self, records: Records) -> None:
+        """Raises where records hold values that the model cannot have made: the curator's check, outside the guarantee."""
+
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
             raise RuntimeError(

@@ -275,10 +275,19 @@ def _replaced(part: tf.Tensor, rows: tf.Tensor, other: np.ndarray) -> tf.Tensor:
 
 
 def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
-    """Returns integer observations of a continuous distribution as its floats, as Keras users expect."""
-    if tf.is_tensor(value) and value.dtype.is_integer and not tf.nest.is_nested(distribution.dtype):
+    """Returns integer observations of a continuous distribution as its floats, as Keras users expect, and bool ones as its numbers."""
+    if isinstance(value, dict) and isinstance(distribution.dtype, dict):
+        return {
+            name: part if not part.dtype.is_bool else tf.cast(part, distribution.dtype[name])
+            for name, part in value.items()
+        }
+    if (
+        tf.is_tensor(value)
+        and (value.dtype.is_integer or value.dtype.is_bool)
+        and not tf.nest.is_nested(distribution.dtype)
+    ):
         kind = tf.as_dtype(distribution.dtype)
-        if kind.is_floating:
+        if kind.is_floating or value.dtype.is_bool:
             return tf.cast(value, kind)
     return value
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
+
+_SEARCH = 100  # Steps in the search of a quantile on the real line: doublings from 1, then halvings.
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
@@ -23,15 +27,44 @@ def as_graph(function: Callable[[], Structure]) -> Structure:
 
 
 def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
-    """Returns the mean of a likelihood; class probabilities for a categorical one, as a mean of class numbers says nothing."""
+    """Returns the mean of a likelihood; class probabilities for a categorical or ordinal one, where it says nothing."""
+    if isinstance(distribution, tfd.Independent):
+        return mean_of(distribution.distribution)
+    if isinstance(distribution, tfd.OrderedLogistic):
+        return distribution.categorical_probs()
     return distribution.probs_parameter() if isinstance(distribution, tfd.Categorical) else distribution.mean()
+
+
+def has_classes(distribution: tfd.Distribution) -> bool:
+    """Whether `mean_of` returns class probabilities, in a last dimension of their own."""
+    if isinstance(distribution, tfd.Independent):
+        return has_classes(distribution.distribution)
+    return isinstance(distribution, tfd.Categorical | tfd.OrderedLogistic)
+
+
+def outcome_of_each(
+    likelihood: Callable[[Structure], tfd.Distribution],
+    draws: Structure,
+    num: tf.Tensor | int,
+    seed: tf.Tensor,
+    shape: Sequence[int] = (),
+) -> Structure:
+    """Returns one outcome, or outcomes of a shape, for each of `num` draws of the parameters, stacked."""
+    seeds = tf.convert_to_tensor(tfp.random.split_seed(seed, n=num))
+
+    def one(pair: tuple[Structure, tf.Tensor]) -> Structure:
+        return likelihood(pair[0]).sample(shape, seed=pair[1])
+
+    dtype = likelihood(tf.nest.map_structure(lambda part: part[0], draws)).dtype
+    return as_graph(lambda: tf.map_fn(one, (draws, seeds), fn_output_signature=dtype))
 
 
 class PosteriorPredictive(Derived):
     """`p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the surrogate posterior.
 
     The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work where the likelihood
-    has them; each sample picks one posterior draw for all records, so that samples are jointly coherent.
+    has them, and so do `cdf`, `quantile` and `interval`, of each outcome by itself where the likelihood is a `tfd.Independent`; `mode` is
+    the best of the draws' modes, or the most probable class. Each sample picks one posterior draw for all records, so that samples are jointly coherent.
 
     Args:
       likelihood: posterior draw -> TFP distribution over all records at once.
@@ -87,14 +120,83 @@ class PosteriorPredictive(Derived):
         seed = tfp.random.sanitize_seed(seed)
         pick_seed, sample_seed = tfp.random.split_seed(seed, n=2)
         picks = tf.random.stateless_uniform([n], seed=pick_seed, maxval=self._num_draws, dtype=tf.int32)
-        seeds = tf.convert_to_tensor(tfp.random.split_seed(sample_seed, n=n))
+        draws = tf.nest.map_structure(lambda part: tf.gather(part, picks), self._draws)
+        return outcome_of_each(self._likelihood, draws, n, sample_seed)
 
-        def one(pick_and_seed: tuple[tf.Tensor, tf.Tensor]) -> Structure:
-            pick, seed_of_one = pick_and_seed
-            draw = tf.nest.map_structure(lambda part: part[pick], self._draws)
-            return self._likelihood(draw).sample(seed=seed_of_one)
+    def _cdf(self, value: Structure) -> tf.Tensor:
+        return tf.reduce_mean(over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws), axis=0)
 
-        return as_graph(lambda: tf.map_fn(one, (picks, seeds), fn_output_signature=self._one.dtype))
+    def quantile(self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object) -> tf.Tensor:
+        """Returns quantiles of each outcome, the smallest value that reaches the probability `value` where outcomes are counts."""
+        # TFP would round an array of probabilities to the integers of counts.
+        return super().quantile(tf.cast(value, self._kind_of_parameters()), name=name, **kwargs)
+
+    def _quantile(self, value: tf.Tensor) -> tf.Tensor:
+        one = _each(self._one)
+        if tf.nest.is_nested(self.dtype) or one.event_shape.rank != 0:
+            raise NotImplementedError("quantile: outcomes depend on each other here; take quantiles of sample(num).")
+        dtype = tf.as_dtype(self.dtype)
+        bijector = one.experimental_default_event_space_bijector()
+        kind = self._kind_of_parameters()
+        value = tf.cast(value, kind) + tf.zeros(one.batch_shape_tensor(), kind)
+
+        def below(
+            place: tf.Tensor,
+        ) -> tf.Tensor:  # NaN, as at a place outside the support of some draw, counts as below.
+            point = tf.cast(place if bijector is None else bijector.forward(place), dtype)
+            return tf.logical_not(self._cdf(point) >= value)
+
+        def step(low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
+            grown = tf.where(tf.math.is_inf(low), tf.minimum(2.0 * high, -1.0), tf.maximum(2.0 * low, 1.0))
+            unknown = tf.math.is_inf(low) & tf.math.is_inf(high)
+            middle = tf.where(tf.math.is_inf(low) | tf.math.is_inf(high), grown, (low + high) / 2.0)
+            middle = tf.where(unknown, tf.zeros_like(low), middle)
+            middle = tf.floor(middle) if bijector is None else middle
+            under = below(middle)
+            return [tf.where(under, middle, low), tf.where(under, high, middle)]
+
+        def found() -> tf.Tensor:
+            ends = [tf.fill(tf.shape(value), tf.constant(end, kind)) for end in (-math.inf, math.inf)]
+            _, high = tf.while_loop(lambda *_: True, step, ends, maximum_iterations=_SEARCH)
+            return tf.cast(high if bijector is None else bijector.forward(high), dtype)
+
+        return as_graph(found)
+
+    def _mode(self) -> Structure:
+        if has_classes(self._one):
+            return tf.cast(tf.argmax(self._mean(), axis=-1), self.dtype)
+        modes = over_draws(lambda draw: self._likelihood(draw).mode(), self._draws)
+        logs = as_graph(lambda: tf.map_fn(self._log_prob, modes, fn_output_signature=self._kind_of_parameters()))
+        best = tf.one_hot(tf.argmax(logs, axis=0), self._num_draws, axis=0, on_value=True, off_value=False)
+        best = tf.reshape(
+            best, tf.concat([tf.shape(best), tf.ones([tf.rank(modes) - tf.rank(best)], tf.int32)], axis=0)
+        )
+        return tf.reduce_sum(tf.where(best, modes, tf.zeros_like(modes)), axis=0)
+
+    def _kind_of_parameters(self) -> tf.DType:
+        return tf.nest.flatten(self._draws)[0].dtype
+
+    def interval(self, level: float = 0.9) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the lower and upper ends of the equal-tailed prediction interval of each outcome.
+
+        Args:
+          level: its probability, in (0, 1); of counts and classes at least that.
+
+        Raises:
+          NotImplementedError: the likelihood has no `cdf`; take quantiles of `sample(num)`.
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level={level!r} must lie in (0, 1).")
+        ends = np.array([(1.0 - level) / 2.0, (1.0 + level) / 2.0]).reshape(
+            [2] + [1] * _each(self._one).batch_shape.rank
+        )
+        lower, upper = tf.unstack(self.quantile(tf.constant(ends, self._kind_of_parameters())))
+        return lower, upper
+
+
+def _each(distribution: tfd.Distribution) -> tfd.Distribution:
+    """Returns the distribution of each of several independent outcomes by itself."""
+    return _each(distribution.distribution) if isinstance(distribution, tfd.Independent) else distribution
 
 
 def posterior_draws(posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.Tensor | int | None) -> Structure:

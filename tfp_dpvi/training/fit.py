@@ -24,6 +24,7 @@ from tfp_dpvi.training.step import StepState, initial_state
 
 _LOG = logging.getLogger("tfp_dpvi")
 _SHARE_OF_LEDGER = 0.02  # Of the time, at most, where steps are shorter than reservations: more are reserved at once.
+_FIRST_LOOK = 100  # Steps before a closer look at what was learned; then at twice as many, and so on.
 _MOST_OF_START = 0.05  # Weight of the start in an average of iterates.
 
 
@@ -139,6 +140,7 @@ class PrivateFit:
         self._compiled, self._target, self._ledger = state.compiled, state.target, state.ledger
         self._progress, self._epsilon = state.progress, state.epsilon_metric
         self._allowed, self._planned, self._done = allowed, planned, 0
+        self._look_at = _FIRST_LOOK
         self._workers = Workers(model.distribute_strategy)
         # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(state.seed))
@@ -215,6 +217,19 @@ class PrivateFit:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned
             )
+            self._model.stop_training = True
+        self._stop_if_diverged()
+
+    def _stop_if_diverged(self) -> None:
+        """Stops training where the released variables are of no use any more; free, as they are released."""
+        thorough = self._done >= self._look_at
+        self._look_at *= 2 if thorough else 1
+        fault = self._model.fault_of_variables(thorough)
+        if fault is not None and not self._model.stop_training:
+            _LOG.warning(
+                "Training stops after %d of %d steps: %s. Lower the learning rate or the noise (more records in a batch, fewer "
+                "steps), or start closer: surrogates' initial_loc, initial_scale.", self._done, self._planned, fault,
+            )  # fmt: skip
             self._model.stop_training = True
 
     def spent(self) -> str:

@@ -1,0 +1,44 @@
+"""Whether a surrogate posterior has run away from its prior: from released variables alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.models.predictive import posterior_draws
+
+_TIMES_WIDER, _LEAST = 10.0, 3.0
+"""Than the prior, and of a deviation on the real line: no data make a posterior as wide as that."""
+
+
+class Spread:
+    """Compares a surrogate's deviations with the prior's, on the real line.
+
+    Args:
+      prior: the prior; where TFP has no map from its support to the real line, nothing is compared.
+      surrogate: the surrogate posterior.
+    """
+
+    def __init__(self, prior: tfd.Distribution, surrogate: tfd.Distribution) -> None:
+        self._known = np.zeros(0)
+        try:
+            coordinates = Coordinates(prior)
+            self._known = coordinates.prior_draws(256).std(axis=0)
+        except ValueError:
+            return
+
+        def draws() -> tf.Tensor:
+            return tf.concat(coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1]))), axis=-1)
+
+        self._draws = tf.function(draws, autograph=False)
+
+    def fault(self) -> str | None:
+        """Returns what is wrong, or None."""
+        if not len(self._known):
+            return None
+        deviations = self._draws().numpy().astype(np.float64).std(axis=0)
+        ratio = float(np.max(np.where(deviations <= _LEAST, 0.0, deviations / self._known)))
+        if ratio <= _TIMES_WIDER:  # NaN, of draws that overflow, is wider.
+            return None
+        return f"the surrogate posterior is {ratio:.3g} times as wide as the prior, and diverges"

@@ -1,0 +1,125 @@
+"""A likelihood tried before anything is spent: its shapes, what it reads, and whether it can have made the records."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi.data import Records
+from tfp_dpvi.gradients import layers_of
+from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
+from tfp_dpvi.models.pairing import as_event, specs_of
+from tfp_dpvi.models.predictive import has_classes, mean_of
+
+if TYPE_CHECKING:
+    from tfp_dpvi.models.dpvi import DPVI
+
+_NUM = 3
+"""Records that a likelihood is traced on: not 1, which would hide a shape that broadcasts."""
+_FEW = 30
+"""Records up to which a parameter of the same length may be a coincidence."""
+_AT_ONCE = 65_536
+
+
+def check_likelihood(model: DPVI, records: Records) -> None:
+    """Traces the likelihood on the records' shapes; see `DPVI.check_records`."""
+    specs = specs_of(records, _NUM)
+    read: list[tf.Variable] = []
+
+    def probe(x: Structure, y: Structure | None) -> tf.Tensor:
+        params = model.prior.sample(seed=tf.constant([0, 0]))
+        with tf.GradientTape() as tape:  # Not of the prior, whose variables are its own.
+            value = model._log_prob(params, x, y)
+        read.extend(tape.watched_variables())
+        return value
+
+    try:
+        log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
+    except LIKELIHOOD_ERRORS as error:
+        shapes = tf.nest.map_structure(
+            lambda spec: None if spec is None else f"{spec.dtype.name}{spec.shape.as_list()}", specs
+        )
+        table = " A table is a dict of its columns, x['name']; x.to_numpy() makes one array."
+        raise ValueError(
+            f"likelihood failed on a batch of {_NUM} records with x, y = {shapes}: {type(error).__name__}: {error}"
+            + (table if isinstance(records.x, dict) else "")
+        ) from error
+    if log_prob.shape.rank is None or log_prob.shape.as_list() != [_NUM]:
+        raise ValueError(
+            f"likelihood returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for a batch of "
+            f"{_NUM} records; it must be [{_NUM}]. Wrap several outputs in tfd.Independent(..., "
+            "reinterpreted_batch_ndims=1), and see that y has no extra dimension that broadcasts."
+        )
+    frozen = {variable.ref() for layer in layers_of(model.likelihood) for variable in layer.non_trainable_weights}
+    read = [variable for variable in read if variable.ref() not in frozen]
+    if read:
+        raise ValueError(
+            f"likelihood reads the trainable variable {read[0].name!r}, as of a Keras layer, which this model would leave as it is: "
+            "give its\nweights a prior (params), write a DPModel, which learns layers, or set trainable=False for one that is fixed."
+        )
+
+
+def check_no_locals(prior: tfd.Distribution, records: Records) -> None:
+    """Raises where a part of the prior has an entry for each record, as far as shapes tell."""
+    sizes = {size for part in records.arrays() for size in part.shape[1:]}
+    if records.num <= _FEW or records.num in sizes:
+        return
+    for shape in tf.nest.flatten(tf.nest.map_structure(np.asarray, prior.event_shape_tensor())):
+        if records.num in shape.tolist():
+            raise ValueError(
+                f"prior has a part of shape {shape.tolist()}, one entry for each of the {records.num} records: such a latent would be "
+                "released, and\nonly its own record informs it. Sum it out or fit it inside the loss: dpvi.local, in likelihood."
+            )
+
+
+def check_labels(model: DPVI, records: Records) -> None:
+    """Raises where the likelihood's own checks refuse an outcome that they allow for its draws."""
+    observed = records.x if records.y is None else records.y
+    if tf.nest.is_nested(observed):
+        return
+    params = model.prior.sample(seed=tf.constant([0, 1]))
+    for first in range(0, records.num, _AT_ONCE):
+        rows = slice(first, first + _AT_ONCE)
+        x, value = _rows(records.x, rows), _rows(observed, rows)
+        try:
+            distribution = _strict(model.distribution_at(params, x))
+            shape = [len(value)] if model.generative else []
+            distribution.log_prob(distribution.sample(shape, seed=tf.constant([0, 2])))
+        except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
+            return  # It refuses what it makes itself, or makes nothing.
+        reason = _refusal(distribution, as_event(value, distribution))
+        if reason is not None:
+            raise ValueError(
+                f"{'x' if records.y is None else 'y'} holds values outside the support of the likelihood, {type(distribution).__name__}{reason}.\n"
+                "Recode them; fit(validate=False) skips this check, which looks at the data and is outside the guarantee."
+            )
+
+
+def _refusal(distribution: tfd.Distribution, value: tf.Tensor) -> str | None:
+    """Returns why a distribution cannot have made outcomes, without saying what they are; or None."""
+    try:
+        distribution.log_prob(value)
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(
+            r"Sample must be [\w\s-]*(`[\d.]+`)?", str(error.message)
+        )  # Other sentences print the values.
+        return "" if found is None else f" ({found[0].strip()})"
+    if has_classes(distribution):  # TFP looks for no upper end of ordinal ones.
+        most = mean_of(distribution).shape[-1]
+        if bool(tf.reduce_any(value >= tf.cast(most, value.dtype))):
+            return f" (classes 0 to {most - 1})"
+    return None
+
+
+def _strict(distribution: tfd.Distribution) -> tfd.Distribution:
+    """Returns a distribution that checks its outcomes."""
+    if isinstance(distribution, tfd.Independent):
+        return distribution.copy(distribution=_strict(distribution.distribution), validate_args=True)
+    return distribution.copy(validate_args=True)
+
+
+def _rows(structure: Structure, rows: slice) -> Structure:
+    return tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[rows]), structure)
