@@ -12,6 +12,7 @@ from tfp_dpvi._tf import keras, tf, tfp
 from tfp_dpvi.federated import Factor, Hospital, MessageError, Reply, Server, Study, Synchronous, Task, simulate
 from tfp_dpvi.federated.hospital import CAVEATS
 from tfp_dpvi.federated.local import LocalModel, Refiner
+from tfp_dpvi.privacy import FullBatch
 
 tfd = tfp.distributions
 WIDTH = 2
@@ -113,6 +114,37 @@ def test_a_request_repeated_is_answered_alike_and_charged_once(study, refiner):
     assert one.ledger.num_releases == 3
     assert one.answer(task_of(study, "s").to_bytes()) != first
     assert one.ledger.num_releases == 6
+
+
+def test_epsilon_stated_after_a_restart_with_fewer_rounds_covers_the_earlier_ones(study, refiner):
+    """The curve of the shorter plan ended at one round, where three are charged."""
+    ledger = dpvi.PrivacyLedger()
+    before = hospital(study, refiner, rounds=3, ledger=ledger)
+    for request in "rst":
+        before.answer(task_of(study, request).to_bytes())
+    after = hospital(study, refiner, rounds=1, ledger=ledger)
+    assert after.rounds_left == 0
+    assert after.spent >= ledger.epsilon(1e-5)
+
+
+def test_a_declared_number_of_records_hides_the_exact_one(study, refiner):
+    """C1: sampling and denominators of hospitals with a record more or less are the same."""
+    x, y = records()
+    both = [
+        Hospital(study, x[:num], y[:num], name="a", epsilon=1.0, rounds=1, num_records=50, refiner=refiner)
+        for num in (40, 39)
+    ]
+    assert [(one._mechanism.expected_batch_size, one._plan.sampling) for one in both] == [(50.0, FullBatch())] * 2
+
+
+def test_noise_is_fresh_where_a_round_is_run_again_from_the_same_state(study, refiner):
+    """C10: a forked copy of a hospital continues the count of steps of its twin; their keys differ."""
+    one, changes = hospital(study, refiner), []
+    for request in "rs":
+        refiner._done = 7
+        reply = Reply.from_bytes(one.answer(task_of(study, request).to_bytes()), study.terms)
+        changes.append(reply.change.shift)
+    assert np.all(changes[0] != changes[1])
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,21 @@ def test_neighbours_on_messages(made):
     assert min(moved) > 1e-3
 
 
+def test_no_record_decides_whether_there_is_an_answer():
+    """C8: the fit of a shard whose gradients no clip bounds runs away, to a scale of 0; the shard then changes nothing."""
+    silent = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.5)
+    prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 2.0)})
+    study = Study(
+        prior, lambda p: tfd.Normal(p["w"], 1.0), silent, privacy="messages",
+        num_shards=2, num_hospitals=10**4, local_steps=4, message_clip=CLIP,
+    )  # fmt: skip
+    x = np.zeros(20, "float32")
+    x[0] = 1e12
+    one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=Refiner(study, seed=1))
+    assert one._clipped_sum(task_of(study)).norm <= 2.0 * CLIP
+    assert one.refine(task_of(study)).change is not None
+
+
 def test_the_bound_of_a_message_is_reached():
     """Two clipped changes of opposite directions lie 2C apart: a plan for C would be half of the truth."""
     up = Factor(np.array([9.0, 0.0]), np.zeros(2))

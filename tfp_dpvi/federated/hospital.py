@@ -177,9 +177,10 @@ class Hospital:
     def spent(self) -> float:
         """Epsilon of everything in the ledger so far, at `delta`; never below the exact one."""
         charged = self._charged()
-        if self.epsilon is not None and (self.ledger.num_releases != charged + self._others):
-            return self.ledger.epsilon(self.delta)  # Somebody else has used it.
-        return float(self._epsilon_after(min(charged, self._plan.num_releases)))
+        planned = charged <= self._plan.num_releases and self.ledger.num_releases == charged + self._others
+        if self.epsilon is not None and not planned:  # Somebody else has used it, or more rounds were allowed before.
+            return self.ledger.epsilon(self.delta)
+        return float(self._epsilon_after(charged))
 
     @property
     def rounds_left(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -89,7 +90,7 @@ class Refiner:
             self._optimizer, tf.distribute.get_strategy(), jit_compile=False, run_eagerly=False
         )
         self._compiled.begin(self._model.trainable_variables, planned_steps=0, gains_from_xla=False)
-        self._key, self._done = new_key(seed), 0
+        self._seed, self._done = seed, 0
         self._fresh: list[np.ndarray] = []
         self._traced: list[Steps] = []
 
@@ -102,7 +103,9 @@ class Refiner:
         self, x: Structure, y: Structure | None, num_records: int | None, weight: np.ndarray | None = None
     ) -> Data:
         """Returns records, checked, with their sampler."""
-        batch_size = self.study.batch_size or len(tf.nest.flatten(x)[0])
+        batch_size = (
+            self.study.batch_size or num_records or len(tf.nest.flatten(x)[0])
+        )  # The declared number hides the exact one.
         return self._model.make_data(x, y, weight, batch_size=batch_size, num_records=num_records)
 
     def mechanism(self, data: Data, relation: NeighboringRelation) -> Mechanism:
@@ -127,9 +130,13 @@ class Refiner:
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
                 variable.assign(value)
             state = initial_state(mechanism, self._done, number)
-            self._done += number  # Of one key, no number comes twice.
-            steps(state, tf.constant(number, tf.int64), tensors, tf.constant(self._key), mechanism.noise)
-            return self._model.result() / task.posterior
+            self._done += number  # A fresh key for every round; of a seed's one key, no number comes twice.
+            key = tf.constant(new_key(self._seed))
+            steps(state, tf.constant(number, tf.int64), tensors, key, mechanism.noise)
+            # A fit that ran away changes nothing: without noise of its own, a record could decide whether there is an answer (C8).
+            with contextlib.suppress(ValueError), np.errstate(all="ignore"):
+                return self._model.result() / task.posterior
+            return Factor.one(task.posterior.num, full_rank=task.posterior.full_rank)
 
 
 @dataclasses.dataclass(frozen=True)
