@@ -1,5 +1,6 @@
 """Files that are damaged, replaced or no ledgers at all, and paths that cannot be used: refused, and left alone."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -207,6 +208,23 @@ def test_harm_to_an_open_file_is_noticed(path, tmp_path, harm):
                 call()
             assert len(str(caught.value).splitlines()) <= 2
         assert (path.read_bytes() if path.exists() else None) == data
+
+
+def test_an_older_copy_that_another_went_on_with_is_not_taken_for_the_same_version(path, tmp_path):
+    """Both made two changes; the charge of a plan that only one of them knows must not go nowhere (probability 5e-7)."""
+    shutil.copy(path, tmp_path / "older")
+    with PrivacyLedger(path) as ledger:
+        third = ledger.reserve(PLAN.replace(noise_multiplier=4.0), 1)
+        ledger.confirm(third)
+        os.replace(tmp_path / "older", path)
+        with PrivacyLedger(path) as other:
+            for _ in range(2):
+                other.reserve(PLAN, 1)
+        with contextlib.suppress(LedgerError):  # It may be noticed.
+            ledger.reserve(PLAN.replace(noise_multiplier=4.0), 5)
+            assert ledger.num_releases == 44
+    with PrivacyLedger(path) as opened:
+        assert opened.num_releases in (39, 44)
 
 
 def test_a_newest_copy_put_back_is_gone_on_with(path, tmp_path):

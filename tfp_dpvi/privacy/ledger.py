@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import os
+import secrets
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,8 +43,8 @@ _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
 _PROCESS = uuid.uuid4().hex
 
 # The statements of a reservation, made once: to build one takes longer than to run it.
-_NEXT_VERSION = sa.text("UPDATE ledger SET version = version + 1")
-_NEXT_AFTER = sa.text("UPDATE ledger SET version = version + 1 WHERE version = :known AND ledger_id = :same")
+_NEXT_VERSION = sa.text("UPDATE ledger SET version = version + :more")
+_NEXT_AFTER = sa.text("UPDATE ledger SET version = :next WHERE version = :known AND ledger_id = :same")
 _ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
 _RESERVE = sa.insert(RESERVATIONS)
 _OPEN = sa.text("SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process")
@@ -128,7 +129,7 @@ class PrivacyLedger(LedgerView):
         self._check_writable()
         with self._database.write() as connection:
             self._read(connection)  # It refuses an older copy.
-            connection.execute(_NEXT_VERSION)
+            connection.execute(_NEXT_VERSION, {"more": _some()})
             yield connection
             after = self._read(connection)
         self._known = after
@@ -246,10 +247,10 @@ class PrivacyLedger(LedgerView):
 
     def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
         """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger is not in the state priced."""
-        now = _utc_now()
+        now, version = _utc_now(), priced.version + _some()
         self._check_writable()
         with self._database.write() as connection:
-            same = {"known": priced.version, "same": priced.ledger_id}
+            same = {"known": priced.version, "next": version, "same": priced.ledger_id}
             if connection.execute(_NEXT_AFTER, same).rowcount == 0:
                 raise _OutdatedError
             charge = priced.rows.get(kind)
@@ -262,7 +263,7 @@ class PrivacyLedger(LedgerView):
             reservation = add(connection, _RESERVE, row)
         self._known = dataclasses.replace(
             priced,
-            version=priced.version + 1,
+            version=version,
             charged={**priced.charged, kind: priced.charged.get(kind, 0) + steps},
             since={kind: now, **priced.since},
             rows={**priced.rows, kind: charge},
@@ -428,6 +429,11 @@ class PrivacyLedger(LedgerView):
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
     epsilon, delta = check.epsilon(epsilon, "budget_epsilon"), check.delta(delta, "budget_delta")
     return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
+
+
+def _some() -> int:
+    """Returns by how much a version grows: at random, so that an older copy that others go on with does not come to the same."""
+    return 1 + secrets.randbelow(2**20)
 
 
 def _utc_now() -> str:
