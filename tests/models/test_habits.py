@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from support.toy import Toy, records, sgd, toy
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
+from tfp_dpvi.federated.local import LocalModel
 from tfp_dpvi.models import arguments
 
 tfd = tfp.distributions
@@ -241,3 +245,29 @@ def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
 
 def test_keras_defaults_that_are_spelled_out_change_nothing():
     arguments.refuse({"shuffle": True, "validation_split": 0.0, "class_weight": None, "validation_steps": None})
+
+
+def _private_names(kind):
+    """Methods and attributes of a class: those it defines, and those that its source assigns to `self`."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    stored = (one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    assigned = {one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"}
+    return {name for name in {*vars(kind), *assigned} if name.startswith("_") and not name.startswith("__")}
+
+
+def _below(kind):
+    return {kind}.union(*(_below(one) for one in kind.__subclasses__()))
+
+
+def test_no_private_name_of_ours_hides_one_of_keras():
+    """A method `_losses` or `_checkpoint` of ours would stand in for Keras's own of that name, without a word."""
+    theirs = keras.Sequential([keras.layers.Dense(1)])
+    theirs.compile("sgd", "mse")
+    theirs.build([None, 1])
+    of_keras = {*dir(theirs), *dir(keras.Model())}
+    assert {"_losses", "_checkpoint"} <= of_keras
+    # Of the package: those of `_tf` alone may, which is where private names of TensorFlow and Keras belong.
+    kinds = {one for kind in _below(dpvi.DPModel) for one in kind.__mro__ if one.__module__.startswith("tfp_dpvi.")}
+    hidden = {one.__name__: _private_names(one) & of_keras for one in kinds if one.__module__ != "tfp_dpvi._tf"}
+    assert {"DPModel", "DPVAE", LocalModel.__name__} <= hidden.keys()
+    assert not any(hidden.values()), hidden
