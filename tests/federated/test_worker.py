@@ -3,18 +3,21 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 from support.federation import answer
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.federated import Factor, Server, Synchronous, Terms
-from tfp_dpvi.federated.proxy import WorkerError, ask
+from tfp_dpvi.federated import Factor, MessageError, Server, Synchronous, Terms
+from tfp_dpvi.federated.proxy import WorkerError, ask, send
+from tfp_dpvi.federated.worker import serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated"
@@ -130,3 +133,25 @@ def test_a_worker_killed_at_any_point_of_a_round(tmp_path):
             assert ledger.epsilon(1e-5) <= 3.0
     finally:
         victim.kill()
+
+
+def test_a_client_that_is_gone_when_its_task_is_refused_does_not_end_the_worker(tmp_path):
+    """The refusal goes to a closed connection; the next client is answered."""
+
+    def refuse(message):
+        time.sleep(0.3)  # So that the first client is gone.
+        raise MessageError("no")
+
+    path = tmp_path / "w.sock"
+    hospital = types.SimpleNamespace(study=types.SimpleNamespace(terms=TERMS), name="a", answer=refuse)
+    thread = threading.Thread(target=serve, args=(hospital, path), kwargs={"requests": 2}, daemon=True)
+    thread.start()
+    while not path.exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+        gone.connect(str(path))
+        send(gone, b"not a task")
+    with pytest.raises(WorkerError, match="refused: no"):
+        ask(path, b"not a task", timeout=10.0)
+    thread.join(10.0)

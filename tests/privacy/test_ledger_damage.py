@@ -333,3 +333,15 @@ def test_unwritable_paths_raise_ledger_errors(path, tmp_path):
     (tmp_path / "closed").chmod(0o700)
     (tmp_path / "folder").chmod(0o700)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_that_cannot_hold_a_ledger_gets_a_sentence(tmp_path, monkeypatch):
+    """Such as one on a file system without hard links."""
+
+    def refuse(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(LedgerError, match="cannot be made: Operation not permitted"):
+        PrivacyLedger(tmp_path / "a.ledger")
+    assert not list(tmp_path.iterdir())

@@ -55,12 +55,17 @@ def serve(hospital: Hospital, path: str | os.PathLike[str], *, requests: int | N
             with connection:
                 connection.settimeout(_QUIET)
                 try:
-                    send(connection, b"+" + hospital.answer(receive(connection, most)))
-                except MessageError as error:
-                    _LOG.warning("A task is refused: %s", error)
-                    send(connection, b"-" + str(error).encode())
+                    send(connection, _reply(hospital, receive(connection, most)))
                 except (OSError, EOFError) as error:
                     _LOG.warning("A connection broke: %s", error)
+
+
+def _reply(hospital: Hospital, message: bytes) -> bytes:
+    try:
+        return b"+" + hospital.answer(message)
+    except MessageError as error:
+        _LOG.warning("A task is refused: %s", error)
+        return b"-" + str(error).encode()
 
 
 def main(arguments: list[str] | None = None) -> int:

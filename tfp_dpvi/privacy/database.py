@@ -269,14 +269,14 @@ def _make_file(path: pathlib.Path, dataset_id: str) -> None:
     """Makes a file, readable by its owner alone, at once: killed on the way, or several at a time, there is none or a whole one."""
     try:
         descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
+        os.close(descriptor)
+        try:
+            engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool)
+            with engine.begin() as connection:
+                _create(connection, dataset_id)
+            with contextlib.suppress(FileExistsError):  # Another process was faster.
+                os.link(made, path)
+        finally:
+            os.unlink(made)
     except OSError as error:
         raise LedgerError(f"path={str(path)!a} cannot be made: {error.strerror}.") from error
-    os.close(descriptor)
-    try:
-        engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool)
-        with engine.begin() as connection:
-            _create(connection, dataset_id)
-        with contextlib.suppress(FileExistsError):  # Another process was faster.
-            os.link(made, path)
-    finally:
-        os.unlink(made)
