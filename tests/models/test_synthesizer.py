@@ -436,6 +436,10 @@ def test_an_interrupted_fit_keeps_what_it_paid_for(paid, monkeypatch):
         for given, changed in ((other, {}), (frame, {"num_records": 5000})):
             with pytest.raises(BudgetExhaustedError, match="lifetime"):
                 synthesizer.fit(given, **settings, **changed)
+        synthesizer.target = next(iter(frame))  # Its pairs weigh more than the noise was made for.
+        with pytest.raises(BudgetExhaustedError, match="lifetime"):
+            synthesizer.fit(frame, **settings)
+        synthesizer.target = None
     synthesizer.fit(frame, **settings)
     assert ledger.num_releases == 2
     assert ledger.epsilon(1e-5) <= 1.0

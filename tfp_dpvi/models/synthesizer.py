@@ -176,7 +176,16 @@ class Synthesizer:
             _refuse({**({} if batch_size is None else {"batch_size": batch_size}), **optimizer})
         ledger = model.privacy_ledger if ledger is None else ledger
         codes, relation = self.table.encode(data), neighboring_relation
-        settings = (epsilon, delta, num, noise_multiplier, accountant, str(relation), self._digest(data, codes))
+        settings = (
+            self.target,
+            epsilon,
+            delta,
+            num,
+            noise_multiplier,
+            accountant,
+            str(relation),
+            self._digest(data, codes),
+        )
         kept = self._unfinished
         if kept is None or kept.settings != settings:
             kept = _Counts(settings)
