@@ -67,7 +67,7 @@ class Factor:
 
     @property
     def full_rank(self) -> bool:
-        """Whether the precision is a matrix."""
+        """True if the precision is a matrix."""
         return self.precision.ndim == 2
 
     def __mul__(self, other: Factor) -> Factor:
@@ -100,7 +100,7 @@ class Factor:
 
     @property
     def proper(self) -> bool:
-        """Whether it is a normal distribution's."""
+        """True if the precision is positive definite: a normal distribution."""
         return self.exceeds(np.zeros_like(self.precision))
 
     @property

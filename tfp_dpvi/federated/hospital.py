@@ -188,7 +188,7 @@ class Hospital:
         return max(0, self.rounds - self._charged() // self._releases)
 
     def privacy_report(self) -> PrivacyReport:
-        """What was spent on this hospital's records, with what a study adds to it."""
+        """Returns the ledger's report, with the caveats of a study."""
         return PrivacyReport.from_ledger(
             self.ledger,
             delta=self.delta,

@@ -21,7 +21,7 @@ _DTYPE = "<f8"
 
 
 class MessageError(ValueError):
-    """A message that is refused: it changes nothing at whoever got it."""
+    """A message is refused; the receiver's state is unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tfp_dpvi import _validate as check
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What schedules share.
+    """Base class of schedules.
 
     Attributes:
       rounds: how often each hospital is asked.

@@ -19,7 +19,7 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What one update of the posterior came to; public.
+    """The result of one update of the posterior; public.
 
     Attributes:
       number: the update's, from 1.
@@ -111,7 +111,7 @@ class Server:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody is to be asked any more and nobody has been asked in vain."""
+        """True if no task is due and no request is open."""
         return not self._sent and not self._waiting()
 
     def join(self, hospital: str) -> None:

@@ -26,7 +26,7 @@ Records = tuple[Structure, Structure | None]
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What became of a study; public, but for the reports, which are the hospitals' own.
+    """The result of a study; public, except for the reports, which belong to the hospitals.
 
     Attributes:
       rounds: one entry for each update of the posterior.

@@ -98,7 +98,7 @@ class Study:
 
     @property
     def full_rank(self) -> bool:
-        """Whether precisions are matrices."""
+        """True if precisions are matrices."""
         return self.family == "full_rank"
 
     def _digest(self) -> str:
