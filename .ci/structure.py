@@ -71,9 +71,9 @@ LIMITS = {
     "lines of the longest function": 60,
     "`Any` and `object` annotations": 249,
     "files that name l2_norm_clip": 7,
-    "files that name noise_multiplier": 8,
+    "files that name noise_multiplier": 9,  # TensorBoard shows it.
     "functions that read l2_norm_clip": 0,
-    "functions that read noise_multiplier": 1,
+    "functions that read noise_multiplier": 3,  # Of the optimizer, of a calibrated plan, and TensorBoard.
     "files on a record's path": 7,
     "imports against the order": 0,
     "circles": 0,

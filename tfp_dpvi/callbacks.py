@@ -72,7 +72,7 @@ class PrivacyTensorBoard(Callback):
             scalars["epsilon_spent"] = scalars.pop("epsilon")
             if budget is not None:
                 scalars["epsilon_left"] = max(0.0, budget - scalars["epsilon_spent"])
-        scalars["noise_multiplier"] = plan.to_json()["noise_multiplier"]
+        scalars["noise_multiplier"] = plan.noise_multiplier
         scalars["l2_norm_clip"] = model.clip.bound
         scalars["releases"] = model.num_releases
         scalars["learning_rate"] = _learning_rate(model.optimizer)

@@ -219,7 +219,7 @@ class Pairing:
             except _REFUSALS:
                 return None
 
-        before, *moved = [twins(one) for one in (x, *(_moved(x, value, generator) for value in (None, 1e4)))]
+        before, *moved = [twins(one) for one in (x, *(_moved(x, value, generator) for value in (None, 1e4, -1e4)))]
         after = [one for one in moved if one is not None]
         finite = all(part.dtype.kind != "f" or np.isfinite(part).all() for part in before or ())
         if before is None or not after or not finite:

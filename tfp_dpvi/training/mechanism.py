@@ -90,8 +90,8 @@ class Mechanism:
         return dataclasses.replace(self, noise_multiplier=noise)
 
     def with_noise_of(self, plan: PrivacyPlan) -> Mechanism:
-        """Returns the mechanism with a plan's noise: its deviation at a clip of 1."""
-        return self.with_noise(plan.replace(l2_norm_clip=1.0).deviation)
+        """Returns the mechanism with a plan's noise multiplier."""
+        return self.with_noise(plan.noise_multiplier)
 
     @property
     def deviations(self) -> tuple[float, ...]:
