@@ -332,3 +332,12 @@ for _ in range(20):
 
         _tf.map_apart(one, tf.zeros([2, 3], tf.int32))
         assert pfor._pfor_converter_registry == before
+
+
+@pytest.mark.parametrize("compiled", [tf.function, _tf.function_of_model])
+def test_a_closure_made_anew_for_each_model_is_not_warned_of(compiled, caplog):
+    """`function_of_model` is needed as long as TensorFlow counts the traces of all of them together."""
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        for number in range(7):
+            compiled(lambda x, number=number: x + number)(tf.constant(1))
+    assert ("retracing" in caplog.text) == (compiled is tf.function)

@@ -321,6 +321,16 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
                     waiting += function.graph.get_operations()
 
 
+def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
+    """Returns `tf.function(function)` for a closure that every model makes anew, without the warning of frequent retracing.
+
+    TensorFlow counts traces by the closure's code, so that the fifth model of a process was warned of: it traces once a model.
+    """
+    compiled = tf.function(function, autograph=False, **options)
+    compiled._omit_frequent_tracing_warning = True
+    return compiled
+
+
 def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
     """`tf.vectorized_map(function, elements)`, in which no element reaches another's values.
 

@@ -13,7 +13,7 @@ import scipy.optimize
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
-from tfp_dpvi._tf import Structure, keras, tf, tfd
+from tfp_dpvi._tf import Structure, function_of_model, keras, tf, tfd
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.terms import Terms
 from tfp_dpvi.models.coordinates import Coordinates
@@ -137,7 +137,7 @@ class Study:
                 value = self.coordinates.log_prior(points)
             return value, tape.gradient(value, points)
 
-        return tf.function(with_gradient, autograph=False, reduce_retracing=True)
+        return function_of_model(with_gradient, reduce_retracing=True)
 
     # ------------------------------------------------------------------ what is learned
 

@@ -172,22 +172,23 @@ def _refuse_batches(x: object) -> None:
         )
 
 
-def check_like(x: Structure, specs: Structure) -> None:
+def check_like(x: Structure, specs: Structure, name: str) -> None:
     """Raises unless new records are a batch of what the model was fitted to.
 
     Args:
       x: arrays.
       specs: of the records of the fit, with None for their number.
+      name: "x" or "y".
     """
     if isinstance(x, dict) != isinstance(specs, dict):
         ours, theirs = ("columns", "one array") if isinstance(x, dict) else ("one array", "columns")
-        way_out = "x.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
-        raise ValueError(f"x has {ours}, and the model was fitted to {theirs}: pass {way_out}.")
+        way_out = f"{name}.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
+        raise ValueError(f"{name} has {ours}, and the model was fitted to {theirs}: pass {way_out}.")
     for part, spec in zip(tf.nest.flatten(x), tf.nest.flatten(specs), strict=False):
         if spec.shape.rank is not None and part.ndim == spec.shape.rank - 1:
             raise ValueError(
-                f"x has shape {list(part.shape)}, and the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
-                "batch, x[None] of one record."
+                f"{name} has shape {list(part.shape)}, and the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
+                f"batch, {name}[None] of one record."
             )
 
 

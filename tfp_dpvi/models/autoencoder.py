@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Layer, Structure, layers_within, tf, tfp
+from tfp_dpvi._tf import Layer, Structure, function_of_model, layers_within, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
 from tfp_dpvi.export import ExportedFunction
@@ -81,7 +81,7 @@ class Autoencoder(LayeredModel):
         """Raises if y is missing, or given to a model that was fitted without."""
         conditional = self._parts_of_model.conditional
         if conditional and y is None:
-            raise ValueError("y is missing: this model was fitted with y, on which its records depend. Give y=.")
+            raise ValueError("y is missing: this model was fitted with y, on which its records depend. Give y=, as in fit(x, y).")
         if conditional is False and y is not None:
             raise ValueError("y was given, and this model was fitted without y: leave it out.")
 
@@ -204,9 +204,8 @@ class Autoencoder(LayeredModel):
         self._check_y(y)
         inputs = self._inputs((x,) if y is None else (x, y))
         num = int(tf.nest.flatten(inputs)[0].shape[0])
-        one = tf.function(
+        one = function_of_model(
             lambda part, k: self._terms(part[0], k, num_draws, y=part[1] if part[1:] else None).losses,
-            autograph=False,
             reduce_retracing=True,
         )
         found = []
@@ -249,7 +248,7 @@ class Autoencoder(LayeredModel):
         arguments.check_counts(num=num or 0)
         self._check_y(y)
         if y is not None:
-            y = self._inputs(y)
+            y = self._inputs(y, "y")
             if (rows := int(tf.nest.flatten(y)[0].shape[0])) not in (1, num):
                 raise ValueError(f"y has {rows} rows, and num={num}: give one for each record, or one for all.")
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)

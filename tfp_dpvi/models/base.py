@@ -406,9 +406,9 @@ class DistributionModel(DPModel):
             x, batch_size = self._inputs(x), batch_size or 1024
         return super().predict(x, batch_size=batch_size, verbose=verbose, **kwargs)
 
-    def _inputs(self, x: Structure) -> Structure:
+    def _inputs(self, x: Structure, name: str = "x") -> Structure:
         """Returns new records as tensors in the model's dtype (Keras casts arrays, but not tensors, to its own `floatx`)."""
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
         if self._dp.inputs is not None and not isinstance(x, tuple):
-            arguments.check_like(checked, self._dp.inputs["x"])
+            arguments.check_like(checked, self._dp.inputs[name], name)
         return tf.nest.map_structure(tf.convert_to_tensor, checked)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import posterior
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.models.bend import Bend
@@ -190,7 +190,7 @@ class Calibrator:
                 value = self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
             return value, tape.gradient(value, points)
 
-        return tf.function(bent, autograph=False, reduce_retracing=True)
+        return function_of_model(bent, reduce_retracing=True)
 
 
 def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
@@ -227,7 +227,7 @@ def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
 
 
 def _log_prior(coordinates: Coordinates) -> posterior.LogDensity:
-    @tf.function(autograph=False)
+    @function_of_model
     def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(points)

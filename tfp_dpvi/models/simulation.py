@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, keras, map_apart, tf
+from tfp_dpvi._tf import Structure, function_of_model, keras, map_apart, tf
 from tfp_dpvi.data import make_records
 from tfp_dpvi.gradients import Clip, curvature_releases, joint_sensitivity
 from tfp_dpvi.models.pairing import CannotPairError, Pairing
@@ -168,9 +168,9 @@ class PairSimulator:
         except CannotPairError as reason:
             raise ValueError(f'pilot: clipping="paired" does not apply: {reason}.') from reason
         self.size = len(self.pairing.index)
-        self._pairs = tf.function(self.pairing.pairs, autograph=False)
-        self._traced_deltas = tf.function(self._deltas, autograph=False)
-        self.log_probs = tf.function(self._log_probs, autograph=False)
+        self._pairs = function_of_model(self.pairing.pairs)
+        self._traced_deltas = function_of_model(self._deltas)
+        self.log_probs = function_of_model(self._log_probs)
 
     def pairs(self, vector: np.ndarray | tf.Tensor, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
         """Returns simulated pairs that differ and are finite; a discrete likelihood makes many that do not differ.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi._tf import function_of_model, tf, tfd
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.predictive import posterior_draws
 
@@ -31,7 +31,7 @@ class Spread:
         def draws() -> tf.Tensor:
             return tf.concat(coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1]))), axis=-1)
 
-        self._draws = tf.function(draws, autograph=False)
+        self._draws = function_of_model(draws)
 
     def fault(self) -> str | None:
         """Returns what is wrong, or None."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, serialization
-from tfp_dpvi._tf import keras, register_keras_serializable, tf, tfd, tfp
+from tfp_dpvi._tf import function_of_model, keras, register_keras_serializable, tf, tfd, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models.dpvi import DPVI
@@ -145,7 +145,7 @@ class TableModel(DPVI):
         def log_joint(**params: tf.Tensor) -> tf.Tensor:
             return self.prior.log_prob(params) + released.log_likelihood(params)
 
-        @tf.function(autograph=False)
+        @function_of_model
         def run(seed: tf.Tensor) -> None:
             surrogate = self.surrogate_posterior
             tfp.vi.fit_surrogate_posterior(log_joint, surrogate, optimizer, num_steps=steps, seed=seed)

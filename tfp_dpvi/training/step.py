@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Optimizer, tf
+from tfp_dpvi._tf import Optimizer, function_of_model, tf
 from tfp_dpvi.gradients import Released, StepGradient
 from tfp_dpvi.optimizers import PrivatizedGradients
 from tfp_dpvi.training.distribution import Replicas
@@ -159,5 +159,5 @@ def make_steps(
 
     if run_eagerly:
         return steps
-    compiled: Steps = tf.function(steps, jit_compile=jit_compile and strategy is None, autograph=False)
+    compiled: Steps = function_of_model(steps, jit_compile=jit_compile and strategy is None)
     return compiled
