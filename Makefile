@@ -95,7 +95,7 @@ study-logistic: $(STAMP) ## The study of Adult and Abalone: accuracy over epsilo
 
 .PHONY: studies-federated
 studies-federated: $(STAMP) ## Several hospitals beside the fit that pools their records: hours; goes on where it stopped
-	$(BIN)/python benchmarks/federated.py $(FEDERATED_ARGS)
+	$(BIN)/python benchmarks/federated_studies.py $(FEDERATED_ARGS)
 
 .PHONY: bench
 bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers; with STACK=tf215 TensorFlow Privacy too

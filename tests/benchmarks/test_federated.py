@@ -2,7 +2,7 @@
 
 import json
 
-import federated as study
+import federated_studies as study
 import numpy as np
 import pytest
 

@@ -81,7 +81,9 @@ class Autoencoder(LayeredModel):
         """Raises if y is missing, or given to a model that was fitted without."""
         conditional = self._parts_of_model.conditional
         if conditional and y is None:
-            raise ValueError("y is missing: this model was fitted with y, on which its records depend. Give y=, as in fit(x, y).")
+            raise ValueError(
+                "y is missing: this model was fitted with y, on which its records depend. Give y=, as in fit(x, y)."
+            )
         if conditional is False and y is not None:
             raise ValueError("y was given, and this model was fitted without y: leave it out.")
 

@@ -1,6 +1,6 @@
 """Several hospitals and one posterior, beside the fit that pools their records.
 
-    python benchmarks/federated.py [--studies adult coverage regression network] [--splits 10] [--quick] [--out FOLDER]
+    python benchmarks/federated_studies.py [--studies adult coverage regression network] [--splits 10] [--quick] [--out FOLDER]
     make studies-federated
 
 Each cell (a study, a way, a division of the records, a schedule, an epsilon, a split) is a line of `federated.jsonl` in the folder; what
