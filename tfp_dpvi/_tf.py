@@ -270,25 +270,26 @@ def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
     return distribution._broadcast_parameters_with_batch_shape(distribution.batch_shape_tensor())
 
 
-class Derived(tfd.Distribution):
-    """A distribution whose draws are not reparameterised, of another's dtype and shapes where a subclass says nothing else.
+class NotReparameterized(tfd.Distribution):
+    """A distribution whose draws are not reparameterised.
 
     Args:
-      like: the other distribution.
+      dtype: of its draws.
       parameters: the subclass's arguments.
       name: of the distribution.
     """
 
+    def __init__(self, dtype: tf.DType, parameters: dict[str, Any], name: str) -> None:
+        how = {"reparameterization_type": tfd.NOT_REPARAMETERIZED, "validate_args": False, "allow_nan_stats": True}
+        super().__init__(dtype=dtype, parameters=parameters, name=name, **how)
+
+
+class Derived(NotReparameterized):
+    """A `NotReparameterized` of another's dtype and shapes, where a subclass says nothing else."""
+
     def __init__(self, like: tfd.Distribution, parameters: dict[str, Any], name: str) -> None:
         self._like = like
-        super().__init__(
-            dtype=like.dtype,
-            reparameterization_type=tfd.NOT_REPARAMETERIZED,
-            validate_args=False,
-            allow_nan_stats=True,
-            parameters=parameters,
-            name=name,
-        )
+        super().__init__(like.dtype, parameters, name)
 
     def _batch_shape(self) -> tf.TensorShape:
         return self._like.batch_shape

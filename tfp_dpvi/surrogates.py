@@ -238,6 +238,8 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
             f"surrogate_posterior {surrogate.name!r} has no trainable variables: there is nothing to learn. Build it "
             "with tfp.experimental.vi or tf.Variable parameters."
         )
+    if isinstance(surrogate, tfp.experimental.util.DeferredModule):
+        surrogate = surrogate.copy()  # A deferred module builds its distribution anew for each attribute.
     batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
@@ -313,10 +315,8 @@ def build(
     if isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = surrogate_posterior(prior)
-    if isinstance(surrogate_posterior, type) or not all(
-        hasattr(surrogate_posterior, name) for name in ("sample", "log_prob", "event_shape")
-    ):
-        # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.
+    # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.
+    if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
             f"{surrogate_posterior!r}."

@@ -58,18 +58,20 @@ CASES = {
     "einsum that is no dense layer": ([3, 4], 0, lambda: keras.Sequential([layers.EinsumDense("abc,bd->abdc", [3, 2, 4])])),
     "three dimensions": ([4, 5, 4, 2], 0, lambda: keras.Sequential([layers.Conv3D(3, 2, (2, 1, 1), "same", activation="elu")])),
     "depthwise": ([6, 7, 3], 0, lambda: keras.Sequential([layers.DepthwiseConv2D((2, 3), 2, "same", depth_multiplier=2, activation="tanh")])),
+    "dilated": ([6, 7, 2], 0, lambda: keras.Sequential([layers.DepthwiseConv2D((2, 3), padding="same", dilation_rate=2)])),
     "separable": ([6, 7, 3], 0, lambda: keras.Sequential([layers.SeparableConv2D(4, (3, 2), 2, "same", depth_multiplier=2, activation="tanh")])),
     "80 places": ([80], 50, text(80)),
     "400 places, two tokens": ([400], 2, text(400)),
     "frozen normalisation": ([3], 0, frozen),
     "normalisation called as in use": ([3], 0, CalledFrozen),
 }  # fmt: skip
-FAST = {"attention", "transformer", "einsum", "three dimensions", "depthwise", "separable", "80 places"}
+FAST = {"attention", "transformer", "einsum", "three dimensions", "depthwise", "dilated", "separable", "80 places"}
 QUICK = {
     "attention",
     "einsum",
     "three dimensions",
     "depthwise",
+    "dilated",
     "separable",
     "80 places",
     "400 places, two tokens",

@@ -192,15 +192,27 @@ def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord) -> Direct:
-    """A small kernel for each channel, whose gradients are held."""
-    shape = tuple(layer.depthwise_kernel.shape)  # [kh, kw, C, multiplier]
-    how = layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding.upper()
-    patches = by_record(_patches(tf.cast(inputs, gradient.dtype), *how))
-    positions, window = patches.shape[1], shape[0] * shape[1]
-    left = tf.transpose(tf.reshape(patches, [-1, positions, window, shape[2]]), [0, 3, 2, 1])  # [n, C, window, T]
-    right = tf.transpose(tf.reshape(by_record(gradient), [-1, positions, shape[2], shape[3]]), [0, 2, 1, 3])
-    values = tf.transpose(tf.linalg.matmul(left, right), [0, 2, 1, 3])
-    return Direct(shape, tf.reshape(values, [-1, *shape]))
+    """The gradients of a small kernel for each channel: one convolution in which each row's channels are channels of their own."""
+    height, width, channels, multiplier = layer.depthwise_kernel.shape
+
+    def side_by_side(values: tf.Tensor) -> tf.Tensor:  # [rows, h, w, C] -> [1, h, w, rows C]
+        values = tf.cast(tf.transpose(values, [1, 2, 0, 3]), gradient.dtype)
+        return tf.reshape(values, [1, *values.shape[:2], -1])
+
+    padding, rates = layer.padding.upper(), tuple(layer.dilation_rate)
+    if padding == "SAME" and rates != (1, 1):  # TensorFlow needs a known number of channels here. Strides are 1.
+        around = [(size - 1) * rate for size, rate in zip((height, width), rates, strict=True)]
+        inputs = tf.pad(inputs, [[0, 0], *([size // 2, size - size // 2] for size in around), [0, 0]])
+        padding = "VALID"
+    images = side_by_side(inputs)
+    with tf.GradientTape() as tape:
+        kernel = tf.zeros([height, width, tf.shape(images)[3], multiplier], gradient.dtype)
+        tape.watch(kernel)
+        out = tf.nn.depthwise_conv2d(images, kernel, [1, *layer.strides, 1], padding, dilations=rates)
+    values = tape.gradient(out, kernel, side_by_side(gradient))
+    values = tf.reshape(values, [height, width, -1, channels, multiplier])
+    values = by_record.split(tf.transpose(values, [2, 0, 1, 3, 4]))
+    return Direct(tuple(layer.depthwise_kernel.shape), tf.reduce_sum(values, axis=1))
 
 
 def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import tf, tfd, tfp
+from tfp_dpvi._tf import NotReparameterized, tf, tfd, tfp
 from tfp_dpvi.synthetic.columns import MISSING
 from tfp_dpvi.synthetic.table import Table
 
@@ -146,21 +146,14 @@ class TableMixture(tfd.MixtureSameFamily):
         return _Product(tf.gather(product.log_table, picked), product.segments).sample(seed=seed)
 
 
-class _Product(tfd.Distribution):
+class _Product(NotReparameterized):
     """Independent columns, for a batch of tables of log-probabilities [..., levels]."""
 
     def __init__(self, log_table: tf.Tensor, segments: Segments, *, name: str = "Product") -> None:
         parameters = dict(locals())
         self.log_table = tf.convert_to_tensor(log_table)
         self.segments = segments
-        super().__init__(
-            dtype=tf.int32,
-            reparameterization_type=tfd.NOT_REPARAMETERIZED,
-            validate_args=False,
-            allow_nan_stats=True,
-            parameters=parameters,
-            name=name,
-        )
+        super().__init__(tf.int32, parameters, name)
 
     def _batch_shape(self) -> tf.TensorShape:
         return self.log_table.shape[:-1]
