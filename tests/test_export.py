@@ -465,6 +465,7 @@ def test_the_saved_model_predicts_and_is_small():
         assert row.tobytes() not in held
 
 
+@pytest.mark.slow
 def test_the_quickstart_exports_in_time_and_size(tmp_path):
     """Under 10 s and 5 MB."""
     sys.path.insert(0, str(ROOT / "examples"))

@@ -63,6 +63,7 @@ def test_the_main_job_end_to_end(example, tmp_path, capsys):
     assert (tmp_path / "posterior.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_intervals_cover_those_without_privacy(example, tmp_path):
     """Of 31 intervals of 95 %, 24 at least hold the mean without privacy; the flat clip's 11 to 21 on 20 splits."""
     result = example.main(["--output", str(tmp_path)])

@@ -90,7 +90,7 @@ CASES = {
     "places": ([6], 7, lambda: sequential(Places(), layers.Dense(2))),
     "masked unit": ([6], 7, lambda: sequential(layers.Embedding(7, 3, mask_zero=True), Masked(), layers.Dense(2))),
 }  # fmt: skip
-QUICK = {"lstm", "masked", "own over places", "out of sight", "places"}
+QUICK = {"lstm", "own over places", "out of sight", "places"}
 
 
 @pytest.mark.parametrize(

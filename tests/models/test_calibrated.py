@@ -243,6 +243,10 @@ def centred_logs(params, x):
     return tfd.Normal(tf.linalg.matvec(logs - tf.reduce_mean(logs, axis=0), params["w"]), 1.0)
 
 
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 def wide_prior():
     return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 51)})
 
@@ -250,13 +254,13 @@ def wide_prior():
 @pytest.mark.parametrize(
     ("reason", "settings", "extra"),
     [
-        ("does not simulate", {"like": lambda params, x: Unsampled(tf.linalg.matvec(x, params["w"]), 1.0)}, {}),
-        ("depends on other records", {"like": centred}, {}),
+        slow("does not simulate", {"like": lambda params, x: Unsampled(tf.linalg.matvec(x, params["w"]), 1.0)}, {}),
+        slow("depends on other records", {"like": centred}, {}),
         ("depends on other records", {"like": centred_logs}, {}),
         ("sample_weight", {}, {"sample_weight": np.ones(60, "float32")}),
         ("num_draws=2", {"num_draws": 2}, {}),
         ("gradients='vectorized'", {"gradients": "vectorized"}, {}),
-        ("51 parameters", {"make": wide_prior}, {}),
+        slow("51 parameters", {"make": wide_prior}, {}),
     ],
 )
 def test_it_falls_back_to_the_flat_clip_and_says_so_once(reason, settings, extra, caplog):
@@ -300,7 +304,7 @@ def test_a_likelihood_of_whole_records_is_paired_with_whole_records():
     assert model.sample_predictive(3).shape == (3, WIDTH)
 
 
-@pytest.mark.parametrize("kind", ["xla", "float64", "physical", "streamed", "strategy"])
+@pytest.mark.parametrize("kind", [slow("xla"), "float64", slow("physical"), slow("streamed"), "strategy"])
 def test_it_works_compiled_in_float64_by_physical_batches_streamed_and_on_replicas(kind):
     """Without noise and clip: the estimate is near the truth, however the step is run."""
     dtype = np.float64 if kind == "float64" else np.float32
@@ -356,7 +360,7 @@ def test_coordinates_go_there_and_back(make):
     np.testing.assert_allclose(coordinates.log_prior(vector), made.log_prob(params) + volume, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("epsilon", "share"), [(0.1, 1.0), (8.0, 2.0)])
+@pytest.mark.parametrize(("epsilon", "share"), [slow(0.1, 1.0), (8.0, 2.0)])
 def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
     """The median where noise counts most. A pair's gradient is x or nothing, and x where outcomes are sure is rare among pairs."""
     x = np.random.default_rng(0).normal(size=(4000, WIDTH))

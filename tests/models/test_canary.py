@@ -139,7 +139,7 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     }
 
 
-@pytest.fixture(scope="module", params=["paired", "flat"])
+@pytest.fixture(scope="module", params=[pytest.param("paired", marks=pytest.mark.slow), "flat"])
 def both(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("canary")
     return directory, {

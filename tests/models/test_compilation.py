@@ -74,6 +74,7 @@ SAME = [("mean_field", "unknown_scale")]
     ],
 )
 @pytest.mark.usefixtures("same_generator")
+@pytest.mark.slow
 def test_xla_changes_nothing(surrogate, case):
     """C9: whole fits, sampling and noise included, agree in float64 with and without XLA.
 

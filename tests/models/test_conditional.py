@@ -66,7 +66,7 @@ def model():
     ("prior", "gradients", "num_draws"),
     [
         (prior_of_y, "ghost", 1),
-        (prior_of_y, "vectorized", 2),
+        pytest.param(prior_of_y, "vectorized", 2, marks=pytest.mark.slow),
         pytest.param(None, "ghost", 2, marks=pytest.mark.slow),
         pytest.param(None, "vectorized", 1, marks=pytest.mark.slow),
     ],

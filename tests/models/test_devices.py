@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-FAST = ("mean field", "autoencoder")
+FAST = ("mean field",)
 #: pfor splits int32 seeds, which has a kernel on CPUs alone: on a GPU this one is compiled.
 ONLY_COMPILED = ("one record at a time",)
 COMBINATIONS = [

@@ -58,11 +58,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def run(script: str, tmp_path: pathlib.Path) -> dict:
+def run(script: str, tmp_path: pathlib.Path, *arguments: str) -> dict:
     path = tmp_path / "script.py"
     path.write_text(COMMON + textwrap.dedent(script))
     done = subprocess.run(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), *arguments],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -156,9 +156,12 @@ def one_replica():
     scopes = [tf.distribute.MirroredStrategy(["CPU:0"]), tf.distribute.OneDeviceStrategy("CPU:0")]
     return [on_no_strategy("toy")[1]["weights"], *[on("toy", scope)[1]["weights"] for scope in scopes]]
 
-def two_replicas():
-    ends = {kind: [on_no_strategy(kind), on(kind, strategy, kind == "dpvi")] for kind in ("toy", "dpvi", "vae")}
+def two_replicas(kinds=("toy",)):
+    ends = {kind: [on_no_strategy(kind), on(kind, strategy, kind == "dpvi")] for kind in kinds}
     return {kind: [epochs[1]["weights"] for epochs in each] for kind, each in ends.items()}
+
+def two_replicas_of_models():
+    return two_replicas(("dpvi", "vae"))
 
 class StopInTheThirdEpoch(keras.callbacks.Callback):
     left = 3
@@ -237,19 +240,26 @@ def momenta():
 def alone():  # Seeded, so that the first of two epochs is that of one.
     return on_no_strategy("dpvi")[0]
 
-print(json.dumps({part.__name__: part() for part in (
-    one_replica, two_replicas, interrupted, noise, outside_the_scope, momenta, alone)}))
+print(json.dumps({part: globals()[part]() for part in sys.argv[1:]}))
 """
 
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    return run(REPLICAS, tmp_path_factory.mktemp("replicas"))
+    parts = "two_replicas", "noise", "outside_the_scope", "momenta", "alone"
+    return run(REPLICAS, tmp_path_factory.mktemp("replicas"), *parts)
 
 
-def test_a_strategy_of_one_replica_makes_the_same_steps(replicas):
+@pytest.fixture(scope="module")
+def more_replicas(tmp_path_factory):
+    parts = "one_replica", "two_replicas_of_models", "interrupted"
+    return run(REPLICAS, tmp_path_factory.mktemp("more_replicas"), *parts)
+
+
+@pytest.mark.slow
+def test_a_strategy_of_one_replica_makes_the_same_steps(more_replicas):
     """Bit for bit, and the step is traced once: Keras runs it in the strategy's scope, where it was tried."""
-    first, *others = replicas["one_replica"]
+    first, *others = more_replicas["one_replica"]
     assert len(others) == 2
     assert all(other == first for other in others)
 
@@ -260,9 +270,16 @@ def test_two_replicas_make_the_steps_of_one(replicas):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_callbacks_work_on_several_replicas(replicas):
+@pytest.mark.slow
+def test_two_replicas_make_the_steps_of_one_with_models(more_replicas):
+    for name, (one, two) in more_replicas["two_replicas_of_models"].items():
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_callbacks_work_on_several_replicas(more_replicas):
     """TensorBoard's figures are written, and a seeded fit that was interrupted ends as one that was not."""
-    found = replicas["interrupted"]
+    found = more_replicas["interrupted"]
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-4, atol=1e-6)
     assert [releases for _, releases, _ in found] == [20, 25]
     assert [files for *_, files in found] == [1, 2]

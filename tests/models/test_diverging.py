@@ -50,6 +50,7 @@ def test_a_fit_that_holds_goes_on(surrogate, caplog):
 
 
 @pytest.mark.parametrize(("builder", "holds"), [(dpvi.surrogates.full_rank, True), (references.full_rank, False)])
+@pytest.mark.slow
 def test_noise_does_not_widen_a_full_rank_surrogate(builder, holds):
     """Of 40 coordinates that records say nothing of, after 300 steps of Adam at 0.02 on pure noise. TFP's builder, whose entries are
     learned one by one, is the mutation."""

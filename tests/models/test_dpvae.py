@@ -117,8 +117,7 @@ def test_a_linear_model_reaches_the_closed_form():
     ("gradients", "num_draws"),
     [
         ("ghost", 1),
-        ("vectorized", 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("ghost", 3), ("vectorized", 1)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("ghost", 3), ("vectorized", 1), ("vectorized", 3)]),
     ],
 )
 def test_one_record_moves_the_sum_by_the_clip_at_most(shared, gradients, num_draws):
@@ -231,7 +230,9 @@ def test_physical_batches_change_nothing(jit_compile):
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize(("dtype", "jit_compile"), [("float32", True), ("float64", False)])
+@pytest.mark.parametrize(
+    ("dtype", "jit_compile"), [pytest.param("float32", True, marks=pytest.mark.slow), ("float64", False)]
+)
 def test_fits_compile_without_a_fallback(dtype, jit_compile):
     model = make(dense_encoder(dtype), dense_decoder(dtype), standard(dtype))
     with no_fallback():

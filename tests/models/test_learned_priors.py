@@ -80,17 +80,17 @@ SLOW = [
     ("flow", "vectorized", 2),
     ("two_levels", "vectorized", 1),
     ("mixture", "vectorized", 1),
+    ("mixture", "ghost", 1),
     ("mixture", "ghost", 2),
+    ("two_levels", "ghost", 2),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "gradients", "num_draws"),
     [
-        ("mixture", "ghost", 1),
         ("vamp", "ghost", 2),
         ("flow", "ghost", 1),
-        ("two_levels", "ghost", 2),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )
@@ -101,6 +101,7 @@ def test_clipped_sums_are_those_of_single_records(name, gradients, num_draws):
     check_against_single_records(model, {"x": X[:7]}, clip=0.3)
 
 
+@pytest.mark.slow
 def test_in_float64_to_rounding():
     model = make(dense_encoder("float64"), dense_decoder("float64"), mixture("float64"))
     ready(model, X.astype("float64"), how=optimizer(clip=0.3))
@@ -110,9 +111,8 @@ def test_in_float64_to_rounding():
 @pytest.mark.parametrize(
     ("name", "jit_compile"),
     [
-        ("mixture", False),
         ("vamp", False),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("flow", "two_levels")),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("mixture", "flow", "two_levels")),
         *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("mixture", "vamp", "flow")),
     ],
 )
@@ -134,6 +134,7 @@ def test_it_learns_at_its_epsilon(name, jit_compile):
     assert model.sample_predictive(5).shape == (5, 6)
 
 
+@pytest.mark.slow
 def test_a_flow_stays_autoregressive():
     """Noise reaches masked weights too; their constraint holds after each update."""
     model = fitted(make(prior=flow()))

@@ -66,7 +66,7 @@ def sequence():
     ("encoder", "decoder", "gradients", "num_draws"),
     [
         (Encoder, Decoder, "ghost", 2),
-        (Encoder, Inner, "vectorized", 1),
+        pytest.param(Encoder, Inner, "vectorized", 1, marks=pytest.mark.slow),
         pytest.param(Encoder, sequence, "ghost", 1, marks=pytest.mark.slow),
         pytest.param(Encoder, Decoder, "vectorized", 2, marks=pytest.mark.slow),
     ],

@@ -390,7 +390,9 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
 # ---------------------------------------------------------------------- nothing secret
 
 
-@pytest.mark.parametrize("make", [lambda: regression(), lambda: vae()], ids=["regression", "vae"])
+@pytest.mark.parametrize(
+    "make", [lambda: regression(), pytest.param(lambda: vae(), marks=pytest.mark.slow)], ids=["regression", "vae"]
+)
 def test_no_key_and_no_record_is_in_a_file(tmp_path, make, monkeypatch):
     keys = []
     new_key = _random.new_key

@@ -84,6 +84,7 @@ def test_streamed_equals_resident_where_a_step_is_eager():
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_vae_of_a_source_equals_one_of_arrays():
     """Integer records, and a model that takes a batch at once."""
     data = np.random.default_rng(1).integers(0, 256, [80, 6]).astype("uint8")
@@ -211,6 +212,7 @@ def test_sources_are_asked_in_increasing_order():
     assert all((np.diff(asked) > 0).all() for asked in rows.asked)
 
 
+@pytest.mark.slow
 def test_what_xla_refuses_is_tried_once():
     traced = []
 

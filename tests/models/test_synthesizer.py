@@ -410,7 +410,7 @@ def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
     assert layouts[0].to_config() == layouts[1].to_config()
 
 
-@pytest.mark.parametrize("paid", [1, 2])
+@pytest.mark.parametrize("paid", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_fit_keeps_what_it_paid_for(paid, monkeypatch):
     """The histograms, or the pairs too: the next fit of the same data goes on; of other data or settings it pays."""
     model = type(dpvi.Synthesizer(TABLE, 2).model)

@@ -382,7 +382,7 @@ def _explore(template, seeds, ledger=ledger_model.Interleaved, actions=8):
 
 
 def test_random_interleavings(template):
-    _explore(template, range(25))
+    _explore(template, range(8))
 
 
 @pytest.mark.slow

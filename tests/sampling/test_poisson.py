@@ -14,17 +14,21 @@ from tfp_dpvi.sampling import PoissonSampler
 from tfp_dpvi.sampling.poisson import partial_sums
 
 
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("count", "probability", "physical", "batches", "jit_compile"),
     [
         (10, 0.3, None, 50_000, True),
-        (10, 0.3, 1, 50_000, True),
+        slow(10, 0.3, 1, 50_000, True),
         (10, 0.3, 4, 3_000, False),
-        (10_000, 0.01, None, 20_000, True),
+        slow(10_000, 0.01, None, 20_000, True),
         (10_000, 0.01, 7, 20_000, True),  # Some 15 visits in a batch.
-        (10_000_000, 1e-5, None, 20_000, True),
-        (10_000_000, 1e-5, 7, 20_000, True),
-        (1_000, 0.99, 100, 2_000, True),
+        slow(10_000_000, 1e-5, None, 20_000, True),
+        slow(10_000_000, 1e-5, 7, 20_000, True),
+        slow(1_000, 0.99, 100, 2_000, True),
         (3, 0.5, 2, 20_000, True),
         (2**34, 1e-9, None, 20_000, True),
     ],

@@ -90,7 +90,7 @@ def check_sums(name, scale, clip, jit_compile=False):
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("scale", [0.3, 2.0])
-@pytest.mark.parametrize("clip", [0.05, 1.0, math.inf])
+@pytest.mark.parametrize("clip", [pytest.param(0.05, marks=pytest.mark.slow), 1.0, math.inf])
 def test_sums_are_those_of_single_records(name, scale, clip):
     check_sums(name, scale, clip)
 
@@ -125,7 +125,9 @@ def test_they_are_the_generic_engines():
     assert np.abs(weighted.tensors[0] - clipped.tensors[0]).max() > 1e-3  # The generic engine's, at half the loss.
 
 
-@pytest.mark.parametrize("kwargs", [{"clipping": "normalized"}, {"clipping": "per_layer"}])
+@pytest.mark.parametrize(
+    "kwargs", [{"clipping": "normalized"}, pytest.param({"clipping": "per_layer"}, marks=pytest.mark.slow)]
+)
 def test_other_clippings_take_the_generic_engine(kwargs):
     table = TABLES["levels"]
     prior = make_prior(table, K)
