@@ -1,9 +1,9 @@
 """The loop on Flower: a grid in this process whose nodes run the real ClientApp, and nodes that fail, lie and disappear."""
 
 import os
-import socket
 import threading
 import types
+from multiprocessing.connection import Listener
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 
 from tfp_dpvi.federated import Factor, Server, Synchronous, Task, Terms  # noqa: E402
 from tfp_dpvi.federated.flower import FlowerRun, client_app  # noqa: E402
-from tfp_dpvi.federated.proxy import WorkerError, ask, receive, send  # noqa: E402
+from tfp_dpvi.federated.proxy import WorkerError, ask  # noqa: E402
 
 TERMS = Terms("on Flower", prior_of(3, full_rank=True))
 
@@ -142,16 +142,13 @@ def test_garbage_of_a_node_is_refused():
 
 def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
     path = tmp_path / "w.sock"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen()
+    listener = Listener(str(path), "AF_UNIX")
 
     def serve():
         for reply in (b"+done", b"-a sentence"):
-            connection, _ = listener.accept()
-            with connection:
-                receive(connection, 100)
-                send(connection, reply)
+            with listener.accept() as connection:
+                connection.recv_bytes(100)
+                connection.send_bytes(reply)
 
     threading.Thread(target=serve, daemon=True).start()
     assert ask(path, b"task") == b"done"

@@ -257,14 +257,14 @@ def test_the_divergence_to_a_cavity(family):
     cavity, found, wanted = some(), [], []
     for _ in range(4):
         q = some()
-        model.start(q, cavity)
-        np.testing.assert_allclose(model.result().mean, q.mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(model.result().covariance, q.covariance, rtol=1e-4, atol=1e-5)
-        found.append(float(model._federated.family.divergence()))
+        model.family.start(q, cavity)
+        np.testing.assert_allclose(model.family.factor().mean, q.mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model.family.factor().covariance, q.covariance, rtol=1e-4, atol=1e-5)
+        found.append(float(model.family.divergence()))
         wanted.append(float(exact(q, cavity)))
     np.testing.assert_allclose(np.diff(found), np.diff(wanted), rtol=1e-3, atol=1e-3)
-    model.start(some(), Factor.one(WIDTH, full_rank=full) / cavity)
-    assert np.isfinite(float(model._federated.family.divergence()))
+    model.family.start(some(), Factor.one(WIDTH, full_rank=full) / cavity)
+    assert np.isfinite(float(model.family.divergence()))
 
 
 def test_mean_field_cannot_pass_the_floor():
@@ -272,7 +272,7 @@ def test_mean_field_cannot_pass_the_floor():
     model = LocalModel(Study(prior(), likelihood, adam()))
     for variable in model.trainable_variables:
         variable.assign(1e3 * tf.ones_like(variable))
-    assert np.all(model.result().precision >= 0.5 * 0.25 * (1 - 1e-6))
+    assert np.all(model.family.factor().precision >= 0.5 * 0.25 * (1 - 1e-6))
 
 
 # ------------------------------------------------------------------------------------------ the whole

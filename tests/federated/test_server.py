@@ -61,7 +61,7 @@ class DampedTwice(Server):
     """A mutation: damping is applied to the change, and to the sum once more."""
 
     def _settle(self):
-        self._held = {h: (change ** self.schedule.share(0), v) for h, (change, v) in self._held.items()}
+        self._held = {h: change ** self.schedule.share(0) for h, change in self._held.items()}
         super()._settle()
 
 

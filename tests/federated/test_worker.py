@@ -3,12 +3,12 @@
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import types
+from multiprocessing.connection import Client
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from support.federation import answer
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.federated import Factor, MessageError, Server, Synchronous, Terms
-from tfp_dpvi.federated.proxy import WorkerError, ask, send
+from tfp_dpvi.federated.proxy import WorkerError, ask
 from tfp_dpvi.federated.worker import serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -149,9 +149,8 @@ def test_a_client_that_is_gone_when_its_task_is_refused_does_not_end_the_worker(
     while not path.exists():
         time.sleep(0.01)
     time.sleep(0.1)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
-        gone.connect(str(path))
-        send(gone, b"not a task")
+    with Client(str(path), "AF_UNIX") as gone:
+        gone.send_bytes(b"not a task")
     with pytest.raises(WorkerError, match="refused: no"):
         ask(path, b"not a task", timeout=10.0)
     thread.join(10.0)

@@ -1,4 +1,4 @@
-"""Factors of normals by their natural parameters, in NumPy: products add, quotients subtract, and a factor may be improper."""
+"""Normals by their natural parameters, in NumPy: products add, quotients subtract, and a factor may be improper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-MOST_HALVINGS = 30
+_MOST_HALVINGS = 30
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class Factor:
         if not (np.isfinite(shift).all() and np.isfinite(precision).all()):
             raise ValueError("shift or precision is not finite; pass finite numbers.")
         if precision.ndim == 2:
-            scale = max(1.0, float(np.abs(precision).max(initial=0.0)))
-            if np.abs(precision - precision.T).max(initial=0.0) > 1e-8 * scale:
+            largest = np.abs(precision).max(initial=1.0)
+            if np.abs(precision - precision.T).max(initial=0.0) > 1e-8 * largest:
                 raise ValueError("precision is not symmetric; pass a symmetric matrix.")
             precision = (precision + precision.T) / 2.0
         for name, array in (("shift", shift), ("precision", precision)):
@@ -48,21 +48,16 @@ class Factor:
 
     @classmethod
     def normal(cls, mean: np.ndarray, covariance: np.ndarray) -> Factor:
-        """Returns a normal.
-
-        Args:
-          mean: of shape [d].
-          covariance: variances of shape [d], or a positive definite matrix of shape [d, d].
-        """
-        covariance = np.asarray(covariance, np.float64)
+        """Returns a normal from its mean [d] and its variances [d] or covariance matrix [d, d]."""
+        mean, covariance = np.asarray(mean, np.float64), np.asarray(covariance, np.float64)
         if covariance.ndim == 1:
-            return cls(np.asarray(mean) / covariance, 1.0 / covariance)
+            return cls(mean / covariance, 1.0 / covariance)
         precision = _inverse(covariance)
-        return cls(precision @ np.asarray(mean, np.float64), precision)
+        return cls(precision @ mean, precision)
 
     @property
     def num(self) -> int:
-        """The number of parameters d."""
+        """Number of parameters d."""
         return len(self.shift)
 
     @property
@@ -71,24 +66,21 @@ class Factor:
         return self.precision.ndim == 2
 
     def __mul__(self, other: Factor) -> Factor:
-        """The product of two factors."""
         return Factor(self.shift + other.shift, self.precision + other.precision)
 
     def __truediv__(self, other: Factor) -> Factor:
-        """The quotient of two factors."""
         return Factor(self.shift - other.shift, self.precision - other.precision)
 
     def __pow__(self, power: float) -> Factor:
-        """A power: damping by `power`."""
         return Factor(power * self.shift, power * self.precision)
 
     @property
     def norm(self) -> float:
-        """The Euclidean norm of all natural parameters."""
+        """Euclidean norm of all natural parameters."""
         return float(np.hypot(np.linalg.norm(self.shift), np.linalg.norm(self.precision)))
 
-    def exceeds(self, floor: np.ndarray) -> bool:
-        """Returns whether the precision minus `floor` is positive definite; `floor` has the precision's shape."""
+    def exceeds(self, floor: np.ndarray | float) -> bool:
+        """Returns True if the precision minus `floor` is positive definite."""
         left = self.precision - floor
         if left.ndim == 1:
             return bool((left > 0.0).all())
@@ -101,51 +93,44 @@ class Factor:
     @property
     def proper(self) -> bool:
         """True if the precision is positive definite: a normal distribution."""
-        return self.exceeds(np.zeros_like(self.precision))
+        return self.exceeds(0.0)
 
     @property
     def mean(self) -> np.ndarray:
-        """The mean of a proper factor, shape [d]."""
-        mean: np.ndarray = (
+        """Mean [d] of a proper factor."""
+        return np.asarray(
             np.linalg.solve(self.precision, self.shift) if self.full_rank else self.shift / self.precision
         )
-        return mean
 
     @property
     def covariance(self) -> np.ndarray:
-        """The covariance of a proper factor: variances [d], or a matrix [d, d]."""
+        """Variances [d] or covariance matrix [d, d] of a proper factor."""
         return _inverse(self.precision) if self.full_rank else 1.0 / self.precision
 
     @property
     def stddev(self) -> np.ndarray:
-        """The standard deviations of a proper factor, shape [d]."""
-        variances: np.ndarray = np.diagonal(self.covariance) if self.full_rank else self.covariance
-        return np.sqrt(variances)
+        """Standard deviations [d] of a proper factor."""
+        return np.asarray(np.sqrt(np.diagonal(self.covariance) if self.full_rank else self.covariance))
 
     def log_prob(self, z: np.ndarray) -> np.ndarray:
         """Returns the normalised log density of a proper factor at points [..., d]."""
         away = np.asarray(z) - self.mean
-        if self.full_rank:
-            quadratic = np.einsum("...i,ij,...j->...", away, self.precision, away)
-            volume = np.linalg.slogdet(self.precision)[1]
-        else:
-            quadratic, volume = (away**2 * self.precision).sum(-1), np.log(self.precision).sum()
-        density: np.ndarray = 0.5 * (volume - quadratic - self.num * np.log(2.0 * np.pi))
-        return density
+        moved = away @ self.precision if self.full_rank else away * self.precision
+        volume = np.linalg.slogdet(self.precision)[1] if self.full_rank else np.log(self.precision).sum()
+        return np.asarray(0.5 * (volume - (moved * away).sum(-1) - self.num * np.log(2.0 * np.pi)))
 
     def sample(self, num: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns draws from a proper factor, shape [num, d]."""
+        """Returns draws [num, d] from a proper factor."""
         noise = rng.normal(size=(num, self.num))
         if not self.full_rank:
             return self.mean + noise * self.stddev
-        # Of precision L L', L^-T noise has covariance (L L')^-1.
-        draws: np.ndarray = self.mean + np.linalg.solve(np.linalg.cholesky(self.precision).T, noise.T).T
-        return draws
+        # L^-T noise has covariance (L L')^-1 where the precision is L L'.
+        return self.mean + np.linalg.solve(np.linalg.cholesky(self.precision).T, noise.T).T
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
-    inverse: np.ndarray = np.linalg.inv(matrix)
-    return (inverse + inverse.T) / 2.0
+    inverse = np.linalg.inv(matrix)
+    return np.asarray((inverse + inverse.T) / 2.0)
 
 
 def product(factors: list[Factor]) -> Factor:
@@ -154,7 +139,7 @@ def product(factors: list[Factor]) -> Factor:
 
 
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
-    """Returns the largest f of 1, 1/2, 1/4, ... with the precision of `posterior * change ** f` above `floor`; 0 if there is none.
+    """Returns the largest f of 1, 1/2, 1/4, ... that keeps the precision of `posterior * change ** f` above `floor`, or 0.
 
     All changes of a round are scaled by the same f, so that the posterior stays the product of prior and factors.
 
@@ -163,7 +148,7 @@ def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
       change: the product of all changes.
       floor: a precision, half of the prior's.
     """
-    for halvings in range(MOST_HALVINGS):
+    for halvings in range(_MOST_HALVINGS):
         if (posterior * change**0.5**halvings).exceeds(floor):
             return 0.5**halvings
     return 0.0

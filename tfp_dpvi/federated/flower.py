@@ -1,7 +1,7 @@
 """Partitioned variational inference on Flower, by its Message API alone: a loop for a ServerApp and a thin ClientApp.
 
-Neither imports TensorFlow. Flower carries bytes; what they mean, and what is refused, `messages` says on both sides. No
-guarantee rests on Flower: not on its secure aggregation, nor on its modules for differential privacy.
+Neither imports TensorFlow. Flower carries bytes, which `messages` checks on both sides. No guarantee rests on Flower: not on
+its secure aggregation, nor on its modules for differential privacy.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.proxy import ask
 from tfp_dpvi.federated.server import Server
 
-# Nothing is told to anybody about these runs. To be set before Flower and Ray are imported.
-for _name, _value in (
-    ("FLWR_TELEMETRY_ENABLED", "0"),
-    ("FLWR_DISABLE_UPDATE_CHECK", "1"),
-    ("RAY_USAGE_STATS_ENABLED", "0"),
-):
-    os.environ.setdefault(_name, _value)
+# No telemetry and no update checks; read when Flower and Ray are imported.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -32,6 +30,7 @@ except ImportError as error:
 _LOG = logging.getLogger("tfp_dpvi")
 _RECORD, _FIELD = "tfp_dpvi", "message"
 _LOOK = 2.0  # Seconds between looks for new nodes.
+_LATEST_NAME = 30.0  # Seconds within which a new node must say its name.
 
 Answer = Callable[[bytes], bytes]
 
@@ -73,7 +72,7 @@ def _content(message: bytes) -> RecordDict:
 
 
 def _bytes_of(message: Message) -> bytes:
-    """Returns what a message carries; empty, which is refused everywhere, if it is not one of ours."""
+    """Returns the bytes that a message carries; empty, which is refused everywhere, if it is of another kind."""
     record = message.content.get(_RECORD) if message.has_content() else None
     held = record.get(_FIELD) if isinstance(record, ConfigRecord) else None
     return held if isinstance(held, bytes) else b""
@@ -89,6 +88,9 @@ class FlowerRun:
         another node. With node keys a node's id is that of its key.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
+
+    Attributes:
+      nodes: node id of each hospital that has joined.
     """
 
     def __init__(
@@ -103,11 +105,9 @@ class FlowerRun:
         self._grid, self.server, self._roster = grid, server, roster
         self._timeout, self._poll = timeout, poll
         self.nodes: dict[str, int] = {}
-        self._asked: dict[int, float] = {}
-        self._open: dict[
-            str, tuple[str | None, int, float]
-        ] = {}  # Message id -> request (None: a name), node, deadline.
-        self._looked = 0.0
+        self._left_out: set[int] = set()
+        self._open: dict[str, _Sent] = {}  # By message id.
+        self._next_look = 0.0
 
     def wait_for(self, num_hospitals: int, *, at_most: float = 600.0) -> None:
         """Waits until so many hospitals have joined; raises `TimeoutError` if they do not."""
@@ -121,71 +121,69 @@ class FlowerRun:
         """Runs the study to its end; `show` is called after each update of the posterior."""
         seen = len(self.server.history)
         while not self.server.finished:
-            self._send()
+            for task in self.server.due():
+                if task.hospital in self.nodes:
+                    self._push(self.nodes[task.hospital], "train", task.to_bytes(), self._timeout, task)
+                else:  # Of the roster, and not here yet.
+                    self.server.give_up(task.request)
             self._step()
             if show is not None and len(self.server.history) > seen:
                 show(self.server)
             seen = len(self.server.history)
 
-    def _send(self) -> None:
-        for task in self.server.due():
-            node = self.nodes.get(task.hospital)
-            if node is None:  # Of the roster, and not here yet.
-                self.server.give_up(task.request)
-            else:
-                self._push(node, "train", task.to_bytes(), task.request, self._timeout)
-
-    def _push(self, node: int, kind: str, message: bytes, request: str | None, timeout: float) -> None:
-        content = _content(message)
-        (identity,) = self._grid.push_messages(
-            [Message(content, dst_node_id=node, message_type=kind, ttl=timeout + 60.0)]
-        )
-        self._open[identity] = (request, node, time.monotonic() + timeout)
+    def _push(self, node: int, kind: str, message: bytes, timeout: float, task: Task | None = None) -> None:
+        sent = Message(_content(message), dst_node_id=node, message_type=kind, ttl=timeout + 60.0)
+        (identity,) = self._grid.push_messages([sent])
+        self._open[identity] = _Sent(node, time.monotonic() + timeout, task)
 
     def _step(self) -> None:
+        """Asks new nodes for their names, takes what has come, and gives up what is overdue."""
         self._look()
         replies = list(self._grid.pull_messages(list(self._open))) if self._open else []
         for reply in replies:
-            request, node, _ = self._open.pop(reply.metadata.reply_to_message_id)
-            if reply.metadata.src_node_id != node:
-                _LOG.warning("A reply to node %d came from another.", node)
-            elif reply.has_error():
-                _LOG.warning("Node %d failed: %s", node, reply.error.reason)
-            elif request is None:
-                self._join(node, _bytes_of(reply))
-            else:
-                self.server.receive(self._name(node), _bytes_of(reply))
-            if request is not None:
-                self.server.give_up(request)  # Nobody answers twice: what was refused is over.
+            self._take(self._open.pop(reply.metadata.reply_to_message_id), reply)
         now = time.monotonic()
-        for identity, (request, node, deadline) in list(self._open.items()):
-            if now > deadline:
-                _LOG.warning("Node %d has not answered within %g s.", node, self._timeout)
-                del self._open[identity]
-                if request is not None:
-                    self.server.give_up(request)
+        for identity in [identity for identity, sent in self._open.items() if now > sent.deadline]:
+            self._take(self._open.pop(identity), None)
         if not replies:
             time.sleep(self._poll)
 
     def _look(self) -> None:
-        """Asks new nodes who they are."""
         now = time.monotonic()
-        if now - self._looked < _LOOK:
-            return
-        self._looked = now
-        for node in self._grid.get_node_ids():
-            if node not in self.nodes.values() and now - self._asked.get(node, -1e9) > 30.0:
-                self._asked[node] = now
-                self._push(node, "query", b"", None, 30.0)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK
+            known = {*self.nodes.values(), *self._left_out, *(sent.node for sent in self._open.values())}
+            for node in set(self._grid.get_node_ids()) - known:
+                self._push(node, "query", b"", _LATEST_NAME)
 
-    def _join(self, node: int, claimed: bytes) -> None:
-        name = claimed.decode(errors="replace")
+    def _take(self, sent: _Sent, reply: Message | None) -> None:
+        """Takes a node's reply, or None for a node that is overdue."""
+        if reply is None:
+            _LOG.warning("Node %d has not answered in time.", sent.node)
+        elif reply.metadata.src_node_id != sent.node:
+            _LOG.warning("A reply to node %d came from another.", sent.node)
+        elif reply.has_error():
+            _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
+        elif sent.task is None:
+            self._join(sent.node, _bytes_of(reply).decode(errors="replace"))
+        else:
+            self.server.receive(sent.task.hospital, _bytes_of(reply))
+        if sent.task is not None:
+            self.server.give_up(sent.task.request)  # A refused reply is not repeated.
+
+    def _join(self, node: int, name: str) -> None:
         wanted = name if self._roster is None else self._roster.get(node)
         if wanted != name or name in self.nodes or not (name.isprintable() and name.strip()) or len(name) > 200:
             _LOG.warning("Node %d says that it is %r, which it is not: it is left out.", node, name[:200])
-            return
-        self.nodes[name] = node
-        self.server.join(name)
+            self._left_out.add(node)
+        else:
+            self.nodes[name] = node
+            self.server.join(name)
 
-    def _name(self, node: int) -> str:
-        return next(name for name, one in self.nodes.items() if one == node)
+
+class _Sent(NamedTuple):
+    """A message under way: its node, its deadline, and its task unless it asks for a name."""
+
+    node: int
+    deadline: float
+    task: Task | None

@@ -1,11 +1,11 @@
-"""A hospital: holds its records, refines its factor when asked, and pays for every step from a budget of its own."""
+"""A hospital: holds its records, refines its factor when asked, and pays for every step from its own budget."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
 
 from dp_accounting import DpEvent, NeighboringRelation
 
@@ -13,7 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.local import Refiner
-from tfp_dpvi.federated.messages import MessageError, Reply, Task
+from tfp_dpvi.federated.messages import Reply, Task, need
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan, PrivacyReport
 
@@ -80,48 +80,42 @@ class Hospital:
         self._last: dict[str, bytes] = {}
         self.num_calibrations = 0
         self._refiner = Refiner(study, seed) if refiner is None else refiner
-        self._check_way()
-        self._begin(x, y, num_records)
+        self._prepare(x, y, num_records)
 
     # ------------------------------------------------------------------ once
 
-    def _check_way(self) -> None:
+    def _prepare(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
+        """Checks the records, calibrates, and traces the step."""
         if self._refiner.private != (self.epsilon is not None):
             raise ValueError(
                 f"epsilon={self.epsilon!r} does not go with the study's optimizer: give the hospital an epsilon, or the optimizer "
                 "a noise multiplier (and nothing is private), not both."
             )
-
-    def _begin(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
-        """Checks the records, calibrates, and traces the step."""
         data = self._refiner.data(x, y, num_records)
         self.num_records, self._tensors = data.num_records, data.tensors
         draft = self._refiner.mechanism(data, self._relation)
         self._calibrate(draft.plan(self.rounds * self.study.terms.local_steps))
-        self._mechanism = draft if self.epsilon is None else draft.with_noise_of(self._plan)
-        self._refiner.steps_for(self._mechanism, self._tensors)
+        self._mechanism = draft.with_noise_of(self._plan) if self.epsilon is not None else draft
+        self._refiner.trace(self._mechanism, self._tensors)
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
-        """Makes the lifetime plan of this hospital in this study, with the noise of the ledger's or, once, a new one."""
-        self._releases = draft.num_releases // self.rounds
+        """Makes the lifetime plan of this hospital in this study: with the ledger's noise if it comes back, else calibrated."""
         purpose = f"releases for the study {self.study.terms.name!r} ({self.study.terms.identity[:8]})"
-        plan, entries = draft.replace(purpose=purpose), self.ledger.entries
-        held = [one for one in entries if _kind(one.plan) == _kind(plan)]
+        self._releases, self._plan = draft.num_releases // self.rounds, draft.replace(purpose=purpose)
+        if self.epsilon is None:
+            return
+        entries = self.ledger.entries
+        held = [one for one in entries if _kind(one.plan) == _kind(self._plan)]
         others = [one for one in entries if one not in held]
-        self._others, events = sum(one.steps for one in others), [one.dp_event for one in others]
-        self._epsilon_after: Callable[[int], float] = lambda steps: math.inf
-        if self.epsilon is not None:
-            if held:  # This hospital's process was stopped and comes back.
-                plan = held[0].plan.replace(num_releases=plan.num_releases)
-            else:
-                self.num_calibrations += 1
-                mechanism = plan.replace(purpose=None, num_records=None)
-                found = _calibrated(mechanism, self.epsilon, self.delta, tuple(events))
-                plan = found.replace(purpose=plan.purpose, num_records=plan.num_records)
-            self._epsilon_after = _curve(
-                plan.replace(purpose=None, num_records=None), self.delta, self._releases, tuple(events)
-            )
-        self._plan = plan
+        self._others, events = sum(one.steps for one in others), tuple(one.dp_event for one in others)
+        # Without names, so that hospitals of one simulation share what is computed.
+        if held:
+            plan = held[0].plan.replace(purpose=None, num_records=None, num_releases=draft.num_releases)
+        else:
+            self.num_calibrations += 1
+            plan = _calibrated(draft.replace(num_records=None), self.epsilon, self.delta, events)
+        self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
+        self._curve = _curve(plan, self.delta, self._releases, events)
 
     # ------------------------------------------------------------------ in each round
 
@@ -132,8 +126,7 @@ class Hospital:
           MessageError: the message is refused; nothing was spent.
         """
         task = Task.from_bytes(message, self.study.terms)
-        if task.hospital != self.name:
-            raise MessageError(f"the task is for {task.hospital!r}, and this is {self.name!r}.")
+        need(task.hospital == self.name, f"the task is for {task.hospital!r}, and this is {self.name!r}.")
         with self._lock:
             if task.request not in self._last:
                 self._last = {task.request: self.refine(task).to_bytes()}
@@ -141,51 +134,46 @@ class Hospital:
 
     def refine(self, task: Task) -> Reply:
         """Refines the factor against a task's cavity; declines, before any work, where the budget does not allow it."""
+        change, reason = None, ""
         try:
-            reservation = self._reserve()
+            with self._round():
+                change = self._change(task)
         except BudgetExhaustedError as error:
             reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"
-            return self._reply(task, None, reason)
-        change = self._change(task)
-        if reservation is not None:
-            self.ledger.confirm(reservation)
-        return self._reply(task, change)
+        return Reply(task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason)
 
-    def _reserve(self) -> int | None:
-        """Charges one round."""
+    def _round(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that charges one round before its body runs."""
         if self.epsilon is None:
-            return None
-        left = self.rounds_left
-        if not left:
+            return contextlib.nullcontext()
+        if not self.rounds_left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan, budget = self._plan.replace(num_releases=left * self._releases), [(self.epsilon, self.delta)]
-        return self.ledger.reserve(plan, self._releases, seeded=self._seed is not None, budgets=budget)
-
-    def _charged(self) -> int:
-        one = self._plan.replace(num_releases=1)
-        return sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
+        plan, budget = self._plan.replace(num_releases=self.rounds_left * self._releases), (self.epsilon, self.delta)
+        return self.ledger.reserved(plan, self._releases, seeded=self._seed is not None, budgets=[budget])
 
     def _change(self, task: Task) -> Factor:
-        return self._refiner.refine(task, task.cavity, self._mechanism, self._tensors)
-
-    def _reply(self, task: Task, change: Factor | None, reason: str = "") -> Reply:
-        return Reply(task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason)
+        return self._refiner.refine(task.posterior, task.cavity, self._mechanism, self._tensors)
 
     # ------------------------------------------------------------------ what was spent
 
     @property
     def spent(self) -> float:
         """Epsilon of everything in the ledger so far, at `delta`; never below the exact one."""
+        if self.epsilon is None:
+            return math.inf
         charged = self._charged()
-        planned = charged <= self._plan.num_releases and self.ledger.num_releases == charged + self._others
-        if self.epsilon is not None and not planned:  # Somebody else has used it, or more rounds were allowed before.
-            return self.ledger.epsilon(self.delta)
-        return float(self._epsilon_after(charged))
+        if charged > self._plan.num_releases or self.ledger.num_releases != charged + self._others:
+            return self.ledger.epsilon(self.delta)  # More rounds were allowed before, or others have used the ledger.
+        return float(self._curve(charged))
 
     @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
         return max(0, self.rounds - self._charged() // self._releases)
+
+    def _charged(self) -> int:
+        one = self._plan.replace(num_releases=1)
+        return sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""
@@ -206,10 +194,9 @@ def _calibrated(plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[D
 
 @functools.lru_cache(maxsize=64)
 def _curve(plan: PrivacyPlan, delta: float, every: int, events: tuple[DpEvent, ...]) -> EpsilonCurve:
-    """Returns epsilon over a plan's releases: the same for hospitals of one plan, which a simulation has many of."""
     return EpsilonCurve(plan, events, delta, checkpoints=range(every, plan.num_releases + 1, every))
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
-    """Returns all of a plan that an interruption leaves as it is: neither noise nor number of releases."""
+    """Returns the parts of a plan that a hospital which comes back must find again: neither noise nor number of releases."""
     return plan.purpose, plan.sampling, plan.neighboring_relation, plan.sensitivity, plan.accountant, plan.num_records

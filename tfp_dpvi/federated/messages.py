@@ -1,43 +1,111 @@
-"""Messages between a server and its hospitals: a line of JSON and float64 numbers of a size that the study fixes.
+"""Messages between a server and its hospitals, and the terms that both agree on beforehand.
 
-Nothing is unpickled, and nothing is read that is longer than the study says.
+A message is a line of JSON followed by float64 numbers, of a size that the terms fix. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
-from typing import Any, ClassVar
+import os
+import pathlib
+from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
-from tfp_dpvi.federated.terms import Terms
 
 _MAGIC = b"tfp_dpvi federated 1\n"
 _MOST_HEADER = 4096
+_MOST_TEXT = 300
 _DTYPE = "<f8"
 
 
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The public numbers of a study: all that its server needs.
+
+    Attributes:
+      name: of the study.
+      prior: the prior over the unconstrained parameters, or the normal that stands for one which is not normal there.
+      local_steps: private steps of a hospital in one round.
+      privacy: "worker" or "messages": where the noise is added.
+      most_change: the largest norm of a hospital's change that the server takes, of all natural parameters together.
+      setup: a digest of the model and of the hospitals' settings, so that studies are not mixed up.
+    """
+
+    name: str
+    prior: Factor
+    local_steps: int = 20
+    privacy: str = "worker"
+    most_change: float = 1e7
+    setup: str = ""
+
+    def __post_init__(self) -> None:
+        check.text("name", self.name, "pass the name of the study")
+        if not self.prior.proper:
+            raise ValueError("prior is no normal distribution: its precision must be positive definite.")
+        object.__setattr__(self, "local_steps", check.count("local_steps", self.local_steps, 1))
+        object.__setattr__(self, "most_change", check.positive("most_change", self.most_change))
+        check.one_of("privacy", self.privacy, ("worker", "messages"))
+
+    @property
+    def floor(self) -> np.ndarray:
+        """Half of the prior's precision; the posterior's stays above it."""
+        return self.prior.precision / 2.0
+
+    @property
+    def identity(self) -> str:
+        """A digest of the terms, which every message carries."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the longest message."""
+        return len(_MAGIC) + _MOST_HEADER + 2 * _size(self.prior)
+
+    def to_json(self) -> dict[str, object]:
+        """Returns a JSON-ready dictionary."""
+        prior = {"shift": self.prior.shift.tolist(), "precision": self.prior.precision.tolist()}
+        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, "prior": prior}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the terms to a file, for a server and hospitals elsewhere."""
+        pathlib.Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Terms:
+        """Reads what `save` wrote."""
+        held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        return cls(**{**held, "prior": Factor(**held["prior"])})
+
+
 class MessageError(ValueError):
-    """A message is refused; the receiver's state is unchanged."""
+    """Raised for a message that is refused; the receiver's state is unchanged."""
+
+
+def need(holds: bool, otherwise: str) -> None:
+    """Raises `MessageError` with the sentence `otherwise` unless a condition holds."""
+    if not holds:
+        raise MessageError(otherwise)
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Asks a hospital to refine its factor.
+    """A server's request that a hospital refine its factor.
 
     Attributes:
       study: the identity of the terms.
-      hospital: to whom.
-      request: a name that the server gives once; a request that is repeated is answered alike and charged once.
+      hospital: its name.
+      request: a name that the server gives once; a repeated request is answered alike and charged once.
       number: how often the hospital was asked before.
       posterior: the present posterior.
       cavity: the posterior without the hospital's own factor; it may be improper.
     """
 
-    kind: ClassVar[str] = "task"
     study: str
     hospital: str
     request: str
@@ -47,35 +115,28 @@ class Task:
 
     def to_bytes(self) -> bytes:
         """Returns the message."""
-        return _pack(self, [self.posterior, self.cavity])
+        return _pack("task", self, [self.posterior, self.cavity])
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Task:
         """Reads a message; raises `MessageError`."""
-        header, factors = _unpack(message, cls.kind, terms)
-        if len(factors) != 2:
-            raise MessageError(f"a task has a posterior and a cavity, and this message {len(factors)} factors.")
-        if not factors[0].proper:
-            raise MessageError("the posterior of the task is no normal distribution.")
-        return cls(*_named(header), posterior=factors[0], cavity=factors[1])
+        header, factors = _unpack("task", message, terms)
+        need(len(factors) == 2, f"a task has a posterior and a cavity, and this message {len(factors)} factors.")
+        need(factors[0].proper, "the posterior of the task is no normal distribution.")
+        return cls(*_common(header), *factors)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A hospital's answer to a task.
+    """A hospital's answer to a task, whose first four attributes it repeats.
 
     Attributes:
-      study: see `Task`, and so are `hospital`, `request` and `number`.
-      hospital: from whom.
-      request: that of the task.
-      number: that of the task.
-      change: what the hospital's factor and the posterior are to be multiplied by, before damping; None: declined.
+      change: the factor by which to multiply the hospital's factor and the posterior, before damping; None if it declines.
       epsilon: what the hospital states to have spent so far; infinite where nothing is private.
       delta: of its epsilon.
       reason: why it declines.
     """
 
-    kind: ClassVar[str] = "reply"
     study: str
     hospital: str
     request: str
@@ -87,25 +148,23 @@ class Reply:
 
     def to_bytes(self) -> bytes:
         """Returns the message."""
-        more = {"epsilon": repr(float(self.epsilon)), "delta": repr(float(self.delta)), "reason": self.reason[:300]}
-        return _pack(self, [] if self.change is None else [self.change], **more)
+        stated = {"epsilon": repr(float(self.epsilon)), "delta": repr(float(self.delta))}
+        factors = [] if self.change is None else [self.change]
+        return _pack("reply", self, factors, **stated, reason=self.reason[:_MOST_TEXT])
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Reply:
         """Reads a message; raises `MessageError`."""
-        header, factors = _unpack(message, cls.kind, terms)
-        if len(factors) > 1:
-            raise MessageError(f"a reply has one change or none, and this message {len(factors)} factors.")
+        header, factors = _unpack("reply", message, terms)
+        need(len(factors) <= 1, f"a reply has one change or none, and this message {len(factors)} factors.")
         reason = header.get("reason", "")
-        if not isinstance(reason, str) or len(reason) > 300:
-            raise MessageError("reason is not a short text.")
+        need(isinstance(reason, str) and len(reason) <= _MOST_TEXT, "reason is not a short text.")
         epsilon, delta = _number(header, "epsilon"), _number(header, "delta")
-        change = factors[0] if factors else None
-        if change is not None and change.norm > terms.most_change:
-            raise MessageError(
-                f"the change has norm {change.norm:.4g}, and the study takes at most most_change={terms.most_change:g}."
-            )
-        return cls(*_named(header), change, epsilon, delta, reason)
+        change, most = factors[0] if factors else None, terms.most_change
+        if change is not None:
+            norm = change.norm
+            need(norm <= most, f"the change has norm {norm:.4g}, and the study takes at most most_change={most:g}.")
+        return cls(*_common(header), change, epsilon, delta, reason)
 
 
 def _number(header: dict[str, Any], name: str) -> float:
@@ -113,74 +172,62 @@ def _number(header: dict[str, Any], name: str) -> float:
         value = float(header[name])
     except (KeyError, TypeError, ValueError):
         raise MessageError(f"{name} is not a number.") from None
-    if not value >= 0.0:
-        raise MessageError(f"{name}={value} must be at least 0.")
+    need(value >= 0.0, f"{name}={value} must be at least 0.")
     return value
 
 
-def _named(header: dict[str, Any]) -> tuple[str, str, str, int]:
+def _common(header: dict[str, Any]) -> tuple[str, str, str, int]:
     return header["study"], header["hospital"], header["request"], header["number"]
 
 
-def _pack(message: Task | Reply, factors: list[Factor], **more: str) -> bytes:
-    header = {
-        "kind": message.kind,
-        "study": message.study,
-        "hospital": message.hospital,
-        "request": message.request,
-        "number": message.number,
-        "dtype": _DTYPE,
-        "shapes": [[*map(list, (one.shift.shape, one.precision.shape))] for one in factors],
-        **more,
-    }
-    parts = [part for one in factors for part in (one.shift, one.precision)]
-    line = json.dumps(header).encode() + b"\n"
-    return _MAGIC + line + b"".join(part.astype(_DTYPE).tobytes() for part in parts)
+def _pack(kind: str, message: Task | Reply, factors: list[Factor], **more: str) -> bytes:
+    names = ("study", "hospital", "request", "number")
+    shapes = [[list(one.shift.shape), list(one.precision.shape)] for one in factors]
+    common = {name: getattr(message, name) for name in names}
+    header = {"kind": kind, **common, **more, "dtype": _DTYPE, "shapes": shapes}
+    numbers = [part.astype(_DTYPE).tobytes() for one in factors for part in (one.shift, one.precision)]
+    return b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *numbers])
 
 
-def _unpack(message: bytes, kind: str, terms: Terms) -> tuple[dict[str, Any], list[Factor]]:
-    prior = terms.prior
-    size = 8 * (prior.shift.size + prior.precision.size)
-    most = len(_MAGIC) + _MOST_HEADER + 2 * size
-    if not isinstance(message, bytes):
-        raise MessageError(f"the message is a {type(message).__name__}, not bytes.")
-    if len(message) > most:
-        raise MessageError(f"the message has {len(message)} bytes; the study's have at most {most}.")
-    if not message.startswith(_MAGIC):
-        raise MessageError("the message is not of this library's format, version 1.")
-    end = message.find(b"\n", len(_MAGIC), len(_MAGIC) + _MOST_HEADER)
+def _unpack(kind: str, message: bytes, terms: Terms) -> tuple[dict[str, Any], list[Factor]]:
+    """Returns a message's header, its common fields checked, and its factors."""
+    need(isinstance(message, bytes), f"the message is a {type(message).__name__}, not bytes.")
+    need(
+        len(message) <= terms.most_bytes,
+        f"the message has {len(message)} bytes, the study's at most {terms.most_bytes}.",
+    )
+    need(message.startswith(_MAGIC), "the message is not of this library's format, version 1.")
+    line, _, numbers = message[len(_MAGIC) :].partition(b"\n")
     try:
-        header = json.loads(message[len(_MAGIC) : end]) if end > 0 else None
+        header = json.loads(line[:_MOST_HEADER])
     except (ValueError, RecursionError):
         header = None
-    if not isinstance(header, dict) or header.get("kind") != kind:
-        raise MessageError(f"the message is no {kind}.")
-    if header.get("study") != terms.identity:
-        raise MessageError(f"study={header.get('study')!r} is not this one ({terms.identity}).")
+    need(isinstance(header, dict) and header.get("kind") == kind, f"the message is no {kind}.")
+    study, number, dtype = header.get("study"), header.get("number"), header.get("dtype")
+    need(study == terms.identity, f"study={study!r:.99} is not this one ({terms.identity}).")
     for name in ("hospital", "request"):
-        if not isinstance(header.get(name), str) or not header[name].isprintable() or len(header[name]) > 200:
-            raise MessageError(f"{name} is not a short text.")
-    if type(header.get("number")) is not int or header["number"] < 0:
-        raise MessageError(f"number={header.get('number')!r} is not a count.")
-    if header.get("dtype") != _DTYPE:
-        raise MessageError(f"dtype={header.get('dtype')!r} is not {_DTYPE!r}.")
-    return header, _factors(message[end + 1 :], header.get("shapes"), prior, size)
+        text = header.get(name)
+        need(isinstance(text, str) and text.isprintable() and len(text) <= _MOST_TEXT, f"{name} is not a short text.")
+    need(type(number) is int and number >= 0, f"number={number!r:.99} is not a count.")
+    need(dtype == _DTYPE, f"dtype={dtype!r:.99} is not {_DTYPE!r}.")
+    return header, _factors(numbers, header.get("shapes"), terms.prior)
 
 
-def _factors(numbers: bytes, shapes: object, prior: Factor, size: int) -> list[Factor]:
-    wanted = [list(prior.shift.shape), list(prior.precision.shape)]
+def _size(factor: Factor) -> int:
+    return 8 * (factor.shift.size + factor.precision.size)
+
+
+def _factors(numbers: bytes, shapes: object, prior: Factor) -> list[Factor]:
+    wanted, size = [list(prior.shift.shape), list(prior.precision.shape)], _size(prior)
     if not isinstance(shapes, list) or any(each != wanted for each in shapes):
         raise MessageError(f"shapes={shapes!r:.200} are not those of the study's factors, {wanted}.")
-    if len(numbers) != size * len(shapes):
-        raise MessageError(
-            f"the message holds {len(numbers)} bytes of numbers; {len(shapes)} factors take {size * len(shapes)}."
-        )
-    found = []
-    for start in range(0, len(numbers), size):
-        values = np.frombuffer(numbers, _DTYPE, count=size // 8, offset=start)
-        shift, precision = values[: prior.num], values[prior.num :].reshape(prior.precision.shape)
-        try:
-            found.append(Factor(shift, precision))
-        except ValueError as error:
-            raise MessageError(str(error)) from None
-    return found
+    stated = size * len(shapes)
+    need(
+        len(numbers) == stated,
+        f"the message holds {len(numbers)} bytes of numbers; {len(shapes)} factors take {stated}.",
+    )
+    values = np.frombuffer(numbers, _DTYPE).reshape(len(shapes), size // 8)
+    try:
+        return [Factor(row[: prior.num], row[prior.num :].reshape(prior.precision.shape)) for row in values]
+    except ValueError as error:
+        raise MessageError(str(error)) from None

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.federated.factors import Factor, product
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan, Sensitivity
 
-_MOST_NOISE = 0.5
+_MOST_NOISE = 0.5  # Of the signal.
 
 
 class MessageHospital(Hospital):
     """One hospital of a study with privacy="messages"; see `Hospital` for the arguments.
 
-    It divides its records at random into the study's shards, refines the factor on each without clip or noise, clips the change of
-    each to `message_clip`, and releases their sum with noise.
+    It divides its records at random into the study's shards, refines the factor on each without clip or noise, clips the
+    change of each to `message_clip`, and releases their sum with noise.
 
     Raises:
       ValueError: the noise would drown the signal; and as `Hospital`.
@@ -32,91 +33,83 @@ class MessageHospital(Hospital):
     not remove it). The noise is that of this message alone: what other hospitals add is not counted on.
     """
 
-    def _begin(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
-        checked = self._refiner.data(x, y, num_records).records
-        self.num_records = num_records or checked.num
-        plan = PrivacyPlan(
-            FullBatch(),
-            1.0,
-            self.rounds,
-            self._relation,
-            Sensitivity(2.0, 2.0),
-            "pld",
-            self.study.message_clip,
-            self.num_records,
-        )
-        self._calibrate(plan)
-        if self.epsilon is not None:
-            self._check_feasible(self._plan.deviation)
-        self._rng = np.random.default_rng(self._seed)
-        number = self.study.num_shards
-        size = shard_size(self.num_records, number)
-        shards = divide(checked.x, checked.y, assign(checked.num, number, self._rng), number, size)
-        shapes = [self._refiner.data(shard["x"], shard["y"], size, shard["weight"]) for shard in shards]
-        self._mechanism = self._refiner.mechanism(shapes[0], self._relation)
-        self._parts = [each.tensors for each in shapes]
-        self._refiner.steps_for(self._mechanism, self._parts[0])
-
-    def _check_way(self) -> None:
+    def _prepare(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
         if self._refiner.private:
             raise ValueError(
                 "privacy='messages' goes with local steps without clip and noise: give the study an optimizer of clip math.inf and "
                 "noise multiplier 0."
             )
+        records, number = self._refiner.data(x, y, num_records).records, self.study.num_shards
+        self.num_records, self._messages = num_records or records.num, 0
+        draft = PrivacyPlan(FullBatch(), 1.0, self.rounds, self._relation, Sensitivity(2.0, 2.0), "pld", self._clip)
+        self._calibrate(draft.replace(num_records=self.num_records))
+        if self.epsilon is not None:
+            self._check_feasible()
+        size = shard_size(self.num_records, number)
+        shards = divide(
+            records.x, records.y, assign(records.num, number, np.random.default_rng(self._seed)), number, size
+        )
+        parts = [self._refiner.data(each["x"], each["y"], size, each["weight"]) for each in shards]
+        self._mechanism = self._refiner.mechanism(parts[0], self._relation)
+        self._parts = [each.tensors for each in parts]
+        self._refiner.trace(self._mechanism, self._parts[0])
 
-    def _check_feasible(self, deviation: float) -> None:
+    @property
+    def _clip(self) -> float:
+        return float(self.study.message_clip or math.inf)
+
+    def _check_feasible(self) -> None:
         study, prior = self.study, self.study.terms.prior
         length = prior.num + (prior.num * (prior.num + 1) // 2 if prior.full_rank else prior.num)
-        clip = float(study.message_clip or math.inf)
-        noise = deviation * math.sqrt(length * study.num_hospitals)
-        signal = clip * study.num_shards * study.num_hospitals
+        noise = self._plan.deviation / self._clip * math.sqrt(length * study.num_hospitals)
+        signal = study.num_shards * study.num_hospitals
         if noise > _MOST_NOISE * signal:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: over {study.num_hospitals} hospitals the noise has length {noise / clip:.3g} C, and {study.num_shards} "
-                f"shards each make a signal of at most {signal / clip:.3g} C, of which it may be half.\nUse privacy='worker', or more shards."
+                f"epsilon={self.epsilon:g}: over {study.num_hospitals} hospitals the noise has length {noise:.3g} C, and {study.num_shards} "
+                f"shards each make a signal of at most {signal} C, of which it may be half.\nUse privacy='worker', or more shards."
             )
 
     def _change(self, task: Task) -> Factor:
         total = self._clipped_sum(task)
         if self.epsilon is None:
             return total
-        deviation = self._plan.deviation
-        shift = self._rng.normal(scale=deviation, size=total.num)
-        precision = self._rng.normal(scale=deviation, size=total.precision.shape)
+        # C10: a fresh key for every message; of a seed's one key, no number comes twice.
+        key = _random.fold_in(tf.constant(_random.new_key(self._seed)), tf.constant(self._messages))
+        self._messages += 1
+        shapes = [total.shift.shape, total.precision.shape]
+        shift, precision = (self._plan.deviation * part.numpy() for part in _random.normals(key, shapes, tf.float64))
         if total.full_rank:  # The upper half is what is released: no longer than the matrix, and noisy as a whole.
             precision = np.triu(precision) + np.triu(precision, 1).T
         return total * Factor(shift, precision)
 
     def _clipped_sum(self, task: Task) -> Factor:
         """Returns the sum over shards of clipped changes, each against the posterior without that shard's share of the factor."""
-        own = (task.posterior / task.cavity) ** (1.0 / len(self._parts))
-        changes = [self._refiner.refine(task, task.posterior / own, self._mechanism, part) for part in self._parts]
-        bound = float(self.study.message_clip or math.inf)
-        return product([change ** min(1.0, bound / max(change.norm, 1e-300)) for change in changes])
+        cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self._parts))
+        changes = [self._refiner.refine(task.posterior, cavity, self._mechanism, part) for part in self._parts]
+        return product([change ** min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes])
 
 
 def assign(num: int, num_shards: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns a shard for each record: independent draws, and no division into equal parts, where one record moves others."""
+    """Returns a shard for each record, by independent draws: in a division into equal parts one record moves others."""
     return rng.integers(num_shards, size=num)
 
 
 def divide(x: Structure, y: Structure | None, shards: np.ndarray, num_shards: int, size: int) -> list[dict[str, Any]]:
-    """Returns records of each shard as arguments of `fit`, padded to a size that is public with records of weight 0.
+    """Returns the records of each shard as arguments of `fit`, padded to a public size with records of weight 0.
 
-    What does not fit is left out: at the size of `shard_size`, a record in 1e14.
+    Records beyond that size are left out: at the size of `shard_size`, one in 1e14.
     """
     parts = []
     for number in range(num_shards):
         rows = np.flatnonzero(shards == number)[:size]
         padded = np.concatenate([rows, np.zeros(size - len(rows), int)])
-        pick = lambda part, padded=padded: np.asarray(part)[padded]  # noqa: E731
-        weight = (np.arange(size) < len(rows)).astype(np.float32)
-        taken = {"x": tf.nest.map_structure(pick, x), "y": None if y is None else tf.nest.map_structure(pick, y)}
-        parts.append({**taken, "weight": weight})
+        pick = lambda part, rows=padded: None if part is None else np.asarray(part)[rows]  # noqa: E731
+        picked = tf.nest.map_structure(pick, {"x": x, "y": y})
+        parts.append({**picked, "weight": (np.arange(size) < len(rows)).astype(np.float32)})
     return parts
 
 
 def shard_size(num_records: int, num_shards: int) -> int:
-    """Returns a number of records that a shard of so many hardly ever exceeds, from public numbers alone."""
+    """Returns a number of records that a shard hardly ever exceeds, from public numbers alone."""
     mean = num_records / num_shards
     return min(num_records, math.ceil(mean + 8.0 * math.sqrt(mean) + 8.0))

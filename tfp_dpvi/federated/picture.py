@@ -13,38 +13,33 @@ _MOST = 6  # Parameters that are shown.
 
 
 def draw(rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-    """Draws the posterior and each hospital's factor over rounds; raises `ImportError` without matplotlib."""
+    """Draws the posterior and each hospital's factor over updates; see `History.plot`."""
     try:
         from matplotlib import figure
     except ImportError as error:
         raise ImportError("a picture needs matplotlib: pip install matplotlib.") from error
     if not rounds:
         raise ValueError("rounds is empty: no update of the posterior was made.")
-    number = np.arange(1, len(rounds) + 1)
-    posterior = rounds[-1].posterior
-    shown = range(min(_MOST, posterior.num))
     page = figure.Figure(figsize=(11, 7), layout="constrained")
-    axes = page.subplots(2, 2)
+    parameters, factors, epsilon, evaluation = page.subplots(2, 2).flat
+    updates = np.array([one.number for one in rounds])
     means, spreads = (np.array([getattr(one.posterior, each) for one in rounds]) for each in ("mean", "stddev"))
-    for one in shown:
-        label = names[one] if names else f"z[{one}]"
-        axes[0, 0].errorbar(number + 0.06 * one, means[:, one], spreads[:, one], label=label, capsize=2)
-    axes[0, 0].set(title="posterior: mean and standard deviation", xlabel="update")
-    axes[0, 0].legend(fontsize="small")
+    for at in range(min(_MOST, means.shape[1])):
+        label = names[at] if names else f"z[{at}]"
+        parameters.errorbar(updates + 0.06 * at, means[:, at], spreads[:, at], label=label, capsize=2)
     for hospital in rounds[-1].factors:
-        has = [(n, one.factors[hospital]) for n, one in zip(number, rounds, strict=True) if hospital in one.factors]
-        precision = [np.trace(f.precision) if f.full_rank else f.precision.sum() for _, f in has]
-        axes[0, 1].plot([n for n, _ in has], precision, label=hospital)
-        axes[1, 0].plot(number, [one.epsilon.get(hospital, 0.0) for one in rounds], label=hospital)
-    axes[0, 1].set(title="total precision of each hospital's factor", xlabel="update")
-    axes[0, 1].legend(fontsize="small")
-    axes[1, 0].set(title="epsilon that each hospital states", xlabel="update")
-    values = [np.nan if one.evaluation is None else one.evaluation for one in rounds]
-    axes[1, 1].plot(number, [one.guard for one in rounds], "k:", label="guard")
-    axes[1, 1].set(title="public evaluation, and the guard", xlabel="update")
-    if np.isfinite(values).any():
-        other = axes[1, 1].twinx()
-        other.plot(number, values, label="evaluation")
-        other.set_ylabel("evaluation")
-    axes[1, 1].set_ylabel("guard")
+        having = [one for one in rounds if hospital in one.factors]
+        found = [one.factors[hospital] for one in having]
+        total = [np.trace(factor.precision) if factor.full_rank else factor.precision.sum() for factor in found]
+        factors.plot([one.number for one in having], total, label=hospital)
+        epsilon.plot(updates, [one.epsilon.get(hospital, 0.0) for one in rounds], label=hospital)
+    evaluation.plot(updates, [one.guard for one in rounds], "k:", label="guard")
+    if rounds[-1].evaluation is not None:
+        evaluation.twinx().plot(updates, [one.evaluation for one in rounds], label="evaluation")
+    parameters.set(title="posterior: mean and standard deviation", xlabel="update")
+    factors.set(title="total precision of each hospital's factor", xlabel="update")
+    epsilon.set(title="epsilon that each hospital states", xlabel="update")
+    evaluation.set(title="guard (dotted) and public evaluation", xlabel="update")
+    parameters.legend(fontsize="small")
+    factors.legend(fontsize="small")
     page.savefig(path, dpi=110)

@@ -15,8 +15,7 @@ from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.local import Refiner
 from tfp_dpvi.federated.on_messages import MessageHospital
-from tfp_dpvi.federated.picture import draw
-from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Synchronous
+from tfp_dpvi.federated.schedules import Schedule, Synchronous
 from tfp_dpvi.federated.server import Round, Server
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import PrivacyReport
@@ -31,7 +30,7 @@ class History:
     Attributes:
       rounds: one entry for each update of the posterior.
       posterior: the last one's factor; `study.posterior` makes a TFP distribution of it.
-      epsilon: what each hospital states to have spent.
+      epsilon: of each hospital, as it states.
       retired: hospitals that declined, and why.
       refused: messages that the server refused.
       reports: a privacy report for each private hospital.
@@ -45,17 +44,23 @@ class History:
     reports: dict[str, PrivacyReport]
 
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-        """Draws the factors over rounds, the guard, epsilon and the public evaluation; needs matplotlib.
+        """Draws the first six parameters, each hospital's factor and epsilon, the guard and the evaluation over updates.
 
         Args:
           path: of the picture.
           names: of the parameters.
+
+        Raises:
+          ImportError: there is no matplotlib.
+          ValueError: the posterior was never updated.
         """
+        from tfp_dpvi.federated.picture import draw
+
         draw(self.rounds, path, names)
 
 
 def hospital_of(study: Study, x: Structure, y: Structure | None = None, **settings: Any) -> Hospital:
-    """Returns a hospital of the study's way of privacy; arguments as of `Hospital`."""
+    """Returns a hospital with the study's kind of privacy; arguments as of `Hospital`."""
     kind = MessageHospital if study.terms.privacy == "messages" else Hospital
     return kind(study, x, y, **settings)
 
@@ -88,57 +93,45 @@ def simulate(
       A `History`.
     """
     schedule = Synchronous() if schedule is None else schedule
-    named = (
-        hospitals if isinstance(hospitals, Mapping) else {f"hospital {n + 1}": one for n, one in enumerate(hospitals)}
-    )
+    if not isinstance(hospitals, Mapping):
+        hospitals = {f"hospital {number}": one for number, one in enumerate(hospitals, 1)}
     refiner, made = Refiner(study, seed), {}
-    for name, one in named.items():
+    settings = {"epsilon": epsilon, "delta": delta, "rounds": schedule.rounds, "refiner": refiner}
+    for number, (name, one) in enumerate(hospitals.items()):
         if isinstance(one, Hospital):
             made[one.name] = one
         else:
-            settings = {"epsilon": epsilon, "delta": delta, "rounds": schedule.rounds, "refiner": refiner, "seed": seed}
-            made[name] = hospital_of(study, *one, name=name, **settings)
+            own = None if seed is None else seed + number
+            made[name] = hospital_of(study, *one, name=name, seed=own, **settings)
     refine_prior = None if study.normal_prior else study.refine_prior
     server = Server(study.terms, made, schedule, evaluate=evaluate, refine_prior=refine_prior)
-    _play(server, made, _bar(schedule, len(made), verbose), np.random.default_rng(seed))
+    _play(server, made, verbose, np.random.default_rng(seed))
     reports = {name: one.privacy_report() for name, one in made.items() if one.epsilon is not None}
     return History(server.history, server.posterior, server.epsilon, server.retired, server.refused, reports)
 
 
-def _play(
-    server: Server, hospitals: dict[str, Hospital], show: Callable[[Server], None], rng: np.random.Generator
-) -> None:
+def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator) -> None:
     """Runs a study to its end. Asynchronous hospitals take random times, each about its own mean."""
-    together = not isinstance(server.schedule, Asynchronous)
-    pace = {name: rng.uniform(0.5, 2.0) for name in hospitals}
+    bar = keras.utils.Progbar(
+        server.schedule.rounds * len(hospitals),
+        verbose=verbose,
+        unit_name="reply",
+        stateful_metrics=["epsilon", "guard", "evaluation"],
+    )
+    pace = {name: 0.0 if server.schedule.waits else rng.uniform(0.5, 2.0) for name in hospitals}
     under_way: list[tuple[float, int, str, bytes, str]] = []
-    clock, count = 0.0, 0
+    clock, sent, answered = 0.0, 0, 0
     while not server.finished:
         for task in server.due():
-            takes = 0.0 if together else pace[task.hospital] * rng.exponential()
-            heapq.heappush(under_way, (clock + takes, count, task.hospital, task.to_bytes(), task.request))
-            count += 1
+            arrival = clock + pace[task.hospital] * rng.exponential()
+            heapq.heappush(under_way, (arrival, sent, task.hospital, task.to_bytes(), task.request))
+            sent += 1
         clock, _, name, message, request = heapq.heappop(under_way)
         server.receive(name, hospitals[name].answer(message))
-        server.give_up(request)  # If it was refused: nobody answers twice here.
-        show(server)
-
-
-def _bar(schedule: Schedule, num_hospitals: int, verbose: int) -> Callable[[Server], None]:
-    if not verbose:
-        return lambda server: None
-    bar = keras.utils.Progbar(
-        schedule.rounds * num_hospitals, unit_name="reply", stateful_metrics=["epsilon", "evaluation", "guard"]
-    )
-    done = [0]
-
-    def show(server: Server) -> None:
-        done[0] += 1
-        shown = [("epsilon", max(server.epsilon.values(), default=0.0))]
+        server.give_up(request)  # A refused reply is not repeated here.
+        answered += 1
+        shown = {"epsilon": max(server.epsilon.values(), default=0.0)}
         if server.history:
             last = server.history[-1]
-            shown.append(("guard", last.guard))
-            shown += [] if last.evaluation is None else [("evaluation", last.evaluation)]
-        bar.update(done[0], shown, finalize=server.finished)
-
-    return show
+            shown |= {"guard": last.guard} | ({} if last.evaluation is None else {"evaluation": last.evaluation})
+        bar.update(answered, shown.items(), finalize=server.finished)

@@ -9,21 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.optimize
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, function_of_model, keras, tf, tfd
-from tfp_dpvi.federated.factors import Factor
-from tfp_dpvi.federated.terms import Terms
+from tfp_dpvi.federated.factors import Factor, guard
+from tfp_dpvi.federated.messages import Terms
 from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.predictive import PosteriorPredictive, as_graph
+from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.optimizers import DPOptimizer
 from tfp_dpvi.posterior import gaussian_prior
 
-FAMILIES = ("mean_field", "full_rank")
 _PRIOR_DRAWS = 4000
-_SITE_DRAWS = 128
+_SITE_STEPS = 100
 
 
 class Study:
@@ -32,8 +30,8 @@ class Study:
     Args:
       prior: TFP distribution over the parameters; the same at every hospital.
       likelihood: see `DPVI`.
-      optimizer: a DP-Keras optimizer with the clip, such as `DPKerasAdamOptimizer(...)`: how hospitals refine their
-        factors. Each makes one of its own from its configuration, and starts it afresh in each round.
+      optimizer: a DP-Keras optimizer with the clip, such as `DPKerasAdamOptimizer(...)`. Each hospital makes its own from
+        its configuration, and starts it afresh in each round.
       name: of the study.
       family: "mean_field" or "full_rank": independent normals, or a normal with all covariances, over the unconstrained
         parameters.
@@ -51,8 +49,8 @@ class Study:
 
     Attributes:
       terms: the numbers that a server needs.
-      normal_prior: whether the prior is a normal of the family over the unconstrained parameters. If not, a factor stands for
-        it that the server refines, see `refine_prior`.
+      normal_prior: True if the prior is a normal of the family over the unconstrained parameters. If not, a factor stands
+        for it that the server refines, see `refine_prior`.
     """
 
     def __init__(
@@ -73,14 +71,14 @@ class Study:
         num_hospitals: int = 1,
         most_change: float = 1e7,
     ) -> None:
-        check.one_of("family", family, FAMILIES)
-        check.one_of("clipping", clipping, ("flat", "paired"))
-        self.prior, self.likelihood, self.family, self.clipping = prior, likelihood, family, clipping
-        self.optimizer = optimizer
+        self.family = check.one_of("family", family, ("mean_field", "full_rank"))
+        self.full_rank = family == "full_rank"
+        self.clipping = check.one_of("clipping", clipping, ("flat", "paired"))
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
-                f"optimizer={self.optimizer!r} is no DP-Keras optimizer; pass for instance DPKerasAdamOptimizer."
+                f"optimizer={optimizer!r} is no DP-Keras optimizer; pass for instance DPKerasAdamOptimizer."
             )
+        self.prior, self.likelihood, self.optimizer = prior, likelihood, optimizer
         self.batch_size = None if batch_size is None else check.count("batch_size", batch_size, 1)
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)
         self.num_shards = check.count("num_shards", num_shards, 1)
@@ -92,14 +90,7 @@ class Study:
         self.message_clip = None if message_clip is None else check.positive("message_clip", message_clip)
         self.coordinates = Coordinates(prior)
         stands_for, self.normal_prior = self._prior_factor()
-        self.terms = Terms(
-            name, stands_for, local_steps, privacy=privacy, most_change=most_change, setup=self._digest()
-        )
-
-    @property
-    def full_rank(self) -> bool:
-        """True if precisions are matrices."""
-        return self.family == "full_rank"
+        self.terms = Terms(name, stands_for, local_steps, privacy, most_change, self._digest())
 
     def _digest(self) -> str:
         """Returns a digest of the settings that hospitals must share; functions go by their names."""
@@ -111,15 +102,15 @@ class Study:
     # ------------------------------------------------------------------ the prior
 
     def _prior_factor(self) -> tuple[Factor, bool]:
-        """Returns the prior over the unconstrained parameters; or a normal of its mean and variances, and False."""
+        """Returns the prior over the unconstrained parameters and True; or a normal of its mean and variances, and False."""
         draws = self.coordinates.prior_draws(_PRIOR_DRAWS)
+        draws = draws[np.isfinite(draws).all(axis=1)]  # A draw at the edge of the support lies at infinity.
         found = gaussian_prior(self._log_prior, draws)
         if found is not None:
             precision = _rounded(found[0], np.abs(found[0]).max())
             diagonal = np.diag(precision)
             shift = _rounded(found[1], np.sqrt(diagonal))
-            independent = not (precision - np.diag(diagonal)).any()
-            if independent or self.full_rank:
+            if self.full_rank or not (precision - np.diag(diagonal)).any():
                 return Factor(shift, precision if self.full_rank else diagonal), True
         mean, variances = _rounded(draws.mean(0), draws.std(0)), _rounded(draws.var(0), draws.var(0))
         return Factor.normal(mean, np.diag(variances) if self.full_rank else variances), False
@@ -139,79 +130,55 @@ class Study:
 
         return function_of_model(with_gradient, reduce_retracing=True)
 
-    # ------------------------------------------------------------------ what is learned
+    def refine_prior(self, cavity: Factor, present: Factor) -> Factor:
+        """Returns the factor that stands for a prior which is not normal, refined: site 0, which touches no record.
+
+        Natural-gradient steps on KL(q || prior x cavity) from q = `cavity * present`, with fixed draws: at the optimum the
+        factor's precision is the mean negative Hessian of the log prior under q, here the slope of its gradients over the
+        draws (Khan and Rue 2023, arXiv:2107.04562).
+        """
+        num = present.num
+        noise = np.random.default_rng(0).normal(size=(max(128, 2 * num), num))
+        noise = np.concatenate([noise, -noise])
+        for _ in range(_SITE_STEPS):
+            q = cavity * present
+            root = np.linalg.cholesky(q.covariance) if self.full_rank else np.diag(q.stddev)
+            away = noise @ root.T
+            gradients = self._log_prior(q.mean + away)[1]
+            if self.full_rank:
+                slope = np.linalg.lstsq(away, gradients, rcond=None)[0]
+                precision = -(slope + slope.T) / 2.0
+                shift = gradients.mean(0) + precision @ q.mean
+            else:
+                precision = -(away * gradients).mean(0) / (away**2).mean(0)
+                shift = gradients.mean(0) + precision * q.mean
+            change = (Factor(shift, precision) / present) ** 0.5
+            present *= change ** guard(q, change, q.precision / 2.0)
+            if change.norm <= 1e-6 * q.norm:
+                break
+        return present
+
+    # ------------------------------------------------------------------ the posterior
 
     def posterior(self, factor: Factor) -> tfd.Distribution:
         """Returns a factor, such as `history.posterior`, as a TFP distribution over the prior's structure."""
+        spread = np.linalg.cholesky(factor.covariance) if self.full_rank else factor.stddev
+        kind = tfd.MultivariateNormalTriL if self.full_rank else tfd.MultivariateNormalDiag
         dtype = surrogates.float_dtype(self.prior).as_numpy_dtype
-        if self.full_rank:
-            base = tfd.MultivariateNormalTriL(
-                factor.mean.astype(dtype), np.linalg.cholesky(factor.covariance).astype(dtype)
-            )
-        else:
-            base = tfd.MultivariateNormalDiag(factor.mean.astype(dtype), factor.stddev.astype(dtype))
-        return tfd.TransformedDistribution(base, self.coordinates.bijector, name="posterior")
-
-    def draws(self, factor: Factor, num: int, seed: int = 0) -> Structure:
-        """Returns draws of the parameters from a factor, in the prior's structure, each part of shape [num, ...]."""
-        z = factor.sample(num, np.random.default_rng(seed))
-        parts = tf.split(tf.constant(z, self.coordinates.dtype), self.coordinates.sizes, axis=-1)
-        return as_graph(lambda: self.coordinates.constrain(parts))
+        normal = kind(factor.mean.astype(dtype), spread.astype(dtype))
+        return tfd.TransformedDistribution(normal, self.coordinates.bijector, name="posterior")
 
     def predictive(self, factor: Factor, x: Structure, *, num_draws: int = 200, seed: int = 0) -> PosteriorPredictive:
         """Returns the posterior predictive distribution at public inputs `x`, from draws."""
-        draws = self.draws(factor, num_draws, seed)
+        draws = posterior_draws(self.posterior(factor), num_draws, seed)
         return PosteriorPredictive(lambda params: self.likelihood(params, x), draws, num_draws)
 
     def mean_log_likelihood(self, factor: Factor, x: Structure, y: Structure, *, num_draws: int = 200) -> float:
         """Returns the mean posterior predictive log density of public records, for `simulate(evaluate=)`."""
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
 
-    # ------------------------------------------------------------------ the prior's own factor
-
-    def refine_prior(self, cavity: Factor, present: Factor) -> Factor:
-        """Returns the factor that stands for a prior which is not normal, refined: site 0, which touches no record.
-
-        Minimises KL(q || prior x cavity) over the family, with fixed draws, from `cavity * present`.
-        """
-        start = cavity * present
-        root = np.linalg.cholesky(start.covariance) if self.full_rank else np.diag(start.stddev)
-        noise = np.random.default_rng(0).normal(size=(_SITE_DRAWS, start.num))
-        noise = np.concatenate([noise, -noise])
-        rows, columns = np.tril_indices(start.num) if self.full_rank else (np.arange(start.num),) * 2
-        diagonal = rows == columns
-        precision = cavity.precision if self.full_rank else np.diag(cavity.precision)
-
-        def unpack(vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Returns mean and lower root: of the start's units, so that 0 is the start."""
-            lower = np.zeros((start.num, start.num))
-            lower[rows, columns] = np.where(
-                diagonal, np.exp(np.clip(vector[start.num :], -9.0, 9.0)), vector[start.num :]
-            )
-            return start.mean + root @ vector[: start.num], root @ lower
-
-        def objective(vector: np.ndarray) -> tuple[float, np.ndarray]:
-            mean, scale = unpack(vector)
-            values, gradients = self._log_prior(mean + noise @ scale.T)
-            by_mean = precision @ mean - cavity.shift - gradients.mean(0)
-            by_scale = precision @ scale - gradients.T @ noise / len(noise)
-            logs = np.log(np.diag(scale)).sum()
-            value = -values.mean() - logs + 0.5 * np.sum(scale * (precision @ scale))
-            value += 0.5 * mean @ precision @ mean - cavity.shift @ mean
-            by_lower = (root.T @ by_scale)[rows, columns]
-            by_lower = np.where(diagonal, by_lower * np.exp(np.clip(vector[start.num :], -9.0, 9.0)) - 1.0, by_lower)
-            return float(value), np.concatenate([root.T @ by_mean, by_lower])
-
-        found = scipy.optimize.minimize(
-            objective, np.zeros(start.num + len(rows)), jac=True, method="L-BFGS-B", options={"maxiter": 200}
-        )
-        mean, scale = unpack(found.x)
-        best = Factor.normal(mean, scale @ scale.T if self.full_rank else np.diag(scale) ** 2)
-        return best / cavity
-
 
 def _rounded(values: np.ndarray, unit: np.ndarray | float) -> np.ndarray:
-    """Returns numbers at nearly float32's precision, zeros as zeros: on all machines the same."""
+    """Returns numbers at nearly float32's precision, zeros as zeros: the same on all machines."""
     kept = np.where(np.abs(values) < 1e-5 * unit, 0.0, values)
-    rounded: np.ndarray = np.vectorize(lambda value: float(f"{value:.6g}"))(kept)
-    return rounded
+    return np.asarray(np.vectorize(lambda value: float(f"{value:.6g}"))(kept))
