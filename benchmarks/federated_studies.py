@@ -316,9 +316,9 @@ RUN = {"adult": run_adult, "coverage": run_coverage, "regression1": run_regressi
 
 
 def run(cell: Cell) -> dict[str, Any]:
-    begun = time.process_time()
+    start = time.process_time()
     found = RUN.get(cell.study, run_network)(cell)
-    return {**cell._asdict(), **found, "cpu_seconds": round(time.process_time() - begun, 2)}
+    return {**cell._asdict(), **found, "cpu_seconds": round(time.process_time() - start, 2)}
 
 
 def summary(rows):
@@ -387,9 +387,9 @@ def main(arguments=None):
     path = options.out / "federated.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if not options.summary:
-        done, begun = {Cell(*(row[field] for field in Cell._fields)) for row in rows}, time.monotonic()
+        done, start = {Cell(*(row[field] for field in Cell._fields)) for row in rows}, time.monotonic()
         for cell in cells(options.studies, options.splits, options.quick):
-            if cell in done or time.monotonic() - begun > 60 * options.minutes:
+            if cell in done or time.monotonic() - start > 60 * options.minutes:
                 continue
             row = {**run(cell), "machine": platform.machine(), "tensorflow": tf.__version__}
             rows.append(row)

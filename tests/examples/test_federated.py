@@ -20,7 +20,7 @@ def _loopback():
 
 
 def test_the_terms_are_those_of_the_study(monkeypatch):
-    """What the server reads is what the hospitals fit."""
+    """Checks that the server's terms are those of the hospitals' study."""
     monkeypatch.syspath_prepend(str(HERE))
     from hospitals.study import TERMS, make_study
 

@@ -37,7 +37,7 @@ def test_a_factor_is_its_normal(case):
 @SETTINGS
 @hypothesis.given(cases)
 def test_products_quotients_and_powers_are_those_of_densities(case):
-    """Up to a constant: differences of log densities between points."""
+    """Compares differences of log densities between points, where constants cancel."""
     seed, num, full_rank = case
     one, other = draw(seed, num, full_rank)[2], draw(seed + 1, num, full_rank)[2]
     z = np.random.default_rng(2).normal(size=(4, num))

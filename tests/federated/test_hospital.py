@@ -268,7 +268,7 @@ def test_the_divergence_to_a_cavity(family):
 
 
 def test_mean_field_cannot_pass_the_floor():
-    """Whatever steps are made, precisions stay above half of the prior's."""
+    """Precisions stay above half of the prior's, however far the variables go."""
     model = LocalModel(Study(prior(), likelihood, adam()))
     for variable in model.trainable_variables:
         variable.assign(1e3 * tf.ones_like(variable))
@@ -336,8 +336,8 @@ def test_a_later_round_is_cheap():
     one = Hospital(study, x, (x[:, 0] > 0).astype("int32"), name="a", epsilon=1.0, rounds=8)
     times = []
     for number in range(8):
-        message, begun = task_of(study, str(number), number).to_bytes(), time.process_time()
+        message, start = task_of(study, str(number), number).to_bytes(), time.process_time()
         one.answer(message)
-        times.append(time.process_time() - begun)
+        times.append(time.process_time() - start)
     assert np.median(times[1:]) <= 0.1, times
     assert len(one.ledger.entries) == 1

@@ -33,6 +33,10 @@ def with_numbers(message, place, value):
     return message[:-size] + numbers.tobytes()
 
 
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
+
+
 BAD = {
     "NaN in the shift": (lambda m: with_numbers(m, 0, np.nan), "not finite"),
     "infinity in the precision": (lambda m: with_numbers(m, 5, np.inf), "not finite"),
@@ -52,15 +56,30 @@ BAD = {
     "no text": (lambda m: m.decode("latin-1"), "not bytes"),
     "empty": (lambda m: b"", "not of this library's format"),
     "a task": (lambda m: edited(m, kind="task"), "is no reply"),
+    "a header that nests deeply": (lambda m: edited(m, shapes=nested(300)), "is no reply"),
+    "a header that is a list": (lambda m: b"\n".join([m.split(b"\n")[0], b"[1]", b""]), "is no reply"),
+    "a header that is no text": (lambda m: b"\n".join([m.split(b"\n")[0], b"\xff\xfe", b""]), "is no reply"),
     "another study": (lambda m: edited(m, study="0" * 32), "is not this one"),
     "epsilon missing": (lambda m: edited(m, epsilon=None), "epsilon is not a number"),
     "epsilon NaN": (lambda m: edited(m, epsilon="nan"), "must be at least 0"),
     "epsilon negative": (lambda m: edited(m, epsilon="-1.0"), "must be at least 0"),
+    "epsilon beyond floats": (lambda m: edited(m, epsilon=10**400), "epsilon is not a number"),
+    "epsilon a list": (lambda m: edited(m, epsilon=[1.0]), "epsilon is not a number"),
+    "delta missing": (lambda m: edited(m, delta=None), "delta is not a number"),
+    "a reason that is no text": (lambda m: edited(m, reason=7), "reason"),
     "a long reason": (lambda m: edited(m, reason="x" * 301), "reason"),
     "no number": (lambda m: edited(m, number=True), "not a count"),
+    "a negative number": (lambda m: edited(m, number=-1), "not a count"),
+    "number missing": (lambda m: edited(m, number=None), "not a count"),
+    "a number with a fraction": (lambda m: edited(m, number=0.5), "not a count"),
     "another round": (lambda m: edited(m, number=1), "not that of the request"),
     "an unknown hospital": (lambda m: edited(m, hospital="c"), "is signed 'c'"),
     "a name of control characters": (lambda m: edited(m, hospital="a\x1b[2J"), "not a short text"),
+    "hospital missing": (lambda m: edited(m, hospital=None), "hospital is not a short text"),
+    "hospital a number": (lambda m: edited(m, hospital=1), "hospital is not a short text"),
+    "a long request": (lambda m: edited(m, request="f" * 301), "request is not a short text"),
+    "study missing": (lambda m: edited(m, study=None), "is not this one"),
+    "shapes missing": (lambda m: edited(m, shapes=None), "are not those of the study"),
     "a request never sent": (lambda m: edited(m, request="f" * 32), "is not open"),
 }
 

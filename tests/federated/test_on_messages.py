@@ -1,4 +1,4 @@
-"""Privacy on messages: replay on neighbours, noise that counts on nobody else's, and a check that refuses the hopeless."""
+"""Privacy on messages: replay on neighbours, noise that does not count on other hospitals', and a refusal where it would drown the signal."""
 
 import math
 

@@ -75,7 +75,7 @@ def test_a_mutation_is_caught(broken):
 
 
 def test_posterior_is_always_prior_times_factors():
-    """Whatever hospitals say, and with a guard that bites."""
+    """Checks it for arbitrary changes, and with a guard that bites."""
     rng = np.random.default_rng(0)
     terms = Terms("wild", prior_of(3, full_rank=True))
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, Task, Terms
-from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
-from tfp_dpvi.federated.server import Round, Server
+from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
 
 if TYPE_CHECKING:
     from tfp_dpvi.federated.hospital import Hospital

@@ -20,6 +20,7 @@ from tfp_dpvi.federated.factors import Factor
 
 _MAGIC = b"tfp_dpvi federated 1\n"
 _MOST_HEADER = 4096
+_MOST_BRACKETS = 100  # In a header: deep nesting would exhaust Python's stack.
 _MOST_TEXT = 300
 _DTYPE = "<f8"
 
@@ -94,7 +95,22 @@ def need(holds: bool, otherwise: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class _Message:
+    study: str
+    hospital: str
+    request: str
+    number: int
+
+    def _pack(self, kind: str, factors: list[Factor], **more: str) -> bytes:
+        common = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Message)}
+        shapes = [[list(one.shift.shape), list(one.precision.shape)] for one in factors]
+        header = {"kind": kind, **common, **more, "dtype": _DTYPE, "shapes": shapes}
+        numbers = [part.astype(_DTYPE).tobytes() for one in factors for part in (one.shift, one.precision)]
+        return b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *numbers])
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(_Message):
     """A server's request that a hospital refine its factor.
 
     Attributes:
@@ -106,16 +122,12 @@ class Task:
       cavity: the posterior without the hospital's own factor; it may be improper.
     """
 
-    study: str
-    hospital: str
-    request: str
-    number: int
     posterior: Factor
     cavity: Factor
 
     def to_bytes(self) -> bytes:
         """Returns the message."""
-        return _pack("task", self, [self.posterior, self.cavity])
+        return self._pack("task", [self.posterior, self.cavity])
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Task:
@@ -127,7 +139,7 @@ class Task:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class Reply(_Message):
     """A hospital's answer to a task, whose first four attributes it repeats.
 
     Attributes:
@@ -137,10 +149,6 @@ class Reply:
       reason: why it declines.
     """
 
-    study: str
-    hospital: str
-    request: str
-    number: int
     change: Factor | None
     epsilon: float = math.inf
     delta: float = 0.0
@@ -150,7 +158,7 @@ class Reply:
         """Returns the message."""
         stated = {"epsilon": repr(float(self.epsilon)), "delta": repr(float(self.delta))}
         factors = [] if self.change is None else [self.change]
-        return _pack("reply", self, factors, **stated, reason=self.reason[:_MOST_TEXT])
+        return self._pack("reply", factors, **stated, reason=self.reason[:_MOST_TEXT])
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Reply:
@@ -170,7 +178,7 @@ class Reply:
 def _number(header: dict[str, Any], name: str) -> float:
     try:
         value = float(header[name])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise MessageError(f"{name} is not a number.") from None
     need(value >= 0.0, f"{name}={value} must be at least 0.")
     return value
@@ -178,15 +186,6 @@ def _number(header: dict[str, Any], name: str) -> float:
 
 def _common(header: dict[str, Any]) -> tuple[str, str, str, int]:
     return header["study"], header["hospital"], header["request"], header["number"]
-
-
-def _pack(kind: str, message: Task | Reply, factors: list[Factor], **more: str) -> bytes:
-    names = ("study", "hospital", "request", "number")
-    shapes = [[list(one.shift.shape), list(one.precision.shape)] for one in factors]
-    common = {name: getattr(message, name) for name in names}
-    header = {"kind": kind, **common, **more, "dtype": _DTYPE, "shapes": shapes}
-    numbers = [part.astype(_DTYPE).tobytes() for one in factors for part in (one.shift, one.precision)]
-    return b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *numbers])
 
 
 def _unpack(kind: str, message: bytes, terms: Terms) -> tuple[dict[str, Any], list[Factor]]:
@@ -199,8 +198,8 @@ def _unpack(kind: str, message: bytes, terms: Terms) -> tuple[dict[str, Any], li
     need(message.startswith(_MAGIC), "the message is not of this library's format, version 1.")
     line, _, numbers = message[len(_MAGIC) :].partition(b"\n")
     try:
-        header = json.loads(line[:_MOST_HEADER])
-    except (ValueError, RecursionError):
+        header = json.loads(line[:_MOST_HEADER]) if line.count(b"[") + line.count(b"{") <= _MOST_BRACKETS else None
+    except ValueError:
         header = None
     need(isinstance(header, dict) and header.get("kind") == kind, f"the message is no {kind}.")
     study, number, dtype = header.get("study"), header.get("number"), header.get("dtype")

@@ -1,4 +1,4 @@
-"""The server: a prior, a factor of each hospital, and their product, the posterior. It sees no record."""
+"""The server and its schedules. It holds a prior and a factor of each hospital, whose product is the posterior, and no record."""
 
 from __future__ import annotations
 
@@ -7,13 +7,68 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, Task, Terms, need
-from tfp_dpvi.federated.schedules import Schedule
 
 _LOG = logging.getLogger("tfp_dpvi")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Base class of schedules.
+
+    Attributes:
+      rounds: how often each hospital is asked.
+      damping: the share of a change that is taken in the first round, in (0, 1].
+      decay: factor of the share from round to round, in (0, 1].
+      most_stale: how many updates of the posterior may come between a task and its reply. A later reply is refused and
+        its privacy cost is lost, so the bound should lie above what is usual.
+      waits: True if changes are applied once every hospital that was asked has answered.
+      one_by_one: True if one hospital is asked at a time.
+    """
+
+    rounds: int = 10
+    damping: float = 0.2
+    decay: float = 1.0
+    most_stale: int = 100
+    waits: ClassVar[bool] = True
+    one_by_one: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("most_stale", 0)):
+            object.__setattr__(self, name, check.count(name, getattr(self, name), least))
+        for name in ("damping", "decay"):
+            value = check.positive(name, getattr(self, name))
+            if value > 1.0:
+                raise ValueError(f"{name}={value} must be at most 1; pass a share.")
+            object.__setattr__(self, name, value)
+
+    def share(self, number: int) -> float:
+        """Returns the share of a change that is taken in round `number`, from 0."""
+        return self.damping * self.decay**number
+
+
+class Synchronous(Schedule):
+    """All hospitals refine at once, and their changes are applied together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequential(Schedule):
+    """One hospital after another. Undamped it diverges with private hospitals."""
+
+    damping: float = 0.3
+    one_by_one: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Asynchronous(Schedule):
+    """No hospital waits for another: each change is applied when it comes."""
+
+    damping: float = 0.3
+    waits: ClassVar[bool] = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +174,7 @@ class Server:
             return []
         busy, active = {hospital for hospital, _ in self._open.values()}, self._active()
         until = self.schedule.rounds
-        if self.schedule.waits:  # Nobody begins a round before all have been asked in the last.
+        if self.schedule.waits:  # A round begins once all hospitals have been asked in the last.
             until = min([until, *(self._asked[one] + 1 for one in active)])
         ready = [one for one in active if one not in busy and self._asked[one] < until]
         return ready[:1] if self.schedule.one_by_one else ready

@@ -15,12 +15,12 @@ from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.local import Refiner
 from tfp_dpvi.federated.on_messages import MessageHospital
-from tfp_dpvi.federated.schedules import Schedule, Synchronous
-from tfp_dpvi.federated.server import Round, Server
+from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import PrivacyReport
 
 Records = tuple[Structure, Structure | None]
+_MOST_SHOWN = 6  # Parameters in a picture.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,7 @@ class History:
           ImportError: there is no matplotlib.
           ValueError: the posterior was never updated.
         """
-        from tfp_dpvi.federated.picture import draw
-
-        draw(self.rounds, path, names)
+        _draw(self.rounds, path, names)
 
 
 def hospital_of(study: Study, x: Structure, y: Structure | None = None, **settings: Any) -> Hospital:
@@ -135,3 +133,35 @@ def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.
             last = server.history[-1]
             shown |= {"guard": last.guard} | ({} if last.evaluation is None else {"evaluation": last.evaluation})
         bar.update(answered, shown.items(), finalize=server.finished)
+
+
+def _draw(rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None) -> None:
+    try:
+        from matplotlib import figure
+    except ImportError as error:
+        raise ImportError("a picture needs matplotlib: pip install matplotlib.") from error
+    if not rounds:
+        raise ValueError("rounds is empty: no update of the posterior was made.")
+    page = figure.Figure(figsize=(11, 7), layout="constrained")
+    parameters, factors, epsilon, evaluation = page.subplots(2, 2).flat
+    updates = np.array([one.number for one in rounds])
+    means, spreads = (np.array([getattr(one.posterior, each) for one in rounds]) for each in ("mean", "stddev"))
+    for at in range(min(_MOST_SHOWN, means.shape[1])):
+        label = names[at] if names else f"z[{at}]"
+        parameters.errorbar(updates + 0.06 * at, means[:, at], spreads[:, at], label=label, capsize=2)
+    for hospital in rounds[-1].factors:
+        having = [one for one in rounds if hospital in one.factors]
+        found = [one.factors[hospital] for one in having]
+        total = [np.trace(factor.precision) if factor.full_rank else factor.precision.sum() for factor in found]
+        factors.plot([one.number for one in having], total, label=hospital)
+        epsilon.plot(updates, [one.epsilon.get(hospital, 0.0) for one in rounds], label=hospital)
+    evaluation.plot(updates, [one.guard for one in rounds], "k:", label="guard")
+    if rounds[-1].evaluation is not None:
+        evaluation.twinx().plot(updates, [one.evaluation for one in rounds], label="evaluation")
+    parameters.set(title="posterior: mean and standard deviation", xlabel="update")
+    factors.set(title="total precision of each hospital's factor", xlabel="update")
+    epsilon.set(title="epsilon that each hospital states", xlabel="update")
+    evaluation.set(title="guard (dotted) and public evaluation", xlabel="update")
+    parameters.legend(fontsize="small")
+    factors.legend(fontsize="small")
+    page.savefig(path, dpi=110)
