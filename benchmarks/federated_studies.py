@@ -1,6 +1,6 @@
 """Several hospitals and one posterior, beside the fit that pools their records.
 
-    python benchmarks/federated_studies.py [--studies adult coverage regression network] [--splits 10] [--quick] [--out FOLDER]
+    python benchmarks/federated_studies.py [--studies adult coverage regression network damping] [--splits 10] [--quick] [--out FOLDER]
     make studies-federated
 
 Each cell (a study, a way, a division of the records, a schedule, an epsilon, a split) is a line of `federated.jsonl` in the folder; what
@@ -12,6 +12,7 @@ Adult is standardised by the means and standard deviations of all its records, w
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -39,6 +40,11 @@ SCHEDULES = {
     "one round": Synchronous(rounds=1, damping=1.0),
 }
 DIVISIONS = ("balanced", "by size", "by label")
+DAMPED = {
+    f"{name}, damping {damping}": dataclasses.replace(SCHEDULES[name], damping=damping)
+    for name in ("synchronous", "sequential", "asynchronous")
+    for damping in (0.1, 0.2, 0.3, 0.5, 1.0)
+}
 
 
 class Cell(NamedTuple):
@@ -129,7 +135,7 @@ def study_of(prior, likelihood, cell, schedule, *, clipping="flat", local_steps=
 
 
 def federated_fit(prior, likelihood, data, cell, num=HOSPITALS, show=None, **settings):
-    schedule = SCHEDULES[cell.schedule]
+    schedule = SCHEDULES.get(cell.schedule) or DAMPED[cell.schedule]
     where = divided(data.y, cell.division, num, np.random.default_rng(1000 + cell.split))
     study = study_of(prior, likelihood, cell, schedule, **settings)
     hospitals = [(data.x[where == h], data.y[where == h]) for h in range(num)]
@@ -183,6 +189,20 @@ def run_adult(cell: Cell, data=None, num=HOSPITALS) -> dict[str, Any]:
         "guard": min(one.guard for one in history.rounds),
         "epsilon_stated": max(history.epsilon.values()),
     }
+
+
+# ---------------------------------------------------------------------------- damping, on simulated records
+
+
+def run_damping(cell: Cell, num_records=10_000, width=10) -> dict[str, Any]:
+    """Adult's model and hospitals on simulated records: the defaults are chosen here, and Adult's test records stay unseen."""
+    rng = np.random.default_rng(100 + cell.split)
+    root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(width), np.arange(width))))
+    x = np.concatenate([np.ones((2 * num_records, 1)), rng.normal(size=(2 * num_records, width)) @ root.T], axis=1)
+    truth = np.concatenate([[-1.5], 0.7 * rng.normal(size=width)])
+    y = (rng.random(len(x)) < scipy.special.expit(x @ truth)).astype(np.int32)
+    x = x.astype(np.float32)
+    return run_adult(cell, Split(x[:num_records], y[:num_records], x[num_records:], y[num_records:]))
 
 
 # ---------------------------------------------------------------------------- coverage, where the truth is known
@@ -302,6 +322,10 @@ def cells(studies, splits, quick):
             for epsilon in epsilons:
                 for way in ("pooled", "worker", "paired"):
                     yield Cell(study, way, epsilon=epsilon, split=split)
+        elif study == "damping":
+            yield Cell(study, "pooled", split=split)
+            for division, schedule in itertools.product(("balanced", "by label"), DAMPED):
+                yield Cell(study, "worker", division, schedule, split=split)
         elif study == "regression":
             for name, way, epsilon in itertools.product(
                 ("regression1", "regression10"), ("pooled", "worker"), epsilons
@@ -312,7 +336,13 @@ def cells(studies, splits, quick):
                 yield Cell(name, way, epsilon=3.0, split=split)
 
 
-RUN = {"adult": run_adult, "coverage": run_coverage, "regression1": run_regression, "regression10": run_regression}
+RUN = {
+    "adult": run_adult,
+    "damping": run_damping,
+    "coverage": run_coverage,
+    "regression1": run_regression,
+    "regression10": run_regression,
+}
 
 
 def run(cell: Cell) -> dict[str, Any]:

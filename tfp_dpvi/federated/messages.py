@@ -5,6 +5,7 @@ A message is a line of JSON followed by float64 numbers, of a size that the term
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -61,21 +62,19 @@ class Terms:
     @property
     def identity(self) -> str:
         """A digest of the terms, which every message carries."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(self._to_json(sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def most_bytes(self) -> int:
         """Bytes of the longest message."""
         return len(_MAGIC) + _MOST_HEADER + 2 * _size(self.prior)
 
-    def to_json(self) -> dict[str, object]:
-        """Returns a JSON-ready dictionary."""
-        prior = {"shift": self.prior.shift.tolist(), "precision": self.prior.precision.tolist()}
-        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, "prior": prior}
+    def _to_json(self, **settings: Any) -> str:
+        return json.dumps(dataclasses.asdict(self), default=np.ndarray.tolist, **settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the terms to a file, for a server and hospitals elsewhere."""
-        pathlib.Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        pathlib.Path(path).write_text(self._to_json(indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Terms:
@@ -197,10 +196,10 @@ def _unpack(kind: str, message: bytes, terms: Terms) -> tuple[dict[str, Any], li
     )
     need(message.startswith(_MAGIC), "the message is not of this library's format, version 1.")
     line, _, numbers = message[len(_MAGIC) :].partition(b"\n")
-    try:
-        header = json.loads(line[:_MOST_HEADER]) if line.count(b"[") + line.count(b"{") <= _MOST_BRACKETS else None
-    except ValueError:
-        header = None
+    header: Any = None
+    if line.count(b"[") + line.count(b"{") <= _MOST_BRACKETS:
+        with contextlib.suppress(ValueError):
+            header = json.loads(line[:_MOST_HEADER])
     need(isinstance(header, dict) and header.get("kind") == kind, f"the message is no {kind}.")
     study, number, dtype = header.get("study"), header.get("number"), header.get("dtype")
     need(study == terms.identity, f"study={study!r:.99} is not this one ({terms.identity}).")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from tfp_dpvi._tf import Structure, keras
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.local import Refiner
+from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.on_messages import MessageHospital
 from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
 from tfp_dpvi.federated.study import Study
@@ -109,24 +109,25 @@ def simulate(
 
 
 def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator) -> None:
-    """Runs a study to its end. Asynchronous hospitals take random times, each about its own mean."""
+    """Runs a study to its end. Asynchronous hospitals take exponential times, each with its own mean."""
     bar = keras.utils.Progbar(
         server.schedule.rounds * len(hospitals),
         verbose=verbose,
         unit_name="reply",
         stateful_metrics=["epsilon", "guard", "evaluation"],
     )
-    pace = {name: 0.0 if server.schedule.waits else rng.uniform(0.5, 2.0) for name in hospitals}
-    under_way: list[tuple[float, int, str, bytes, str]] = []
-    clock, sent, answered = 0.0, 0, 0
+    speed = {name: rng.uniform(0.5, 2.0) for name in hospitals}
+    under_way: list[Task] = []
+    answered = 0
     while not server.finished:
-        for task in server.due():
-            arrival = clock + pace[task.hospital] * rng.exponential()
-            heapq.heappush(under_way, (arrival, sent, task.hospital, task.to_bytes(), task.request))
-            sent += 1
-        clock, _, name, message, request = heapq.heappop(under_way)
-        server.receive(name, hospitals[name].answer(message))
-        server.give_up(request)  # A refused reply is not repeated here.
+        under_way += server.due()
+        at = 0
+        if not server.schedule.waits:  # Of exponential times the next to end is each with a probability like its speed.
+            speeds = np.array([speed[task.hospital] for task in under_way])
+            at = int(rng.choice(len(under_way), p=speeds / speeds.sum()))
+        task = under_way.pop(at)
+        server.receive(task.hospital, hospitals[task.hospital].answer(task.to_bytes()))
+        server.give_up(task.request)  # A refused reply is not repeated here.
         answered += 1
         shown = {"epsilon": max(server.epsilon.values(), default=0.0)}
         if server.history:
