@@ -139,7 +139,8 @@ class Consortium:
         self.start_worker(name)
         settings = f'hospital="{name}" worker="{self.folder / name}.sock"'
         self._start(
-            f"{name}-node", self.bin / "flower-supernode", "--superlink", self.address,
+            # A SuperLink refuses a key for as long as it believes the node that was killed to be there.
+            f"{name}-node", "bash", "-c", 'until "$@"; do sleep 2; done', "bash", self.bin / "flower-supernode", "--superlink", self.address,
             "--root-certificates", self.folder / "ca.pem", "--auth-supernode-private-key", self.folder / f"{name}.key",
             "--host", "127.0.0.1", "--port", free_port(), "--node-config", settings,
         )  # fmt: skip

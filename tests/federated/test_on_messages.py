@@ -116,31 +116,44 @@ class CountsOnOthers(MessageHospital):
         return total * (super()._change(task) / total) ** (1.0 / math.sqrt(10))
 
 
-def noise_of(kind, made, monkeypatch, family_shape=2):
-    study, refiner = made
-    monkeypatch.setattr(kind, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros([2] * (family_shape - 1))))
+def noise_of(kind, made, monkeypatch, shape=(500,)):
+    """Returns the stated deviation and the noise of one message, on shifts and on precisions of a given shape."""
+    (study, refiner), total = made, Factor(np.ones(shape[0]), np.zeros(shape))
+    monkeypatch.setattr(kind, "_clipped_sum", lambda self, task: total)
     one = kind(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner)
-    draws = [one._change(task_of(study)) for _ in range(500)]
-    return one._plan.deviation, np.array([np.concatenate([d.shift - 1.0, np.ravel(d.precision)]) for d in draws])
+    message = one._change(task_of(study))
+    return one._plan.deviation, message.shift - 1.0, message.precision
 
 
 def test_the_noise_of_a_message_is_all_of_what_the_plan_says(made, monkeypatch):
-    """Each coordinate's variance within exact chi-square quantiles: false alarms 1e-9 x 4."""
-    deviation, noise = noise_of(MessageHospital, made, monkeypatch)
+    """Each part's variance within exact chi-square quantiles: false alarms 1e-9 x 2."""
+    deviation, *noise = noise_of(MessageHospital, made, monkeypatch)
     low, high = scipy.stats.chi2.ppf([5e-10, 1 - 5e-10], 500) / 500
-    ratio = (noise**2).mean(0) / deviation**2
-    assert np.all((low <= ratio) & (ratio <= high)), ratio
-    _, broken = noise_of(CountsOnOthers, made, monkeypatch)
-    assert np.all((broken**2).mean(0) / deviation**2 < low), "the mutation is caught"
+    ratios = np.array([np.mean(part**2) / deviation**2 for part in noise])
+    assert np.all((low <= ratios) & (ratios <= high)), ratios
+    _, *broken = noise_of(CountsOnOthers, made, monkeypatch)
+    assert all(np.mean(part**2) / deviation**2 < low for part in broken), "the mutation is caught"
+
+
+def test_noise_is_fresh_where_a_message_is_made_again_from_the_same_state(made, monkeypatch):
+    """C10: a forked copy of a hospital has the counters of its twin, and noise of its own."""
+    study, refiner = made
+    monkeypatch.setattr(MessageHospital, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros(2)))
+    one, shifts = MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner), []
+    for _ in range(2):
+        one._messages = 0
+        shifts.append(one._change(task_of(study)).shift)
+    assert np.all(shifts[0] != shifts[1])
 
 
 def test_a_matrix_gets_symmetric_noise_of_its_upper_half(made, monkeypatch):
-    """2,000 numbers; the mean of products of entries that are not mirrored is within 7 standard errors of zero."""
-    deviation, noise = noise_of(MessageHospital, made, monkeypatch, family_shape=3)
-    np.testing.assert_array_equal(noise[:, 3], noise[:, 4])
-    assert abs(np.mean(noise[:, 2] * noise[:, 3])) <= 7.0 * deviation**2 / math.sqrt(500)
-    low = scipy.stats.chi2.ppf(1e-9, 500) / 500
-    assert np.all((noise**2).mean(0) >= low * deviation**2)
+    """Of 528 numbers, neighbours are uncorrelated within 7 standard errors; variances above a quantile of 1e-9."""
+    deviation, _, noise = noise_of(MessageHospital, made, monkeypatch, shape=(32, 32))
+    np.testing.assert_array_equal(noise, noise.T)
+    half = noise[np.triu_indices(32)] / deviation
+    assert abs(np.mean(half[1:] * half[:-1])) <= 7.0 / np.sqrt(527)
+    for part in (half, np.diag(noise) / deviation):
+        assert np.mean(part**2) >= scipy.stats.chi2.ppf(1e-9, len(part)) / len(part)
 
 
 def test_assignment_to_shards_is_independent_for_each_record():

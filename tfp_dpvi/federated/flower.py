@@ -160,10 +160,10 @@ class FlowerRun:
         """Takes a node's reply, or None for a node that is overdue."""
         if reply is None:
             _LOG.warning("Node %d has not answered in time.", sent.node)
+        elif reply.has_error():  # Of the node, or of the SuperLink for a node that it cannot reach.
+            _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
         elif reply.metadata.src_node_id != sent.node:
             _LOG.warning("A reply to node %d came from another.", sent.node)
-        elif reply.has_error():
-            _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
         elif sent.task is None:
             self._join(sent.node, _bytes_of(reply).decode(errors="replace"))
         else:
