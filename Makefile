@@ -141,6 +141,12 @@ docs: $(STAMP) ## The documentation, into build/site; warnings are errors
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
 	$(DOCS)/bin/python -m mkdocs build --quiet
 
+.PHONY: notebooks
+notebooks: $(STAMP) ## Run the notebooks of docs/notebooks in place, with what their output and pictures are now
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/notebooks \
+		-r docs/notebooks/requirements.txt
+	JUPYTER_PATH=$(CURDIR)/build/notebooks/share/jupyter PYTHONPATH=$(CURDIR)/build/notebooks $(BIN)/python docs/notebooks/run.py
+
 .PHONY: format
 format: $(STAMP) ## Format and mend what ruff can
 	$(BIN)/python -m ruff check --fix-only .
