@@ -234,7 +234,7 @@ def _draw(rows: dict[str, list[Row]], below: Callable[[str], list[float]], folde
         axes.axhline(np.mean(below("nonprivate")), color="0.5", ls="--", label="not private")
     axes.set(xscale="log", yscale="log", xlabel="epsilon (delta 1e-3)", ylabel="nats a record below the true density")
     if axes.has_data():
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(folder / "mixture.png", dpi=100)
     plt.close(figure)
 
