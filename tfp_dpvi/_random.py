@@ -17,7 +17,7 @@ import numpy as np
 from tfp_dpvi._tf import tf
 
 ALGORITHM = "philox"
-"""For every `tf.random.stateless_*`: the default reads only 64 of a key's 128 bits when XLA compiles it."""
+"""The algorithm of every `tf.random.stateless_*` call: compiled by XLA, the default reads only 64 of a key's 128 bits."""
 
 _MANY = 2**14
 _MASK = 0x7FFFFFFF
@@ -25,11 +25,11 @@ _THREEFRY = 2  # TensorFlow's number for it.
 
 
 def new_key(seed: int | None = None) -> np.ndarray:
-    """A root key.
+    """Returns a root key.
 
     Args:
-      seed: None for 128 fresh bits from the operating system (independent of `tf.random.set_seed`), or an integer for
-        a repeatable, hence *not private*, run.
+      seed: None for 128 bits from the operating system, which `tf.random.set_seed` does not affect; or an integer for a
+        repeatable, hence *not private*, run.
 
     Returns:
       int64 array of shape [2].
@@ -41,35 +41,35 @@ def new_key(seed: int | None = None) -> np.ndarray:
 
 
 def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """The key number `index` of a family; distinct indices give distinct keys.
+    """Returns key number `index` of a family; distinct indices give distinct keys.
 
-    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys are as unrelated as any.
+    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give unrelated streams.
     """
     index = tf.cast(index, tf.int64)
     return key + tf.stack([index, tf.zeros([], tf.int64)])
 
 
 def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
-    """`num` new keys with full 128 bits each."""
+    """Returns `num` new keys of 128 random bits each."""
     keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM)
     return tf.unstack(keys)
 
 
 def keys_of_step(key: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
-    """Keys of one training step: for sampling, shared draws, draws of visits, and noise.
+    """Returns the keys of one training step: for sampling, shared draws, per-example draws and noise.
 
-    They count in the key's second word, and `fold_in` in its first, so no two of a run are the same.
+    They differ in the key's second word, and those of `fold_in` in its first, so no two keys of a run are equal.
     """
     number = 4 * tf.cast(step, tf.int64)
     return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
 
 
 def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
-    """Standard normals whose tails are a Gaussian's as far as 8.49 standard deviations.
+    """Draws standard normals with Gaussian tails up to 8.49 standard deviations.
 
-    `tf.random.stateless_normal` (TensorFlow 2.15, with XLA and without) never goes beyond 5.68 = sqrt(-2 log 1e-7). The
-    probability that a Gaussian does, times the number of releases, is more than many a delta: the guarantee would not
-    hold. Here Box and Muller's method runs on float64 uniforms with 52 bits; what lies beyond has probability 2e-17.
+    `tf.random.stateless_normal` (TensorFlow 2.15, with XLA and without) never exceeds 5.68 = sqrt(-2 log 1e-7). The
+    probability that a Gaussian does, times the number of releases, exceeds common values of delta: the guarantee would not
+    hold. Here the Box-Muller method runs on float64 uniforms with 52 bits; the missing tail has probability 2e-17.
 
     Large float32 draws come from `_many_normals`, which has the same tails and takes a tenth of the time.
 
@@ -84,26 +84,26 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     half = (size + 1) // 2
     uniform = tf.random.stateless_uniform(tf.stack([2, half]), seed=key, dtype=tf.float64, alg=ALGORITHM)
-    radius = tf.sqrt(-2.0 * tf.math.log1p(-uniform[0]))  # In [0, 1), so that the logarithm's argument is never 0.
+    radius = tf.sqrt(-2.0 * tf.math.log1p(-uniform[0]))  # In [0, 1): the logarithm's argument is never 0.
     angle = (2.0 * math.pi) * uniform[1]
     both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
     return tf.cast(tf.reshape(both[:size], shape), dtype)
 
 
 def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
-    """Standard normals in several static shapes, from one draw: `normal` in fewer and larger operations."""
+    """Draws standard normals of several static shapes at once: `normal` in fewer and larger operations."""
     sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
     pieces = tf.split(normal(key, [sum(sizes)], dtype), sizes)
     return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """At least `num` standard normals in float32, in two halves, by Box and Muller's method on integers.
+    """Draws at least `num` standard normals in float32, in two halves, by the Box-Muller method on integers.
 
-    A pair takes 64 random bits: 40 for the radius, as `sqrt(-2 log u)` of a u that float32 holds to a relative 2^-24
-    however small it is, and 23 for the angle. Where the first 31 bits of any u are all zero (once in thousands of draws of
-    a million), 31 more are drawn for all, so that tails reach 9.9. The bits are Threefry's, XLA's counter-based generator
-    (Salmon et al. 2011), keyed and started by all 128 bits of the key.
+    A pair takes 64 random bits: 40 for the radius `sqrt(-2 log u)`, with u to a relative precision of 2^-24 however small,
+    and 23 for the angle. If the first 31 bits of any u are all zero (once in thousands of draws of a million), 31 more are
+    drawn for all, so that tails reach 9.9. The bits come from Threefry, XLA's counter-based generator (Salmon et al. 2011),
+    seeded with all 128 bits of the key.
     """
     half = (num + 1) // 2
     bits_key, more_key = split(key, 2)
@@ -116,9 +116,9 @@ def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _threefry(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two times `num` int32 of random bits. Compiled by itself: fused with what follows, XLA would compute them twice.
+    """Draws two int32 tensors of `num` random values. Compiled alone: fused with its users, XLA would compute it twice.
 
-    Drawn as 64 bits, which are one block of Threefry's: of 32-bit draws newer XLA computes every block twice.
+    One draw of 64 bits is one block of Threefry; newer XLA computes every block of 32-bit draws twice.
     """
     key = tf.bitcast(key, tf.uint64)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -131,16 +131,16 @@ def _threefry(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pairs of normals from int32 of shape [n], twice, and, for u of which the first 31 bits are 0, once more (or none)."""
+    """Returns pairs of normals from two int32 tensors of shape [n]; `more` [n] or [0] extends u of which 31 bits are 0."""
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
-    if more.shape[0]:  # Added last and to small numbers only: float32 adds small parts to small parts exactly.
+    if more.shape[0]:  # Added to small numbers first: float32 adds those exactly.
         rest = tf.cast(tf.bitwise.bitwise_and(more, _MASK), tf.float32) * 2.0**-71 + 2.0**-72
     else:
         rest = tf.fill([first.shape[0]], tf.constant(2.0**-41))
     radius = tf.sqrt(tf.maximum(-2.0 * tf.math.log(high + (low + rest)), 0.0))
     turns = tf.cast(tf.bitwise.right_shift(second, 9), tf.float32) * 2.0**-23  # In [-1/2, 1/2).
-    # Sine and cosine of a quarter turn's polynomials: XLA on CPUs has no vectorised ones.
+    # Sine and cosine by polynomials on a quarter turn: XLA on CPUs has no vectorised ones.
     quarter = tf.round(turns * 4.0)
     angle = (turns - quarter * 0.25) * (2.0 * math.pi)
     square = angle * angle
@@ -154,7 +154,7 @@ def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[t
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """The int32 pair that TFP's stateless samplers take; of a NumPy key an array, so that no graph holds the key itself."""
+    """Returns the int32 pair that TFP's stateless samplers take; an array for a NumPy key, so that no graph holds the key."""
     if isinstance(key, np.ndarray):
         return (key & _MASK).astype(np.int32)
     return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)

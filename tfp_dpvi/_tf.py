@@ -1,9 +1,9 @@
-"""TensorFlow, TensorFlow Probability and Keras 2, with every private API of them that the library uses.
+"""TensorFlow, TensorFlow Probability and Keras 2, and every private API of them that the library uses.
 
-Each private API is behind one function that says why it is needed; `tests/test_tf.py` fails once it no longer is.
+One function wraps each private API and says why it is needed; `tests/test_tf.py` fails once it no longer is.
 
-TensorFlow 2.15 ships Keras 2 as `tf.keras`. Later versions have Keras 3 there, and Keras 2 is the package `tf_keras`, which
-TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it would change other code of the same process.
+TensorFlow 2.15 ships Keras 2 as `tf.keras`. In later versions `tf.keras` is Keras 3, and Keras 2 is the package `tf_keras`,
+which TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it would affect other code of the process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _check_versions(tensorflow: str, numpy: str) -> None:
         )
     if _number(numpy) >= (2, 4):
         raise ImportError(
-            f"tfp_dpvi does not run on NumPy {numpy}: TensorFlow Probability 0.25 uses what NumPy 2.4 removed.\n"
+            f"tfp_dpvi does not run on NumPy {numpy}: TensorFlow Probability 0.25 uses functions that NumPy 2.4 removed.\n"
             "Install an earlier one: pip install 'numpy<2.4'."
         )
 
 
 def _keras_2(tensorflow: str) -> Any:
-    """The module of Keras 2 that TensorFlow Probability uses."""
+    """Returns the module of Keras 2 that TensorFlow Probability uses."""
     if _number(tensorflow) < (2, 16):
         return tf.keras
     try:
@@ -45,7 +45,7 @@ def _keras_2(tensorflow: str) -> Any:
     except ImportError as error:
         minor = ".".join(tensorflow.split(".")[:2])
         raise ImportError(
-            f"tfp_dpvi needs Keras 2, which TensorFlow {tensorflow} no longer has, from the package tf_keras ({error}).\n"
+            f"tfp_dpvi needs Keras 2 from the package tf_keras; TensorFlow {tensorflow} has Keras 3 ({error}).\n"
             f"Install it: pip install 'tf_keras=={minor}.*'."
         ) from error
 
@@ -99,7 +99,7 @@ def refuse_keras_3(name: str, value: object) -> None:
 
 
 def layers_within(layer: Layer, *, include_self: bool = True) -> list[Layer]:
-    """Returns a layer's sublayers at any depth, in the order in which Keras tracks them, itself first.
+    """Returns a layer and its sublayers at any depth, in Keras's tracking order.
 
     `tf.Module.submodules` also holds layers that Keras does not track, in another order.
     """
@@ -107,12 +107,12 @@ def layers_within(layer: Layer, *, include_self: bool = True) -> list[Layer]:
 
 
 def own_weights(layer: Layer) -> list[tf.Variable]:
-    """Returns the trainable variables that a layer made itself; `trainable_weights` has its sublayers' too."""
+    """Returns the trainable variables that a layer created itself; `trainable_weights` adds its sublayers'."""
     return list(layer._trainable_weights) if layer.trainable else []
 
 
 def losses_added(layer: Layer) -> list[tf.Tensor]:
-    """Returns what `add_loss` holds of the latest call, or else of a functional model's making, as `losses` does.
+    """Returns the tensors that `add_loss` received in the latest call, or when a functional model was built.
 
     `losses` would also compute weight regularizers.
     """
@@ -120,42 +120,42 @@ def losses_added(layer: Layer) -> list[tf.Tensor]:
 
 
 def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
-    """Returns the losses of weights alone, such as regularizers; `losses` mixes them with those of inputs."""
+    """Returns the losses that depend on weights alone, such as regularizers; `losses` adds those that depend on inputs."""
     return list(layer._callable_losses)
 
 
 @contextlib.contextmanager
 def refuse_late_functions(layers: Sequence[Layer]) -> Iterator[None]:
-    """Raises if a layer's call adds a loss as a function: Keras keeps it for good, and calls it when its tensors are gone."""
+    """Raises if a layer's call adds a loss as a function: Keras would keep it, and call it after its tensors are gone."""
     known = [len(layer._callable_losses) for layer in layers]
     yield
     for layer, num in zip(layers, known, strict=True):
         if len(layer._callable_losses) > num:
             raise ValueError(
-                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its call: give it the tensor.\n"
-                "A penalty of weights may be a function, where add_loss is called once, outside."
+                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its call: pass the tensor.\n"
+                "A penalty on weights may be a function if add_loss is called once, outside of call."
             )
 
 
 def clear_losses(layer: Layer) -> None:
-    """Forgets what `add_loss` holds of a layer and its sublayers; Keras does so before its own calls alone."""
+    """Drops the losses that `add_loss` collected in a layer and its sublayers; Keras does so only in `__call__`."""
     layer._clear_losses()
 
 
 class _Outer(Layer):
-    """A layer around a function: layers inherit `training` from the layer whose call they are in."""
+    """A layer that calls a function: layers inherit `training` from the layer that calls them."""
 
     def call(
         self, function: Callable[[], _Found], training: bool | None = None
     ) -> tuple[_Found | None, Exception | None]:
         try:
             return function(), None
-        except Exception as error:  # Keras would wrap it in words about this layer.
+        except Exception as error:  # Keras would add a message about this layer.
             return None, error
 
 
 def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
-    """Calls a function whose Keras layers are in training or inference mode where they are not told by `training=`."""
+    """Calls a function with its Keras layers in training or inference mode, unless it passes `training=` itself."""
     found, error = _Outer(name="training" if training else "inference")(function, training=training)
     if error is not None:
         raise error
@@ -163,30 +163,30 @@ def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
 
 
 def is_graph_of_layers(layer: Layer) -> bool:
-    """Whether a model is Sequential or functional, which calls its layers and computes nothing by itself."""
+    """Returns whether a model is Sequential or functional: it calls its layers and computes nothing else."""
     return isinstance(layer, keras.Sequential) or bool(getattr(layer, "_is_graph_network", False))
 
 
 def keras_mask(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask that Keras attached to a tensor, as after an embedding with `mask_zero`; layers read it from there."""
+    """Returns the mask that Keras attached to a tensor, for instance after an embedding with `mask_zero`, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Attaches a mask to a tensor, where Keras's layers look for it."""
+    """Attaches a mask to a tensor, for Keras layers to read."""
     tensor._keras_mask = mask
 
 
 @contextlib.contextmanager
 def _recurrent_loops() -> Iterator[None]:
-    """While active, LSTM and GRU run the loop that every recurrent layer can, and make no choice of a kernel.
+    """While active, LSTM and GRU run the generic loop of recurrent layers instead of choosing a kernel.
 
-    The function that chooses between a GPU's kernel and a loop cannot be mapped: the gradient of its loop stacks tensors of
-    dtype variant, at which `tf.vectorized_map` raises TypeError. Layers hold what they found in an attribute of theirs,
-    which an attribute of their class that can be set precedes.
+    The function that chooses between a GPU kernel and a loop cannot be vectorized: the gradient of its loop stacks tensors
+    of dtype variant, for which `tf.vectorized_map` raises TypeError. A layer stores its choice in an instance attribute; a
+    property of the class overrides it.
     """
     kinds = (keras.layers.LSTM, keras.layers.GRU)
-    if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A map in a map.
+    if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A nested map.
         yield
         return
     never = property(lambda layer: False, lambda layer, value: vars(layer).update(_could_use_gpu_kernel=value))
@@ -204,10 +204,9 @@ def _recurrent_loops() -> Iterator[None]:
 def calls_seen(
     layers: Sequence[Layer], wrap: Callable[[Layer, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """While active, each of these layers calls `wrap(layer, layer.call)` in place of its `call`.
+    """While active, replaces each layer's `call` by `wrap(layer, layer.call)`.
 
-    Keras 2 has no hooks on a layer's forward pass, as PyTorch has. What is replaced is an attribute of these objects alone,
-    for one trace.
+    Keras 2 has no forward hooks, as PyTorch has. Only an attribute of these instances changes, for one trace.
     """
     held = [vars(layer).get("call") for layer in layers]
     try:
@@ -224,41 +223,38 @@ def calls_seen(
 
 
 class ExportedModel(Model):
-    """A Keras model that `tf.saved_model.save` does not take, but sends to its `export`.
+    """A Keras model that refuses `tf.saved_model.save` and points to its `export`.
 
-    TensorFlow asks a model for its parts, and has no public point at which a model says that it has a SavedModel of its own.
-    Checkpoints of weights ask likewise, and are answered.
+    TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of weights use the same method and
+    still work.
     """
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if save_type == "savedmodel":
             raise ValueError(
-                f"tf.saved_model.save({type(self).__name__}) would hold the optimizer and no privacy report: use model.export(path), "
-                "which\nwrites a SavedModel of the learned functions, or model.save('model.keras') to go on training."
+                f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no privacy report. Use model.export(path) "
+                "for a\nSavedModel of the learned functions, or model.save('model.keras') to continue training later."
             )
         return dict(super()._trackable_children(save_type, **kwargs))
 
 
 def steps_per_execution(model: Model) -> tf.Variable:
-    """Returns the variable by which Keras's loops count batches; `compile` takes a number and shows none.
-
-    None before `compile`.
-    """
+    """Returns the variable with the steps per execution of Keras's loops, which `compile` sets; None before `compile`."""
     return model._steps_per_execution
 
 
 def mapped_file(array: np.ndarray) -> mmap.mmap | None:
-    """Returns the file map behind an array, None for one in memory; NumPy shows the file's name alone."""
+    """Returns the memory map behind an array, or None; NumPy exposes only the file's name."""
     return getattr(array, "_mmap", None)
 
 
 def learning_rate_variable(optimizer: Optimizer) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
-    """Returns an optimizer's learning rate or schedule; `learning_rate` gives a schedule's current value in its place."""
+    """Returns an optimizer's learning rate or schedule; `learning_rate` returns a schedule's current value."""
     return optimizer._learning_rate
 
 
 def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a strategy spans several workers, which only its extension knows."""
+    """Returns whether a strategy spans several workers; only its private extension tells."""
     return bool(strategy.extended._in_multi_worker_mode())
 
 
@@ -266,7 +262,7 @@ def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
 
 
 def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
-    """Returns a distribution whose parameters have a row for each member of its batch; `tfd.BatchBroadcast` would hide them."""
+    """Returns a distribution with its parameters broadcast to the batch shape; `tfd.BatchBroadcast` would hide them."""
     return distribution._broadcast_parameters_with_batch_shape(distribution.batch_shape_tensor())
 
 
@@ -305,14 +301,14 @@ class Derived(NotReparameterized):
 
 
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
-    """Yields the operations added to a graph since it had `num_known`, then those of functions that they call, at any depth.
+    """Yields the operations added to a graph since it had `num_known`, then those of called functions at any depth.
 
-    `Graph.as_graph_def` shows called functions too, but as copies of no use to `map_apart`. Eager mode yields none.
+    `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use. Eager mode yields none.
     """
     if not isinstance(graph, tf.Graph):
         return
     waiting, seen = list(graph.get_operations()[num_known:]), {""}
-    for operation in waiting:  # Grows while it is walked.
+    for operation in waiting:  # Grows during the loop.
         yield operation
         for value in operation.node_def.attr.values():
             for called in [value.func, *value.list.func]:
@@ -323,9 +319,9 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
 
 
 def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
-    """Returns `tf.function(function)` for a closure that every model makes anew, without the warning of frequent retracing.
+    """Returns `tf.function(function)` for a closure that each model creates, without the warning about frequent retracing.
 
-    TensorFlow counts traces by the closure's code, so that the fifth model of a process was warned of: it traces once a model.
+    TensorFlow counts traces by the closure's code, and warned at the fifth model of a process although each traces once.
     """
     compiled = tf.function(function, autograph=False, **options)
     compiled._omit_frequent_tracing_warning = True
@@ -333,17 +329,17 @@ def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
-    """`tf.vectorized_map(function, elements)`, in which no element reaches another's values.
+    """Runs `tf.vectorized_map(function, elements)` such that no element reaches another's values.
 
-    Two operations are mapped otherwise than TensorFlow would: see `_convert_segments` and `_convert_product`. Those of this
-    function carry a converter meanwhile, which `tf.vectorized_map` prefers to its own.
+    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own: see `_convert_segments`
+    and `_convert_product`.
     """
     marked: list[tf.Operation] = []
 
     def traced(element: _Element) -> _Found:
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
-        # Slices become tensors here, and not after the sums over them were looked for.
+        # Converts slices to tensors before their segment sums are searched for.
         found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
         for operation in operations_since(graph, num_known):
             if operation.type in _CONVERTERS and not hasattr(operation, "pfor_converter"):
@@ -355,16 +351,16 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
         with _recurrent_loops():
             return tf.vectorized_map(traced, elements)
     finally:
-        for operation in marked:  # Some may be of a function that others call too.
+        for operation in marked:  # Some may belong to a function with other callers.
             del operation.pfor_converter
 
 
 def _convert_segments(inputs: Any) -> Any:
-    """Maps a sum over segments, which the gradient of `tf.gather` is: ids that are too large are made negative, which drops them.
+    """Vectorizes a segment sum, the gradient of `tf.gather`: ids out of range are made negative, which drops them.
 
-    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements, and adds the element's number times the
-    number of segments to its ids. An id that is too large lands in another element's segments: in a model with 4 groups one
-    record with ids up to 80 moved the clipped sum by 41 clips. (XLA takes such ids without a word:
+    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements after adding the element's number times
+    the number of segments to its ids. An id that is too large lands in another element's segments: in a model with 4 groups
+    one record with ids up to 80 moved the clipped sum by 41 clips. (XLA accepts such ids silently:
     https://github.com/tensorflow/tensorflow/issues/120245.)
     """
     from tensorflow.python.ops.parallel_for import pfor
@@ -377,10 +373,10 @@ def _convert_segments(inputs: Any) -> Any:
 
 
 def _convert_product(inputs: Any) -> Any:
-    """Maps `tf.matmul` so that no batch of matrices is broadcast.
+    """Vectorizes `tf.matmul` without broadcasting a batch of matrices.
 
-    TensorFlow would map [1, T, d] x [d, k] to [n, 1, T, d] x [d, k], in which oneDNN (TensorFlow 2.21 on CPUs) reads and writes
-    past the ends of tensors: https://github.com/tensorflow/tensorflow/issues/117700.
+    TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN (TensorFlow 2.21 on CPUs) reads and
+    writes out of bounds: https://github.com/tensorflow/tensorflow/issues/117700.
     """
     from tensorflow.python.ops.parallel_for import pfor
 

@@ -7,7 +7,7 @@ from typing import SupportsFloat, SupportsIndex, TypeAlias, cast
 
 from dp_accounting import NeighboringRelation
 
-#: What a caller passed, before anything is known of it.
+#: An argument before it is checked.
 Unchecked: TypeAlias = object
 
 _BOOLEANS = ("bool", "bool_")  # Python's and NumPy's.
@@ -15,7 +15,7 @@ _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE
 
 
 def real(name: str, value: Unchecked, fix: str) -> float:
-    """Returns `value` as a float; refuses bools, strings, NaN and whatever is not a real number."""
+    """Returns `value` as a float; refuses bools, strings, NaN and anything else that is no real number."""
     if type(value).__name__ in _BOOLEANS or not hasattr(value, "__float__"):
         raise TypeError(f"{name}={value!r} is not a number; {fix}.")
     result = float(cast(SupportsFloat, value))
@@ -82,14 +82,14 @@ def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
 
 
 def text(name: str, value: Unchecked, fix: str) -> str:
-    """Returns `value` if it is one line of printable text, not blank."""
+    """Returns `value` if it is one non-blank line of printable text."""
     if not (isinstance(value, str) and value.isprintable() and value.strip()):
         raise TypeError(f"{name}={value!a} must be one line of printable text; {fix}.")
     return value
 
 
 def relation(value: Unchecked, name: str = "neighboring_relation") -> NeighboringRelation:
-    """Returns the adjacency as dp_accounting's enum; its names in lower case are accepted."""
+    """Returns the neighboring relation as dp_accounting's enum; accepts its names in lower case."""
     fix = "pass dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE or .REPLACE_ONE"
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""Keras callbacks that show released and public values only (contract C7)."""
+"""Keras callbacks that show only released and public values (contract C7)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _BUCKETS = 30
 
 
 class PrivacyTensorBoard(Callback):
-    """Writes the privacy spent, privatised metrics and the learned variables to TensorBoard after every epoch.
+    """Writes privacy spending, privatised metrics and learned variables to TensorBoard after every epoch.
 
-    Scalars under "privacy/": epsilon spent and left (where a delta was given), noise multiplier, clip, learning rate,
-    releases, and what else `fit` logs; losses of public validation data under their own names; exact training losses, if
-    somebody asked for them, under "non_private/". Histograms: the model's trainable variables, by layers and part of the model.
-    At the end of a fit the privacy report as text, where a delta was given.
+    Scalars under "privacy/": epsilon spent and left (if `compile` has a delta), noise multiplier, clip, learning rate,
+    releases, and the other logs of `fit`. Losses of public validation data keep their names. Exact training losses, if
+    requested, are under "non_private/". Histograms show the trainable variables by layer and part of the model. At the end
+    of a fit the privacy report is written as text, if `compile` has a delta.
 
     Args:
-      log_dir: where to write event files.
+      log_dir: directory of the event files.
       histogram_freq: epochs between histograms; 0 for none.
 
     #### Formal guarantee
@@ -54,17 +54,17 @@ class PrivacyTensorBoard(Callback):
         self._epoch = 0
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Opens the event file; fails here, before a step has run, where the directory cannot be written."""
-        self._close()  # Left open where the last fit was interrupted.
+        """Opens the event file; raises `ValueError` before the first step if the directory is not writable."""
+        self._close()  # Still open if the last fit was interrupted.
         try:
             self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
             raise ValueError(
-                f"log_dir={self.log_dir!r} cannot be written ({error}): give a directory that can."
+                f"log_dir={self.log_dir!r} cannot be written ({error}): pass a writable directory."
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Writes one point."""
+        """Writes the scalars and histograms of an epoch."""
         model = self.model
         scalars = {name: float(value) for name, value in (logs or {}).items()}
         plan, budget = model.privacy_plan, model.privacy_budget
@@ -81,11 +81,11 @@ class PrivacyTensorBoard(Callback):
             for group, variables in model.weight_groups.items():
                 values.update({f"{group}/{name}": variable.numpy() for name, variable in _named(variables)})
         self._epoch = epoch
-        # Written by a thread of the writer's: TensorFlow's own summaries take longer than an epoch of a small model.
+        # The writer has a thread of its own: TensorFlow's summaries take longer than an epoch of a small model.
         self._writer.add_event(_event(epoch, scalars, values))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Writes the privacy report, in Markdown a block of code, and closes the event file."""
+        """Writes the privacy report as a Markdown code block and closes the event file."""
         if self._writer is not None and self.model.privacy_delta is not None:
             text = textwrap.indent(str(self.model.privacy_report()), "    ")
             summary = text_summary.text_pb("privacy/report", text)
@@ -118,7 +118,7 @@ def _add_histogram(summary: Summary, tag: str, values: np.ndarray) -> None:
 
 
 def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
-    """Variables under their names; where two share one, numbered."""
+    """Returns variables with their names, numbered where names repeat."""
     names = [variable.name.split(":")[0] for variable in variables]
     return [
         (name if names.count(name) == 1 else f"{name}_{names[:place].count(name)}", variable)
@@ -127,19 +127,19 @@ def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
 
 
 class StepsBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, which counts the steps that ran: a budget may end an execution of several before its last.
+    """Keras's progress bar with the number of steps that ran: a budget may end an execution of several steps early.
 
     Args:
-      steps: gives their number so far.
+      steps: returns the number of steps so far.
     """
 
     def __init__(self, steps: Callable[[], int]) -> None:
         super().__init__(count_mode="steps")
-        self.target: int | None = None  # Keras's: what the bar ends at.
+        self.target: int | None = None  # Keras's: the steps of a full bar.
         self._steps, self._before = steps, 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Begins a bar."""
+        """Starts a bar."""
         self._before = self._steps()
         super().on_epoch_begin(epoch, logs)
 
@@ -148,7 +148,7 @@ class StepsBar(keras.callbacks.ProgbarLogger):
         super().on_train_batch_end(self._steps() - self._before - 1, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Ends the bar where the steps ended."""
+        """Ends the bar at the number of steps that ran."""
         planned, self.target = self.target, self._steps() - self._before
         super().on_epoch_end(epoch, logs)
         self.target = planned
@@ -158,17 +158,17 @@ def _learning_rate(optimizer: Optimizer) -> float:
     rate = learning_rate_variable(optimizer)
     if callable(rate) and not isinstance(rate, tf.Variable):
         rate = rate(optimizer.iterations)
-    return float(rate.numpy() if hasattr(rate, "numpy") else rate)  # A strategy's variable is no number.
+    return float(rate.numpy() if hasattr(rate, "numpy") else rate)  # float() does not take a strategy's variable.
 
 
 @dataclasses.dataclass(frozen=True)
 class Backup:
-    """What is kept of an interrupted fit.
+    """The saved state of an interrupted fit.
 
     Attributes:
-      meta: JSON-ready: its place and its plan.
-      arrays: values of weights and of the optimizer's variables.
-      directory: where it was read from.
+      meta: progress and plan, JSON-ready.
+      arrays: values of the weights and of the optimizer's variables.
+      directory: the directory that it was read from.
     """
 
     meta: dict[str, Any]
@@ -177,20 +177,20 @@ class Backup:
 
 
 class PrivateBackupAndRestore(Callback):
-    """Lets a fit that was interrupted, at any moment and also by a kill, go on from its last epoch.
+    """Resumes an interrupted fit from its last epoch, also after a kill.
 
-    Run the same script again: weights, the optimizer's state and the noise multiplier are those of the last whole epoch,
-    and the ledger (which must be on disk) knows what was spent since. Steps that are run again draw fresh noise and are
-    charged again, so that a fit with a target epsilon may end a few steps early. It runs as the last of the callbacks, so
-    that what they change at an epoch's end is kept; they start anew, as in Keras. When `fit` ends, the backup is deleted.
+    Run the same script again: weights, optimizer state and noise multiplier are those of the last complete epoch. The
+    ledger (which must be on disk) has the privacy spent since. Repeated steps draw fresh noise and are charged again, so a
+    fit with a target epsilon may end a few steps early. The callback runs after all others, so their changes at an epoch's
+    end are saved; the others start anew, as in Keras.
 
     Args:
-      backup_dir: directory for the backup, of this fit alone.
-      delete_checkpoint: delete it when the fit ends.
+      backup_dir: directory of the backup, for this fit alone.
+      delete_checkpoint: whether to delete the backup when the fit ends.
 
     #### Formal guarantee
 
-    The file holds released variables, the plan and the numbers of steps and epochs: no key, no seed and no record. A step
+    The file holds released variables, the plan and the numbers of steps and epochs, but no key, seed or record. A step
     runs only after the ledger has been charged for it, before and after an interruption.
     """
 
@@ -202,23 +202,23 @@ class PrivateBackupAndRestore(Callback):
         self._first_epoch = 0
 
     def attach(self, snapshot: Callable[[int], Backup], first_epoch: int) -> None:
-        """Called by `fit`: how to take a backup, and the epoch that it starts from."""
+        """Sets the function that takes a backup, and the first epoch; `fit` calls it."""
         self._snapshot, self._first_epoch = snapshot, first_epoch
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Writes what the fit starts from: fails here, before a step has run, where the directory cannot be written."""
+        """Writes the initial state; raises `ValueError` before the first step if the directory is not writable."""
         if self._snapshot is None:
-            raise ValueError("PrivateBackupAndRestore is for fit of this library's models.")
+            raise ValueError("PrivateBackupAndRestore works only with fit of tfp_dpvi's models.")
         try:
             os.makedirs(self.backup_dir, exist_ok=True)
             self._write(self._snapshot(self._first_epoch))
         except OSError as error:
             raise ValueError(
-                f"backup_dir={self.backup_dir!r} cannot be written ({error}): give a directory that can. Nothing was spent."
+                f"backup_dir={self.backup_dir!r} cannot be written ({error}): pass a writable directory. No privacy was spent."
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Writes the state after this epoch, in place of the last."""
+        """Replaces the backup by the state after this epoch."""
         assert self._snapshot is not None
         self._write(self._snapshot(epoch + 1))
 
@@ -233,10 +233,10 @@ class PrivateBackupAndRestore(Callback):
         self._path.unlink(missing_ok=True)
 
     def read(self) -> Backup | None:
-        """The backup in the directory, or None.
+        """Returns the backup in the directory, or None.
 
         Raises:
-          ValueError: there is something else.
+          ValueError: the file is not a readable backup of this version.
         """
         try:
             with open(self._path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -246,13 +246,13 @@ class PrivateBackupAndRestore(Callback):
             return None
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
             raise ValueError(
-                f"{str(self._path)!r} is no backup that can be read ({type(error).__name__}: {error}). Delete it to start the fit "
-                "anew: what it spent stays in the ledger. Nothing was spent now."
+                f"{str(self._path)!r} is not a readable backup ({type(error).__name__}: {error}). Delete it to restart the fit; "
+                "the ledger keeps its spending. No privacy was spent now."
             ) from error
         if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(
-                f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or give "
-                "another backup_dir. Nothing was spent."
+                f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or pass "
+                "another backup_dir. No privacy was spent."
             )
         return Backup(meta, arrays, self.backup_dir)
 
@@ -261,7 +261,7 @@ class PrivateBackupAndRestore(Callback):
         return pathlib.Path(self.backup_dir) / _FILE
 
     def _write(self, backup: Backup) -> None:
-        """A new file takes the old one's place when it is whole and on the disk."""
+        """Writes a new file and renames it once it is complete and synced."""
         temporary = self._path.with_suffix(".new")
         meta = json.dumps({"format": _FORMAT, "version": _VERSION, **backup.meta})
         arrays: dict[str, Any] = {f"array_{i}": value for i, value in enumerate(backup.arrays)}

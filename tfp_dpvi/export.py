@@ -1,7 +1,7 @@
-"""A SavedModel of functions of released values alone, beside its privacy report and a model card.
+"""Exports a SavedModel of functions of released values, with its privacy report and a model card.
 
-What is saved is a new `tf.Module` with the traced functions and the variables that they read. The Keras model is not in it,
-and with it neither optimizer, ledger, key nor record.
+The SavedModel is a new `tf.Module` with the traced functions and the variables that they read. It holds no Keras model,
+optimizer, ledger, key or record.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tfp_dpvi.privacy import PrivacyReport
 
 REPORT = os.path.join("assets.extra", "privacy_report.json")
 CARD = "README.md"
-SERVED = "serving_default"  # What TensorFlow Serving and Keras's TFSMLayer call where nobody names a signature.
+SERVED = "serving_default"  # The default signature of TensorFlow Serving and Keras's TFSMLayer.
 _EXAMPLES = {"num": "100", "seed": "[1, 2]"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFunction:
-    """One signature.
+    """One signature of an export.
 
     Attributes:
-      name: of the signature.
-      function: takes tensors by keyword, gives a dict of tensors.
+      name: the signature's name.
+      function: takes tensors by keyword and returns a dict of tensors.
       inputs: `tf.TensorSpec` for each keyword, with None for the number of records.
-      meaning: what it computes, one sentence for the model card.
+      meaning: one sentence for the model card on what it computes.
     """
 
     name: str
@@ -42,9 +42,9 @@ class ExportedFunction:
 
 
 def flat_names(structure: Structure, single: str) -> list[str]:
-    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields, or numbers.
+    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields or numbers.
 
-    Names are Python identifiers, as arguments go by keyword: "hours-per-week" becomes "hours_per_week".
+    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
     """
 
     def named(part: tf.Tensor, name: str) -> Iterator[str]:  # Or a structure.
@@ -80,30 +80,30 @@ def write(
     title: str,
     overwrite: bool = False,
 ) -> None:
-    """Writes the folder, completely or not at all.
+    """Writes an export atomically.
 
     Args:
-      path: a folder that does not exist yet, or an empty one.
+      path: a new or empty folder.
       functions: the signatures.
-      report: of the training; the data set's name in the ledger is left out.
-      title: of the model card.
-      overwrite: replace an earlier export; anything else is never replaced.
+      report: the privacy report of the training, written without the data set's name in the ledger.
+      title: the title of the model card.
+      overwrite: whether to replace an earlier export; anything else is never replaced.
 
     Raises:
-      ValueError: the path cannot be written, or something is there; nothing changed.
+      ValueError: the path is not writable or not free; nothing is changed.
 
     #### Formal guarantee
 
-    The folder is a function of the given functions, the variables that they read, and the report.
+    The folder is a function of `functions`, the variables that they read, and the report.
     """
     target = pathlib.Path(path).absolute()
     _check_free(target, overwrite)
     module = _module(functions)
-    # The ledger's name for the data set is the curator's.
+    # The data set's name in the ledger is the curator's, not public.
     report = dataclasses.replace(report, dataset_id=None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk, so that a rename can put it in its place.
+        # On the same disk, for an atomic rename.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
             made, earlier = pathlib.Path(beside, "model"), pathlib.Path(beside, "earlier")
             signatures = {one.name: getattr(module, one.name) for one in functions}
@@ -122,19 +122,19 @@ def write(
                 raise
     except AssertionError as error:
         raise ValueError(
-            f"export: the model reads something beside variables, such as a lookup table, which an export cannot hold. {error}"
+            f"export: the model reads a resource that is no variable, such as a lookup table; an export cannot save it. {error}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(
-            f"path={str(target)!r} cannot be written ({error}): give a folder that can. Nothing was changed."
+            f"path={str(target)!r} cannot be written ({error}): pass a writable folder. Nothing was changed."
         ) from error
 
 
-# ------------------------------------------------------------------ what is saved
+# ------------------------------------------------------------------ the SavedModel
 
 
 def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
-    """Returns a new module of traced functions and the variables that these read, and nothing else."""
+    """Returns a new module with only the traced functions and the variables that they read."""
     module = tf.Module(name="export")
     traced = {one.name: _traced(one) for one in functions}
     variables = {variable.ref(): variable for one in traced.values() for variable in one.graph.variables}
@@ -162,11 +162,11 @@ def _check_free(target: pathlib.Path, overwrite: bool) -> None:
         return
     if not (is_folder and (target / "saved_model.pb").is_file() and (target / REPORT).is_file()):
         raise ValueError(
-            f"path={str(target)!r} exists and is no export of a model: give another path. Nothing was changed."
+            f"path={str(target)!r} exists and is no export of a model: pass another path. Nothing was changed."
         )
     if not overwrite:
         raise ValueError(
-            f"path={str(target)!r} holds an earlier export: give another path, or overwrite=True to replace it."
+            f"path={str(target)!r} holds an earlier export: pass another path, or overwrite=True to replace it."
         )
 
 
@@ -211,8 +211,8 @@ def _card(
         lines += textwrap.wrap(f"* `{one.name}`: {one.meaning}", 118, subsequent_indent="  ")
     lines += [
         "",
-        f"Each is a signature too, for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. Arguments go by keyword. The",
-        "folder holds released values alone: no record, no key, no state of the optimizer. To use it spends no privacy budget.",
+        f"Each is also a signature for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. Pass arguments by keyword. The",
+        "folder holds only released values: no record, key or optimizer state. Using it spends no privacy budget.",
         "",
         "## Privacy report",
         "",

@@ -1,4 +1,4 @@
-"""Training metrics that cost privacy, and little of it: sums of bounded values, released with the gradient (section 5.5).
+"""Training metrics that cost privacy, and little of it: sums of bounded values, released with the gradient.
 
 In every step each sampled record adds a value clipped to a declared range; the sum is released with the gradient, and the
 two are priced as one. To add a metric, subclass `PrivateMetric` and override `record_values`.

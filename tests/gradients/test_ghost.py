@@ -390,7 +390,7 @@ def test_the_check_on_made_up_records_finds_a_wrong_rule(name, factor):
     def wrong(self, *args, **kwargs):
         return factor * right(self, *args, **kwargs)
 
-    with mock.patch.object(Outer, name, wrong), pytest.raises(UnsupportedLayerError, match="by single records"):
+    with mock.patch.object(Outer, name, wrong), pytest.raises(UnsupportedLayerError, match="per-example gradients"):
         engine(model).checked(lambda part: losses_of(model, part), x)
 
 
@@ -438,7 +438,7 @@ def test_what_shows_only_where_sizes_are_known_is_refused_too(layer):
     x = tf.random.uniform([3, 4])
     model(x)
     before = [value.copy() for value in model.get_weights()]
-    with pytest.raises(ValueError, match=r"by single records|None rows|writes"):
+    with pytest.raises(ValueError, match=r"per-example gradients|None rows|writes"):
         engine(model).checked(lambda part: losses_of(model, part), x)
     for one, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, value)

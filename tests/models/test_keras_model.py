@@ -165,7 +165,7 @@ class Late(layers.Layer):
 @pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
 def test_a_loss_that_a_call_adds_as_a_function_is_refused(gradients):
     model = compiled(keras.Sequential([layers.Input([6]), layers.Dense(3), Late()]), "mse", gradients=gradients)
-    with pytest.raises(ValueError, match=r"late.*calls add_loss with a function.*give it the tensor"):
+    with pytest.raises(ValueError, match=r"late.*calls add_loss with a function.*pass the tensor"):
         model.fit(X, X[:, :3], verbose=0)
     assert model.privacy_ledger.num_releases == 0
 

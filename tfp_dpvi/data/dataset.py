@@ -1,4 +1,4 @@
-"""Batches of a `tf.data.Dataset` whose maker declares how they were drawn."""
+"""Batches of a `tf.data.Dataset` with a declared sampling scheme."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ONCE, _POISSON = "each_record_once_per_epoch", "poisson"
 
 
 _RECIPES = (
-    "Pass arrays, from which fit draws by itself, or declare how these batches were drawn:\nfit(dataset, num_records=N, "
+    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\nfit(dataset, num_records=N, "
     'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or sampling="each_record_once_per_epoch" under '
     'compile(neighboring_relation="replace_one"). Shuffling is not Poisson sampling.'
 )
 
 
 class DatasetData:
-    """Batches that the user draws, each one step. See `Data`.
+    """Batches that the user draws, one for each step. See `Data`.
 
     Args:
       dataset: elements x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size.
@@ -38,7 +38,7 @@ class DatasetData:
       dtype: NumPy float type of the model.
 
     Raises:
-      ValueError: not declared, or a declaration that is incomplete; the message says how to declare it.
+      ValueError: a missing or incomplete declaration; the message says how to declare it.
     """
 
     resumable: bool = False
@@ -55,7 +55,7 @@ class DatasetData:
     ) -> None:
         if sampling not in (_POISSON, _ONCE):
             raise ValueError(
-                f"x is a {type(dataset).__name__}, and sampling={sampling!r} is no declared scheme. {_RECIPES}"
+                f"x is a {type(dataset).__name__}, and sampling={sampling!r} declares no scheme. {_RECIPES}"
             )
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
@@ -65,8 +65,8 @@ class DatasetData:
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                'sampling="each_record_once_per_epoch" of an endless dataset: a pass must end for records to be in it once. '
-                "Leave out repeat(); fit makes a pass for each epoch."
+                'sampling="each_record_once_per_epoch" needs a finite dataset. Leave out repeat(); fit makes one pass for each '
+                "epoch."
             )
         self.num_records, self.steps_per_epoch = num_records, steps_per_epoch
         self.batch_size = num_records / steps_per_epoch if probability is None else probability * num_records
@@ -94,7 +94,7 @@ class DatasetData:
         return DeclaredBatchSampler(rows, self._scheme, self._rows)
 
     def _next(self) -> tf.Tensor:
-        """Returns the next batch; where records are in one batch of an epoch, each epoch is a pass of its own."""
+        """Returns the next batch; with "each_record_once_per_epoch", each epoch starts a new pass."""
         endless = isinstance(self._scheme, PoissonSampling)
         if self._iterator is None or (not endless and self._used == self.steps_per_epoch):
             self._iterator, self._used = iter(self._dataset), 0
@@ -104,7 +104,7 @@ class DatasetData:
             wanted = "endless: a batch used twice is no new sample" if endless else f"of {self.steps_per_epoch} batches"
             raise ValueError(
                 f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
-                "charged and drew no noise. Have the dataset draw as many batches as fit is to run."
+                "charged and drew no noise. Make the dataset yield as many batches as fit runs."
             ) from None
         self._used += 1
         return batch
@@ -114,7 +114,7 @@ class DatasetData:
         return tf.as_dtype(self._dtype) if dtype.is_floating or dtype.is_bool else dtype
 
     def _padded(self, element: tf.Tensor) -> tuple[dict[str, tf.Tensor], int]:
-        """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, and no record dropped."""
+        """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, no record dropped."""
         named = tf.nest.map_structure(lambda part: tf.cast(part, self._kind(part.dtype)), _named(element))
         sizes = {int(part.shape[0]) for part in tf.nest.flatten(named)}
         if len(sizes) != 1:
@@ -130,12 +130,12 @@ class DatasetData:
         return padded, rows
 
     def _zeros(self) -> Records:
-        """Returns one record of the dataset's shapes and dtypes, all zero, to check the model on without drawing a batch."""
+        """Returns one record of zeros with the dataset's shapes and dtypes, to check the model without drawing a batch."""
 
         def zeros(spec: tf.TensorSpec) -> np.ndarray:
             if spec.shape.rank is None or spec.shape.rank == 0 or None in spec.shape.as_list()[1:]:
                 raise ValueError(
-                    f"The dataset's elements have shape {spec.shape}; each needs a batch dimension and known others. Use "
+                    f"The dataset's elements have shape {spec.shape}; all dimensions but the batch dimension must be known. Use "
                     "dataset.batch(...) and fixed record shapes."
                 )
             return np.zeros([1, *spec.shape.as_list()[1:]], self._kind(spec.dtype).as_numpy_dtype)
@@ -147,14 +147,16 @@ class DatasetData:
 def _named(element: Structure) -> dict[str, Structure]:
     parts = element if isinstance(element, tuple) else (element,)
     if not 1 <= len(parts) <= 3:
-        raise ValueError(f"The dataset's elements have {len(parts)} parts; give x, (x, y) or (x, y, sample_weight).")
+        raise ValueError(f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, sample_weight).")
     return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def _declared_scheme(sampling: str, probability: float | None, steps_per_epoch: int) -> SamplingScheme:
     if sampling == "poisson":
         if probability is None:
-            raise ValueError('sampling="poisson" of a dataset needs sampling_probability=, the inclusion probability.')
+            raise ValueError(
+                'sampling="poisson" with a dataset needs sampling_probability=, the inclusion probability.'
+            )
         return PoissonSampling(probability)
     if probability is not None:
         raise ValueError(f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.')

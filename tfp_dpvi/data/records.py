@@ -1,4 +1,4 @@
-"""Records as structures of arrays with one record a row, checked."""
+"""Records as checked structures of arrays, one record per row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Records:
         return [part for part in tf.nest.flatten((self.x, self.y, self.sample_weight)) if part is not None]
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """Returns tensors under the keys "x", "y" and "sample_weight", as far as there are such."""
+        """Returns tensors under the keys "x", "y" and "sample_weight"; a missing part has no key."""
         parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
         given = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, given)
@@ -43,9 +43,9 @@ class Data(Protocol):
     """The records of a fit: in memory, streamed, or batches of a dataset.
 
     Attributes:
-      sampler: takes each step's records inside the step; its scheme is what is accounted for.
-      tensors: of the shapes that the step is traced with.
-      records: the records, or one of their shapes for those that stay where they are.
+      sampler: selects each step's records inside the step; the accounting uses its scheme.
+      tensors: tensors of the shapes that the step is traced with.
+      records: the records, or one zero record of their shapes if they are streamed.
       num_records: the public N.
       batch_size: the expected batch size, the public denominator qN.
       steps_per_epoch: public.
@@ -101,14 +101,14 @@ def make_records(
     """Returns the arguments of `fit`, checked and converted.
 
     Args:
-      x: array, dict or tuple of arrays, or table with named columns (which is a dict of them), with one record a row.
+      x: array, dict or tuple of arrays, or table with named columns (treated as a dict of them), one record per row.
       y: likewise, or None.
       sample_weight: array of shape [N] of weights >= 0, or None.
-      dtype: NumPy float type of the model; float arrays are cast to it; integer arrays stay, and so do bool columns.
-      validate: look at the values too: NaN and Inf are refused. This is the curator's check, outside the guarantee.
+      dtype: NumPy float type of the model; float arrays are cast to it; integer arrays and bool columns are kept.
+      validate: whether to refuse NaN and Inf. This is the curator's check of the values, outside the guarantee.
 
     Raises:
-      TypeError: a type that has no rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is no number.
+      TypeError: a type without rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is not numeric.
       ValueError: lengths differ, no records, values that are not finite, a negative weight.
     """
     x = _arrays("x", x, dtype, validate)
@@ -123,24 +123,24 @@ def make_records(
 
 
 def by_column(name: str, value: Any) -> Any:
-    """Returns a pandas DataFrame (or any table like it) as a dict of its columns; anything else as it is.
+    """Converts a pandas DataFrame (or a similar table) to a dict of its columns; returns other values unchanged.
 
     Raises:
       TypeError: a sparse matrix.
-      ValueError: columns without names of their own.
+      ValueError: column names that are no strings, or not unique.
     """
     if hasattr(value, "tocsr"):
         raise TypeError(
-            f"{name} is a scipy sparse matrix, and a step computes with dense rows: pass {name}.toarray(), or where that does not fit "
-            "a source,\nan object with a length whose source[indices] returns such rows (x[indices].toarray())."
+            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass {name}.toarray(). If that does not fit in memory,\n"
+            "pass an object with __len__ whose source[indices] returns dense rows (x[indices].toarray())."
         )
     if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
         return value
     names = list(value.columns)
     if not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
         raise ValueError(
-            f"{name} is a table with the columns {names}: they become x['name'] for the likelihood, so give each a string of its "
-            f"own, or pass {name}.to_numpy() to have one array."
+            f"{name} is a table with the columns {names}: they become x['name'] in the likelihood. Give each a unique string as "
+            f"its name, or pass {name}.to_numpy()."
         )
     return {one: value[one].to_numpy() for one in names}
 
@@ -149,20 +149,20 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
     value = by_column(name, value)
     if isinstance(value, dict | tuple):
         if not value:
-            raise ValueError(f"{name} is an empty {type(value).__name__}: give at least one array.")
+            raise ValueError(f"{name} is an empty {type(value).__name__}: pass at least one array.")
         items = value.items() if isinstance(value, dict) else enumerate(value)
         made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict)) for key, part in items}
         return made if isinstance(value, dict) else tuple(made.values())
     try:
         array = np.asarray(value)
-    except ValueError as error:  # Of several lengths.
+    except ValueError as error:  # Entries of several lengths.
         raise ValueError(
-            f"{name} is a list that makes no array: give one array, or a tuple or dict of arrays."
+            f"{name} is a list with entries of different lengths: pass one array, or a tuple or dict of arrays."
         ) from error
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name} has dtype {array.dtype}, which holds no plain numbers. Convert it first, for instance with "
-            f"{name}.astype('float32') or by coding categories as integers."
+            f"{name} has dtype {array.dtype}, which is not numeric. Convert it, for instance with {name}.astype('float32') or by "
+            "coding categories as integers."
         )
     if array.ndim == 0:
         raise ValueError(f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record.")
@@ -171,8 +171,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
             array = array.astype(dtype, copy=False)
         if validate and not np.isfinite(array).all():
             raise ValueError(
-                f"{name} holds values that are NaN or infinite in {np.dtype(dtype).name}: impute them, code them as a mask, or rescale; "
-                "with fit(validate=False) such records contribute nothing.\n(This check looks at the data and is outside the guarantee.)"
+                f"{name} has values that are NaN or infinite in {np.dtype(dtype).name}: impute, mask or rescale them; with "
+                "fit(validate=False)\nsuch records contribute nothing. (This check looks at the data and is outside the guarantee.)"
             )
     elif array.dtype.kind == "b" and not column:
         array = array.astype(dtype)

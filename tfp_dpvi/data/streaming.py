@@ -1,4 +1,4 @@
-"""Records that stay where they are: memory maps and other indexable sources, read by the rows that a step draws."""
+"""Streamed records: memory maps and other indexable sources, of which each step reads the rows that it draws."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from tfp_dpvi.data.records import Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 RESIDENT_BYTES = 2**31
-"""Memory maps up to this size are loaded: a device's memory is faster than any disk."""
+"""Memory maps up to this size are loaded into the device's memory, which is faster than any disk."""
 
-_AHEAD = 8  # Steps whose rows the operating system is told of before they are read.
-_READY = 4  # Batches that wait for the loop.
+_AHEAD = 8  # Steps whose rows the operating system prefetches.
+_READY = 4  # Batches that are ready before the loop needs them.
 
 
 def is_source(value: Any) -> bool:
-    """Returns whether `value` is indexable by rows without being an array: it has `source[indices]` and a length."""
+    """Returns whether `value` is an indexable source and no array: it has `source[indices]` and a length."""
     plain = isinstance(value, list | tuple | dict | str | bytes | tf.Tensor | tf.data.Dataset)
     return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
 def _is_mapped(leaf: object) -> bool:
-    """Returns True for file-backed arrays; copies of an `np.memmap` are not."""
+    """Returns whether an array is file-backed; a copy of an `np.memmap` is not."""
     return isinstance(leaf, np.memmap) and mapped_file(leaf) is not None
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:
-    """Returns whether to read these records by rows: sources always, memory maps that are large, or as the user says.
+    """Returns whether to stream these records: always for sources, for large memory maps, or as `stream` says.
 
     Raises:
-      ValueError: `stream=False` of a source that is no array.
+      ValueError: `stream=False` for a source that is no array.
     """
     leaves = tf.nest.flatten(parts)
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
-        raise ValueError("stream=False, but x or y is a source that is read by rows: leave stream out, or pass arrays.")
+        raise ValueError("stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays.")
     mapped = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
     return sources or (mapped > RESIDENT_BYTES if stream is None else bool(stream))
 
 
 class RecordSource:
-    """Structures of arrays, memory maps or sources with a common length, one record a row.
+    """Structures of arrays, memory maps or sources with a common length, one record per row.
 
     Args:
-      x: structure of leaves with a length, and `leaf[indices]` for an increasing int64 array of indices.
+      x: structure of leaves with `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices.
       y: likewise, or None.
       sample_weight: array of shape [N], or None.
-      dtype: NumPy float type of the model; floats are cast to it as they are read, integers stay.
+      dtype: NumPy float type of the model; floats are cast to it when read, integers are kept.
 
     Raises:
-      ValueError: lengths differ, no records, or a row that is no array of numbers.
+      ValueError: lengths differ, no records, or rows that are no numeric arrays.
     """
 
     def __init__(self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype) -> None:
@@ -82,14 +82,14 @@ class RecordSource:
         row = leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
         if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
             raise ValueError(
-                f"Part {number} of the records gives {row.dtype} of shape {row.shape} for source[[0]]: it must give one row of "
-                "numbers for each index, float, integer or bool."
+                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: it must return one row of "
+                "floats, integers or bools for each index."
             )
         return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 
     @property
     def probe(self) -> Records:
-        """Returns one record of the right shapes, all zero."""
+        """Returns one record of zeros."""
         return self._records(np.zeros([0], np.int64), 1)
 
     def some(self) -> Records:
@@ -102,7 +102,7 @@ class RecordSource:
         return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), rows)
 
     def advise(self, indices: np.ndarray) -> None:
-        """Tells the operating system which rows will be read, so that it reads them side by side."""
+        """Lets the operating system prefetch rows in parallel."""
         for leaf in self._leaves:
             if _is_mapped(leaf) and leaf.flags.c_contiguous and hasattr(mmap, "MADV_WILLNEED"):
                 mapped, offset = _map_of(leaf)
@@ -112,10 +112,10 @@ class RecordSource:
                     mapped.madvise(mmap.MADV_WILLNEED, start, offset + (index + 1) * width - start)
 
     def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
-        """Returns the records with these indices as a structure of arrays, and rows of zeros up to `rows`.
+        """Returns the records with these indices as a structure of arrays, padded with zeros to `rows` rows.
 
         Raises:
-          RuntimeError: the source gave something else, or failed.
+          RuntimeError: the source failed, or returned another shape.
         """
         return tf.nest.pack_sequence_as(
             self._parts, [self._read(number, indices, rows) for number in range(len(self._leaves))]
@@ -127,7 +127,7 @@ class RecordSource:
         if len(indices) == 0:
             return filled
         try:
-            # Increasing, as files want to be read; batches of a fixed size are drawn in another order.
+            # Files are read fastest in increasing order; batches of a fixed size are drawn in another.
             order = np.argsort(indices)
             found = np.asarray(leaf[indices[order]])
         except Exception as error:
@@ -137,15 +137,15 @@ class RecordSource:
             ) from error
         if found.shape != (len(indices), *spec.shape[1:]):
             raise RuntimeError(
-                f"Part {number} of the records gave shape {found.shape} for {len(indices)} rows; it must be "
-                f"{(len(indices), *spec.shape[1:])}. Is the source shorter than its length of {self.num}?"
+                f"Part {number} of the records returned shape {found.shape} for {len(indices)} rows; it must be "
+                f"{(len(indices), *spec.shape[1:])}. Check that the source has {self.num} rows, as its length says."
             )
         filled[order] = found
         return filled
 
 
 def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
-    """Returns the mmap under an array and where in it the array begins, in bytes."""
+    """Returns the mmap behind an array, and the array's offset in it in bytes."""
     mapped = mapped_file(leaf)
     assert mapped is not None
     begins = np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
@@ -153,11 +153,11 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
 
 
 class _HostDraws:
-    """Draws the indices that a sampler draws inside a step, as NumPy arrays on the host; `batches` nearly always hold them.
+    """Draws a sampler's indices on the host as NumPy arrays; `batches` is nearly always enough for one step.
 
     #### Formal guarantee
 
-    None of its own: indices and order are those of `sampler.for_each_batch` with the step's sampling key, and none is dropped.
+    Indices and order are those of `sampler.for_each_batch` with the step's sampling key; none is dropped.
     """
 
     def __init__(self, sampler: Sampler, batches: int) -> None:
@@ -170,12 +170,12 @@ class _HostDraws:
         def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             def record(carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
                 pieces, masks, number = carry
-                at = tf.minimum(number, batches - 1)  # What has no room is counted, and all is drawn again with more.
+                at = tf.minimum(number, batches - 1)  # An overflow is counted, and the draw repeated with more room.
                 return pieces.write(at, tf.cast(indices, tf.int64)), masks.write(at, mask), number + 1
 
             pieces = tf.TensorArray(tf.int64, batches, element_shape=[size], clear_after_read=False)
             masks = tf.TensorArray(tf.bool, batches, element_shape=[size], clear_after_read=False)
-            # Every entry is written before, so that both have a shape whatever is drawn.
+            # Every entry is written first, so that both have a static shape.
             pieces = pieces.unstack(tf.zeros([batches, size], tf.int64))
             masks = masks.unstack(tf.zeros([batches, size], tf.bool))
             sampling_key = _random.keys_of_step(key, step)[0]
@@ -186,9 +186,9 @@ class _HostDraws:
         return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
 
     def __call__(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
-        """Returns what step `step` draws with the fit's key, and how many physical batches that takes.
+        """Returns the indices that step `step` draws with the fit's key, and its number of physical batches.
 
-        `compiled`: what the loop draws when XLA compiles it; TensorFlow's generators give other numbers then.
+        `compiled` says whether XLA compiles the loop: TensorFlow's generators then give other numbers.
         """
         batches = self._batches
         while True:
@@ -199,9 +199,9 @@ class _HostDraws:
 
 
 class StreamedData:
-    """Records of a `RecordSource`, of which each step's are drawn on the host and read ahead while steps run. See `Data`.
+    """Records of a `RecordSource`, drawn on the host and read ahead while steps run. See `Data`.
 
-    The same records in the same order as from arrays on the device; the scheme of the sampler `draws` is what is accounted for.
+    Steps get the same records in the same order as from arrays on the device, by the scheme of the sampler `draws`.
     """
 
     resumable: bool = True
@@ -211,13 +211,13 @@ class StreamedData:
     ) -> None:
         if isinstance(draws, FullBatchSampler):
             raise ValueError(
-                f"batch_size is not below the number of records, {source.num}, and they are read from where they are stored: a "
-                "step would read them all. Choose a smaller batch_size, or pass arrays."
+                f"batch_size is not below the number of streamed records, {source.num}: every step would read them all. Choose a "
+                "smaller batch_size, or pass arrays."
             )
         self.num_records, self.batch_size, self.steps_per_epoch = num_records, batch_size, steps_per_epoch
         self.records = source.probe
         self._source, self._scheme, self._size = source, draws.scheme, draws.physical_batch_size
-        # Room that no sample passes but once in 10^15; what passes it is not lost, it is traced anew.
+        # A sample exceeds this room once in 10^15 steps, and is then traced anew.
         mean = source.num * batch_size / num_records
         batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
         self._draws = _HostDraws(draws, batches)
@@ -254,7 +254,7 @@ class StreamedData:
             reader.shutdown(cancel_futures=True)
 
     def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
-        # What is drawn comes before what is padding, in every physical batch, so that the records can be laid end to end.
+        # Padding follows the records in every physical batch, so that the records can be concatenated.
         rows = max(self._rows, batches * self._size)
         arrays = self._source.take(indices, rows)
         arrays["mask"] = np.arange(rows) < len(indices)

@@ -1,6 +1,6 @@
-"""Divergences between the codes of a group of records and a prior, and priors worth matching.
+"""Divergences between the codes of a group of records and a prior, and structured priors.
 
-A value depends on every record of its group: whoever releases its gradient must clip and price the group as a whole.
+A value depends on every record of its group: releasing its gradient requires clipping and accounting by group.
 """
 
 from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation

@@ -9,11 +9,11 @@ from tfp_dpvi.divergences.codes import check_distribution, points, present_rows,
 
 
 def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
-    """Returns log sum_j share_j exp(log_probs[:, j, ...]), whatever the rows of weight zero hold."""
+    """Returns log sum_j share_j exp(log_probs[:, j, ...]); rows of weight zero may be NaN."""
     weights = tf.reshape(weights, [-1, *[1] * (log_probs.shape.rank - 2)])
     chosen = weights > 0
     log_weights = tf.math.log(tf.where(chosen, weights, tf.ones_like(weights)))
-    # An empty group would be the logarithm of zero, whose gradient is NaN: give it something finite to drop later.
+    # The logarithm of an empty group's zero has a NaN gradient: use a finite value, dropped later.
     absent = tf.where(present, tf.constant(-np.inf, log_probs.dtype), tf.zeros([], log_probs.dtype))
     total = tf.reduce_sum(weights)
     log_total = tf.math.log(tf.where(present, total, tf.ones_like(total)))
@@ -23,8 +23,8 @@ def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -
 def _for_each_row(z: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Returns points [m, d] as [m, n, d], one copy for each posterior.
 
-    Selected, not broadcast: a posterior of weight zero may have NaN parameters, and the zero gradient of its
-    log-probability is then NaN at its copy of a point. `tf.where` keeps that from the point itself.
+    Selected, not broadcast: a posterior of weight zero may have NaN parameters, and then the gradient of its log-probability
+    is NaN at its copy of a point. `tf.where` keeps NaN away from the point itself.
     """
     z = z[:, tf.newaxis, :]
     return tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
@@ -83,8 +83,8 @@ def total_correlation(samples: tf.Tensor, posterior: tfd.Distribution, weights: 
 
     `sum_i share_i [log q(z_i) - sum_d log q_d(z_id)]` with q and its marginals q_d mixtures over the group: the minibatch
     estimate of Chen et al. (2018, "Isolating sources of disentanglement in variational autoencoders", arXiv:1802.04942,
-    section 4.1), but for a constant. Esmaeili et al. (2019, "Structured disentangled representations") use it for blocks
-    of dimensions. Biased in small groups (one record gives 0). Time and memory are O(n^2 d).
+    section 4.1), up to a constant. Esmaeili et al. (2019, "Structured disentangled representations") use it for blocks of
+    dimensions. Biased in small groups (one record gives 0). Time and memory are O(n^2 d).
 
     Args:
       samples: float [n, d], one draw of each row's posterior.

@@ -39,23 +39,23 @@ def row_weights(value: tf.Tensor | None, rows: tf.Tensor, name: str) -> tf.Tenso
 
 
 def shares(weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns weights scaled to sum to one, zeros if there is no weight; and whether there is any."""
+    """Returns the weights scaled to sum to one (zeros if all are zero), and whether any is positive."""
     total = tf.reduce_sum(weights)
     present = total > 0
     return weights / tf.where(present, total, tf.ones_like(total)), present
 
 
 def present_rows(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns `rows`, zeros where the weight is zero: selected, since zero times a NaN would be NaN."""
+    """Returns `rows` with zeros where the weight is zero: selected, since 0 x NaN is NaN."""
     return tf.where(weights[:, tf.newaxis] > 0, rows, tf.zeros_like(rows))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codes:
-    """The codes of one group of records, as a batch-wise regulariser `regularizer(codes) -> scalar` sees them.
+    """The codes of one group of records, the argument of a batch-wise regulariser `regularizer(codes) -> scalar`.
 
-    Shapes are static: weights say which records belong to the group, so that an empty group has the same shapes. A
-    regulariser must be finite, with finite gradients, whatever the weights.
+    Shapes are static: weights mark the group's records, and an empty group has the same shapes. A regulariser and its
+    gradients must be finite for all weights.
 
     Attributes:
       samples: float [n, d], one reparameterised draw from each row's posterior. Rows of weight zero hold zeros.
@@ -76,13 +76,13 @@ class Codes:
 def check_distribution(
     distribution: tfd.Distribution, name: str, batch: tf.TensorShape, event: tf.TensorShape, dtype: tf.DType
 ) -> None:
-    """Raises unless `distribution` is one of TFP's with these static shapes and this dtype."""
+    """Raises unless `distribution` is a TFP distribution with these static shapes and this dtype."""
     if isinstance(distribution, type) or not all(hasattr(distribution, part) for part in ("log_prob", "event_shape")):
         raise TypeError(f"{name} must be a TFP distribution, got {distribution!r}.")
     if not isinstance(distribution.event_shape, tf.TensorShape):
         raise ValueError(
-            f"{name} {distribution.name!r} has parts (event shape {distribution.event_shape}): join them into one vector, "
-            "for instance with tfd.Blockwise."
+            f"{name} {distribution.name!r} has the structured event shape {distribution.event_shape}: join its parts into one "
+            "vector, for instance with tfd.Blockwise."
         )
     if not (distribution.batch_shape.is_compatible_with(batch) and distribution.event_shape.is_compatible_with(event)):
         raise ValueError(
@@ -92,5 +92,5 @@ def check_distribution(
     if tf.as_dtype(distribution.dtype) != dtype:
         raise ValueError(
             f"{name} {distribution.name!r} has dtype {tf.as_dtype(distribution.dtype).name}, the codes {dtype.name}: "
-            "build both in the same."
+            "use the same dtype for both."
         )

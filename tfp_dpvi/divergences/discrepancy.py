@@ -13,7 +13,7 @@ SCALES: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
-    """Returns the scales as floats; raises `ValueError` or `TypeError` unless they are some positive numbers."""
+    """Returns the scales as floats; raises `ValueError` or `TypeError` unless they are positive numbers."""
     values = tuple(check.positive("scales", s) for s in (scales if isinstance(scales, Iterable) else (scales,)))
     if not values:
         raise ValueError(f"scales={scales!r} is empty; pass positive numbers, such as {SCALES}.")
@@ -27,13 +27,13 @@ def _squared_discrepancy(
     x_weights: tf.Tensor | None,
     y_weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Returns |mean embedding of x - mean embedding of y|^2, given the inner product of two weighted embeddings."""
+    """Returns |mean embedding of x - mean embedding of y|^2, from the inner product of two weighted embeddings."""
     x_weights, y_weights = row_weights(x_weights, x, "x_weights"), row_weights(y_weights, y, "y_weights")
     x_shares, x_present = shares(x_weights)
     y_shares, y_present = shares(y_weights)
     x, y = present_rows(x, x_weights), present_rows(y, y_weights)
     value = inner(x_shares, x, x_shares, x) - 2 * inner(x_shares, x, y_shares, y) + inner(y_shares, y, y_shares, y)
-    # A square, but for rounding, which must not make it negative; the gradient stays that of the square.
+    # Rounding must not make the square negative; the gradient is unchanged.
     value += tf.stop_gradient(tf.nn.relu(-value))
     return tf.where(x_present & y_present, value, tf.zeros_like(value))
 
@@ -99,10 +99,10 @@ def dimensionwise_mmd(
 ) -> tf.Tensor:
     """Computes the sum over dimensions of one-dimensional squared maximum mean discrepancies.
 
-    It compares marginals only, for priors whose dimensions are independent. The kernel on each axis is the sum of the
-    inverse multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of Mathieu et al. (2019,
-    arXiv:1812.02833); there the diagonal of the two inner sums is left out (a U-statistic), here it stays (see `mmd`).
-    Takahashi et al. (2020, arXiv:2006.11204) train the same with term-wise gradients. Time and memory are O((n + m)^2 d).
+    Compares marginals only, for priors with independent dimensions. The kernel on each axis is the sum of the inverse
+    multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of Mathieu et al. (2019, arXiv:1812.02833);
+    their estimate is the U-statistic, this one the V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train
+    the same with term-wise gradients. Time and memory are O((n + m)^2 d).
 
     Args:
       x: float [n, d].
@@ -123,7 +123,7 @@ def dimensionwise_mmd(
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         squares = tf.math.squared_difference(left[:, tf.newaxis, :], right[tf.newaxis, :, :])
-        # One scale at a time, and 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient where s / (s + ..) keeps two.
+        # One scale at a time: 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s + ..) two.
         kernel = tf.add_n([tf.math.reciprocal(1 + squares / (2 * scale)) for scale in scales])
         return tf.einsum("i,ijd,j->", a, kernel, b)
 

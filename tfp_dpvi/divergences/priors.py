@@ -1,4 +1,4 @@
-"""Priors that ask for structure in the codes. Their parameters are public constants (contract C2), but for the learned one."""
+"""Priors that impose structure on the codes. All but `VampPrior` have public constants as parameters (contract C2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_dpvi._tf import Derived, Structure, tf, tfd
 def _dtype(dtype: tf.DType) -> tf.DType:
     kind = tf.as_dtype(dtype)
     if not kind.is_floating:
-        raise ValueError(f"dtype={dtype!r}: a prior over codes needs tf.float32 or tf.float64.")
+        raise ValueError(f"dtype={dtype!r} is no float type; pass tf.float32 or tf.float64.")
     return kind
 
 
@@ -29,7 +29,7 @@ def sparse_prior(
     *,
     name: str = "sparse_prior",
 ) -> tfd.Distribution:
-    """Builds a prior of independent dimensions, each close to zero with probability `sparsity` and at large otherwise.
+    """Builds a spike-and-slab prior of independent dimensions, each close to zero with probability `sparsity`.
 
     Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults are those of the code of
     Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
@@ -90,7 +90,7 @@ def clustered_prior(
       A TFP distribution with event shape [d]. Its samples are not reparameterised.
 
     Raises:
-      ValueError: shapes or values that make no mixture.
+      ValueError: shapes or values that define no mixture.
     """
     if dtype is None:
         given = getattr(locs, "dtype", None)
@@ -99,10 +99,10 @@ def clustered_prior(
     centres, scales = np.asarray(locs, np.float64), np.asarray(scale, np.float64)
     if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
         raise ValueError(
-            f"locs={locs!r}: it must be finite numbers of shape [clusters, dimensions], such as [[0., -1.], [0., 1.]]."
+            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], such as [[0., -1.], [0., 1.]]."
         )
     if not (np.isfinite(scales) & (scales > 0)).all():
-        raise ValueError(f"scale={scale!r}: it must be positive and finite, standard deviations of the clusters.")
+        raise ValueError(f"scale={scale!r} must be positive and finite: the clusters' standard deviations.")
     try:
         scales = np.broadcast_to(scales, centres.shape)
     except ValueError:
@@ -113,7 +113,7 @@ def clustered_prior(
     weights = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
     if weights.shape != (clusters,) or not (weights >= 0).all() or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5):
         raise ValueError(
-            f"probs={probs!r}: it must be {clusters} probabilities that sum to 1, one a cluster. Divide weights by their sum."
+            f"probs={probs!r} must be {clusters} probabilities that sum to 1, one per cluster. Divide weights by their sum."
         )
     return tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant(weights, kind)),
@@ -124,29 +124,29 @@ def clustered_prior(
 
 @dataclasses.dataclass(frozen=True)
 class VampPrior:
-    """Stands for the mixture of an encoder's posteriors at learned pseudo-inputs, as the prior of a `DPVAE`.
+    """The mixture of an encoder's posteriors at learned pseudo-inputs, as the prior of a `DPVAE`.
 
-    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior", arXiv:1705.07120). Pseudo-inputs and encoder
-    learn from records through the clip, as everything else does.
+    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior", arXiv:1705.07120). The gradients of
+    pseudo-inputs and encoder are clipped like all others.
 
     Args:
-      pseudo_inputs: what the u_k start from, K rows of the records' shape: array, or dict or tuple of such. Public values, never
-        records. Floats are learned; integers stay.
-      y: likewise of y, where the encoder takes it.
+      pseudo_inputs: initial u_k, K rows of the records' shape: array, or dict or tuple of arrays. Public values, never
+        records. Floats are learned; integers are fixed.
+      y: the same for y, if the encoder takes it.
     """
 
     pseudo_inputs: Structure
     y: Structure | None = None
 
     def of(self, encoder: Callable[..., tfd.Distribution], dtype: str) -> tfd.Distribution:
-        """Returns the prior over an encoder's codes, with variables of its own for the pseudo-inputs.
+        """Returns the prior over an encoder's codes, with new variables for the pseudo-inputs.
 
         Args:
-          encoder: from K rows to a TFP distribution with batch shape [K].
-          dtype: of the pseudo-inputs.
+          encoder: function of K rows that returns a TFP distribution with batch shape [K].
+          dtype: float type of the pseudo-inputs.
 
         Raises:
-          ValueError: the encoder does not give K distributions.
+          ValueError: the encoder does not return K distributions.
         """
 
         def start(value: Structure) -> Structure:
@@ -175,8 +175,8 @@ class _Vamp(Derived):
             ) from error
         if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
             raise ValueError(
-                f"prior: of VampPrior's pseudo_inputs of shape {shapes} the encoder makes {one!r}; it must be a TFP distribution of "
-                f"batch shape [{rows}]."
+                f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape {shapes}; it must return a TFP "
+                f"distribution of batch shape [{rows}]."
             )
         self._rows = rows
         super().__init__(one, parameters, name)

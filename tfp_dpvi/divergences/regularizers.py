@@ -1,4 +1,4 @@
-"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`. Any other such callable serves as well."""
+"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`. Any such callable may be used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MMD:
     kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None
 
     def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
+        """Returns `mmd(codes.samples, codes.prior_samples)` over the group's rows."""
         return mmd(codes.samples, codes.prior_samples, self.kernel, x_weights=codes.weights)
 
 
@@ -39,7 +39,7 @@ class DimensionwiseMMD:
         object.__setattr__(self, "scales", check_scales(self.scales))
 
     def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `dimensionwise_mmd(codes.samples, codes.prior_samples)` of the rows in the group."""
+        """Returns `dimensionwise_mmd(codes.samples, codes.prior_samples)` over the group's rows."""
         return dimensionwise_mmd(codes.samples, codes.prior_samples, self.scales, x_weights=codes.weights)
 
 

@@ -1,4 +1,4 @@
-"""What every engine returns of single examples beside their clipped sum."""
+"""Per-example values that every engine returns with the clipped sum."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tfp_dpvi._tf import tf, tfd, tfp, with_full_parameters
 
 
 class PerExample(NamedTuple):
-    """Exact values of the examples of a physical batch: for monitoring and joint releases, and *not private* as they are.
+    """Exact values of the examples of a physical batch, for monitoring and joint releases: *not private*.
 
     Attributes:
       losses: float tensor of shape [n], weights included; 0 where not kept.
-      clipped: bool tensor of shape [n]: the gradient was longer than the clip.
+      clipped: bool tensor of shape [n]: whether the gradient's norm exceeded the clip.
       kept: bool tensor of shape [n]: False for padding and for examples that contribute nothing (contract C8).
-      gradients: the clipped per-example gradients, tensors of shape [n, ...], 0 where not kept; None where the engine never
+      gradients: the clipped per-example gradients, tensors of shape [n, ...], 0 where not kept; None if the engine never
         forms them.
       norms: float tensor of shape [n], the gradients' l2 norms before the clip, 0 where not kept; None as above.
     """
@@ -29,7 +29,7 @@ class PerExample(NamedTuple):
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:
-        """Selects losses, and finds who was clipped: some factor [n] of a part of the gradient is below 1."""
+        """Selects losses and marks clipped examples: those with a factor below 1 for some part of the gradient."""
         least = functools.reduce(tf.minimum, factors)
         return cls(tf.where(kept, losses, tf.zeros_like(losses)), kept & (least < 1), kept)
 
@@ -41,17 +41,17 @@ class PerExample(NamedTuple):
 def take_apart(
     distribution: tfd.Distribution,
 ) -> tuple[list[tf.Tensor], Callable[[Sequence[tf.Tensor]], tfd.Distribution]]:
-    """Returns a distribution's parameters as tensors with a row for each member of its batch, and what makes it of such again.
+    """Returns a distribution's parameters as tensors with one row per batch member, and a function that rebuilds it.
 
     Raises:
-      TypeError: a distribution whose parameters TFP does not tell.
+      TypeError: a distribution whose parameters TFP does not know.
     """
-    plain = getattr(distribution, "tensor_distribution", distribution)  # What a TFP layer returns wraps it.
+    plain = getattr(distribution, "tensor_distribution", distribution)  # TFP layers wrap it.
     try:
         whole = tfp.experimental.as_composite(with_full_parameters(plain))
         parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeError(
-            f"{type(distribution).__name__} cannot be taken apart by record ({error}): use one of TFP's own distributions."
+            f"{type(distribution).__name__} cannot be split by record ({error}): use one of TFP's own distributions."
         ) from error
     return parts, lambda changed: tf.nest.pack_sequence_as(whole, changed, expand_composites=True)

@@ -1,4 +1,4 @@
-"""The clip: a bound on one example's gradient, ways to meet it, and the sum of clipped gradients with its sensitivity."""
+"""Clipping of per-example gradients, and the clipped sum with its sensitivity."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tfp_dpvi.privacy import Sensitivity
 Scheme = Callable[[Sequence[tf.Tensor], tf.Tensor, Sequence[str]], Sequence[tf.Tensor]]
 """`scheme(squared norms of the parts of a gradient, bound, layer of each part) -> a factor for each part`.
 
-Norms and factors are those of one example, scalars; the gradient that is multiplied by the factors must have a joint norm of at
-most the bound.
+Norms and factors are scalars of one example. The gradient multiplied by the factors must have a joint norm of at most the
+bound.
 """
 
 CLIPPINGS: dict[str, Scheme] = {}
 """Schemes by name; see `register_clipping`."""
 
 _SMALLEST = 1e-12
-"""Far below, float32 would flush noise to zero."""
+"""Smallest bound: far below, float32 would flush noise to zero."""
 
 _STABILITY = 0.01
 
 _TENSOR_FLOAT_32 = 2.0**-10
-"""Machine epsilon of matrix products on GPUs that round their factors."""
+"""Machine epsilon of TensorFloat-32 matrix products, which round their factors."""
 
 
 def register_clipping(name: str, scheme: Scheme) -> None:
-    """Adds a way of clipping, which optimizers then take as `clipping=name`.
+    """Registers a clipping scheme, which optimizers then take as `clipping=name`.
 
     Args:
       name: a new name.
-      scheme: see `Scheme`. Factors that exceed the bound all the same are scaled down to it.
+      scheme: see `Scheme`. Factors that exceed the bound are scaled down to it.
 
     Raises:
       ValueError: the name is taken.
@@ -48,7 +48,7 @@ def register_clipping(name: str, scheme: Scheme) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A bound on the l2 norm of one example's gradient, and how a longer gradient is brought under it.
+    """A bound on the l2 norm of one example's gradient, and the scheme that enforces it.
 
     Attributes:
       bound: C > 0, a number (or a scalar tensor); `math.inf` switches clipping off, and privacy with it.
@@ -58,8 +58,8 @@ class Clip:
 
     #### Formal guarantee
 
-    A gradient scaled by `factors` has a joint norm of at most C under each scheme, so the sensitivity is the same. Where
-    products of matrices, by which sums are made, round their factors (TensorFloat-32), the bound is C less that rounding.
+    A gradient scaled by `factors` has a joint norm of at most C under each scheme, so the sensitivity is the same. If matrix
+    products round their factors (TensorFloat-32), the bound is C less that rounding.
 
     Raises:
       ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite bound.
@@ -77,18 +77,18 @@ class Clip:
         if not isinstance(bound, numbers.Real) or isinstance(bound, bool) or not float(bound) >= _SMALLEST:
             raise ValueError(
                 f"l2_norm_clip must be a positive number, got {bound!r}. It bounds the l2 norm of one record's "
-                "gradient; 1.0 is a common start (math.inf switches clipping off, for runs that are not private)."
+                "gradient; start with 1.0 (math.inf switches clipping off, for runs that are not private)."
             )
         if math.isinf(bound) and self.clipping != "flat":
             raise ValueError(f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}.")
         object.__setattr__(self, "bound", float(bound))
 
     def factors(self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None) -> list[tf.Tensor]:
-        """Returns what each part of a gradient is multiplied by; finite where the norms are.
+        """Returns the factor of each part of a gradient; finite where the norms are.
 
         Args:
-          squared_norms: for each part its squared l2 norm, float tensors of one shape (over examples).
-          layers: for each part a name of its layer; None: each part is its own.
+          squared_norms: the squared l2 norm of each part, float tensors of one shape (over examples).
+          layers: the layer's name for each part; None if each part is its own layer.
         """
         dtype = squared_norms[0].dtype
         bound = exactly(self.bound, dtype)
@@ -98,7 +98,7 @@ class Clip:
         scheme = CLIPPINGS[self.clipping]
         if scheme in _BUILT_IN:
             return list(scheme(squared_norms, bound, layers))
-        # One example at a time, so that no factor looks at another's norm, and selected where it is not finite.
+        # One example at a time, so that no factor depends on another's norm, and selected where it is not finite.
         factors = tf.vectorized_map(lambda own: list(scheme(own, bound, layers)), list(squared_norms))
         factors = [tf.where(tf.math.is_finite(factor), factor, tf.zeros_like(factor)) for factor in factors]
         joint = tf.sqrt(tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)]))
@@ -141,11 +141,10 @@ class ClippedSum:
     Attributes:
       tensors: one tensor per variable, in the variables' order and shapes.
       clip: the bound C on one example's joint l2 norm over all tensors.
-      sensitivity: how far one example can move the sum, in units of C: its presence against its absence (A) and its
-        replacement by another (D).
-      noise_scales: for each tensor, the standard deviation that its noise is to have over `noise_multiplier * C`; None: 1
-        for all. `sensitivity` is that of the tensors divided by these.
-      num_joint: how many of the last tensors are joint releases and no part of the gradient.
+      sensitivity: l2 sensitivity of the sum in units of C: to adding or removing one example (A) and to replacing it (D).
+      noise_scales: for each tensor, the standard deviation of its noise over `noise_multiplier * C`; None for 1.
+        `sensitivity` is that of the tensors divided by these.
+      num_joint: the number of joint releases, the last of the tensors, which are no part of the gradient.
 
     #### Formal guarantee
 
@@ -153,7 +152,7 @@ class ClippedSum:
     `||sum(S) - sum(S')|| <= sensitivity.add_or_remove * C` in exact arithmetic, whatever the record holds.
 
     Raises:
-      ValueError: a tensor is of another type than float32 and float64.
+      ValueError: a tensor is neither float32 nor float64.
     """
 
     tensors: Sequence[tf.Tensor]
@@ -172,26 +171,26 @@ def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
         dtype = tf.as_dtype(part.dtype)
         if dtype not in (tf.float32, tf.float64):
             raise ValueError(
-                f"A gradient is of dtype {dtype.name}, whose rounding lets one record move a sum by many clips: use float32 and "
-                "float64 alone,\nfor variables and draws."
+                f"A gradient has dtype {dtype.name}, whose rounding lets one record move a sum by many clips: use only float32 or "
+                "float64\nfor variables and draws."
             )
 
 
 def layer_names(variables: Sequence[tf.Variable]) -> list[str]:
-    """Returns for each Keras variable the layer that it belongs to, as its name says; its number if the name says nothing."""
+    """Returns each Keras variable's layer, as its name says, or its number if the name has no layer."""
     names = [variable.name for variable in variables]
     return [name.rsplit("/", 1)[0] if "/" in name else f"{number}" for number, name in enumerate(names)]
 
 
 def select_finite(gradient: Sequence[tf.Tensor], keep: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Selects zeros in place of a gradient with any NaN or Inf in it, or of one that is not to be kept (contract C8).
+    """Replaces a gradient by zeros if it has a NaN or Inf, or if `keep` is False (contract C8).
 
     Args:
       gradient: float tensors, the parts of one record's gradient.
       keep: scalar bool tensor.
 
     Returns:
-      The gradient or zeros, *selected*, never multiplied (0 x NaN is NaN); and whether it was kept.
+      The gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was kept.
     """
     for part in gradient:
         keep = keep & tf.reduce_all(tf.math.is_finite(part))
@@ -202,12 +201,12 @@ def select_finite(gradient: Sequence[tf.Tensor], keep: tf.Tensor) -> tuple[list[
 
 
 def exactly(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Casts a number; `tf.cast` of a Python float rounds it to float32 on the way."""
+    """Casts a number exactly; `tf.cast` rounds a Python float to float32 first."""
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
 def product_epsilon(dtype: tf.DType) -> float:
-    """Returns the relative rounding of matrix products of this float type, here and now."""
+    """Returns the relative rounding of matrix products of this float type under TensorFlow's current settings."""
     rounds = dtype == tf.float32 and tf.config.experimental.tensor_float_32_execution_enabled()
     if rounds and tf.config.list_physical_devices("GPU"):
         return _TENSOR_FLOAT_32
@@ -215,14 +214,14 @@ def product_epsilon(dtype: tf.DType) -> float:
 
 
 def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.Tensor:
-    """Returns the relative rounding of a sum of products of two entries of Gram matrices, over the sum of the rows' lengths, squared.
+    """Returns a bound on the rounding of a sum of products of Gram entries, relative to the squared sum of the rows' norms.
 
-    `terms` numbers are added up in all; sums of float32 are of float32 also where factors are rounded to TensorFloat-32.
+    `terms` is the number of terms of the sum. Float32 sums accumulate in float32 also with TensorFloat-32 factors.
     """
     added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
     return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
 
 
 def tiny(dtype: tf.DType) -> float:
-    """Returns the smallest normal number: TensorFlow flushes what is below it to zero."""
+    """Returns the smallest normal number: TensorFlow flushes smaller ones to zero."""
     return float(np.finfo(dtype.as_numpy_dtype).tiny)

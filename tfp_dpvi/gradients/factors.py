@@ -1,8 +1,8 @@
-"""What records contribute to the gradient of one variable, without the per-record gradients themselves.
+"""Factored per-record gradients of one variable: norms and weighted sums without the gradients themselves.
 
-The gradient of a dense layer's kernel by one record is the outer product of its input and of the gradient at its output.
-Norms and weighted sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost
-clipping", arXiv:2110.05679), in the time of one ordinary weight gradient.
+One record's gradient of a dense layer's kernel is the outer product of its input and the gradient at its output. Norms and
+weighted sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost clipping",
+arXiv:2110.05679), in the time of one ordinary weight gradient.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DIRECT_COST = 16.0
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which records are in which of b groups.
+    """An assignment of records to b groups.
 
     Attributes:
       num: b.
-      of_each: int32 tensor of shape [n], the group of each record, b for those that are in none.
+      of_each: int32 tensor of shape [n], the group of each record, b for none.
       members: int32 tensor of shape [b, m], the indices of each group's records.
-      present: bool tensor of shape [b, m]; False marks places that no record has.
-      size: about how many records a group has, to choose the cheaper form by.
+      present: bool tensor of shape [b, m]; False marks padding of `members`.
+      size: the approximate number of records in a group, used to choose the cheaper form.
     """
 
     num: int
@@ -48,17 +48,17 @@ class Groups:
 
 
 class Contribution(abc.ABC):
-    """The gradients of one variable by each of n records (or groups of them).
+    """The gradients of one variable for each of n records (or groups of records).
 
     Attributes:
-      shape: of the variable.
+      shape: shape of the variable.
     """
 
     shape: tuple[int, ...]
 
     @abc.abstractmethod
     def squared_norms(self) -> tf.Tensor:
-        """Returns upper bounds on the records' squared l2 norms, [n]; tight to rounding, and NaN or Inf if a factor is."""
+        """Returns upper bounds on the records' squared l2 norms, [n]; tight up to rounding, not finite if a factor is not."""
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
@@ -66,24 +66,24 @@ class Contribution(abc.ABC):
 
         Args:
           weights: float tensor of shape [n].
-          finite: all factors are known to be finite; otherwise records of weight 0 are selected away, NaN and all.
+          finite: whether all factors are known to be finite; if not, records of weight 0 are replaced by zeros.
         """
 
     @abc.abstractmethod
     def of_groups(self, groups: Groups) -> Contribution:
-        """Returns the gradients of groups of records, in place of those of records.
+        """Returns the gradients of groups instead of records.
 
-        Nothing of a record reaches a group that it is not in, nor a NaN.
+        A record, NaN included, affects only its own group.
         """
 
     @abc.abstractmethod
     def materialize(self) -> Direct:
-        """Returns the per-record gradients themselves."""
+        """Returns the per-record gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Contribution):
-    """Per-record gradients as they are; for small variables, and where nothing else is known.
+    """Unfactored per-record gradients, for small variables and layers without a rule.
 
     Attributes:
       values: float tensor of shape [n, *shape].
@@ -133,9 +133,9 @@ class Outer(Contribution):
     def of_cheaper_form(
         cls, shape: tuple[int, ...], left: tf.Tensor, right: tf.Tensor, positions: float | None = None
     ) -> Contribution:
-        """Returns these factors where norms from them are cheaper than per-record gradients, or else those gradients.
+        """Returns these factors, or the per-record gradients if those give norms at less cost.
 
-        `positions` is T, or about as many, where it is not in the shapes.
+        `positions` estimates T if the static shapes do not have it.
         """
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
@@ -171,7 +171,7 @@ class Outer(Contribution):
         return tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), self.shape)
 
     def of_groups(self, groups: Groups) -> Contribution:
-        """See `Contribution`: the positions of a group's records, one after another."""
+        """See `Contribution`: concatenates the positions of a group's records."""
         positions = max(2.0, groups.size * (self.left.shape[1] or 1))
         return Outer.of_cheaper_form(
             self.shape, groups.positions(self.left), groups.positions(self.right), positions=positions
@@ -185,11 +185,11 @@ class Outer(Contribution):
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Contribution):
-    """Gradients of a table by the rows that records looked up: embeddings.
+    """Gradients of an embedding table in its looked-up rows.
 
     Attributes:
       ids: int tensor of shape [n, T].
-      values: float tensor of shape [n, T, D], the gradients at what was looked up.
+      values: float tensor of shape [n, T, D], the gradients at the looked-up rows.
     """
 
     shape: tuple[int, ...]
@@ -203,7 +203,7 @@ class Lookup(Contribution):
         if self.ids.shape[1] == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], values.dtype)
-        # The row that a token adds up to, at each of its places; and what a sum in another order may have in its place.
+        # The sum of a token's rows, at each of its positions, and the rounding of a sum in another order.
         found = tf.sqrt(tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2) + d * tiny(values.dtype))
         times, most = tf.reduce_sum(same, axis=2), tf.linalg.matvec(same, tf.sqrt(squares))
         found += rounding_of_pairs(2.0 * times + d, values.dtype) * most
@@ -216,10 +216,10 @@ class Lookup(Contribution):
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
     def of_groups(self, groups: Groups) -> Direct:
-        """See `Contribution`: a table for each group, in place of looking at all pairs of its positions."""
+        """See `Contribution`: one table for each group instead of all pairs of its positions."""
         size, of_each = self.shape[0], groups.of_each[:, None]
         ids = tf.cast(self.ids, tf.int32)
-        # An id out of range, which GPUs read as zeros, is no row of another group.
+        # An id out of range, which GPUs read as zeros, must not hit another group's row.
         known = (of_each < groups.num) & (ids >= 0) & (ids < size)
         places = tf.reshape(tf.where(known, of_each * size + ids, -1), [-1])
         values = tf.reshape(self.values, [-1, self.values.shape[2]])
@@ -233,7 +233,7 @@ class Lookup(Contribution):
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
-    """Joins the contributions of a variable that was used several times in a pass, as in a shared layer."""
+    """Joins the contributions of a variable that is used several times in a pass, as in a shared layer."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, Outer) for part in parts):
@@ -246,7 +246,7 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
 
 
 def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the weighted sum of each variable's gradients, with no selecting where all factors are finite."""
+    """Returns the weighted sum of each variable's gradients; skips the selection if all factors are finite."""
 
     def sums(finite: bool) -> list[tf.Tensor]:
         return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]
@@ -255,19 +255,19 @@ def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: t
 
 
 def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Zeros in the rows of weight 0: 0 x NaN would be NaN (contract C8)."""
+    """Replaces rows of weight 0 by zeros, since 0 x NaN is NaN (contract C8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
 def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
-    """Returns sums over pairs of positions [n, T, T], and what they may lose by rounding where they cancel: no record slips under the clip.
+    """Returns upper bounds on sums over pairs of positions [n, T, T]: the sums plus the rounding that cancellation may hide.
 
-    `most` [n] bounds a sum's square root; `terms` is how many numbers an inner product adds up.
+    `most` [n] bounds a sum's square root; `terms` is the length of an inner product.
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
-    # The second sum in another type, so that no compiler makes one running sum of both, whose rounding is as many times larger.
+    # Another dtype for the second sum keeps compilers from fusing both into one running sum, which rounds far more.
     found = tf.cast(tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype)
-    # Rounding can make a square negative; what is NaN stays NaN, whatever a device's maximum makes of it.
+    # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on every device.
     found = tf.where(found < 0, tf.zeros_like(found), found)
     return found + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)

@@ -1,8 +1,8 @@
 """Clipped sums for models of Keras layers, from one forward pass and without per-example gradients in memory.
 
-Layers are watched while a batch goes through them. One backward pass gives the gradient at each layer's output; norms
-and weighted sums of per-example gradients follow from inputs and these ("ghost clipping"; Goodfellow 2015,
-arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679). Both come from the same pass and the same draws (contract C5).
+Each layer's inputs are recorded in a forward pass of a batch, and one backward pass gives the gradients at the layers'
+outputs. Norms and weighted sums of per-example gradients follow from both ("ghost clipping"; Goodfellow 2015,
+arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same pass and the same draws (contract C5).
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from tfp_dpvi.gradients.units import around, by_map, is_unit
 _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 _TOO_LARGE = 0.05
-_CATEGORY = 100  # An integer beyond the others, which are 0 and 1.
+_CATEGORY = 100  # An integer other than the usual 0 and 1.
 _FLOOR = 0.01
-"""Of the largest entry or norm of all variables' gradients: a true gradient of zero, such as that of the bias of an attention's
-keys, is nothing but rounding, which is small beside the others'."""
+"""Fraction of the largest entry or norm of all gradients below which a difference is rounding: the true gradient of an
+attention's key bias, for instance, is zero."""
 _UNIT_COST = 9.0
-"""As `DIRECT_COST`, for each step of a layer that is mapped with those in it: LSTM, GRU (`benchmarks/layers.py`)."""
+"""As `DIRECT_COST`, for each step of a vectorized recurrent layer: LSTM, GRU (`benchmarks/layers.py`)."""
 _HELD_COST = 60.0
-"""As `DIRECT_COST`, for gradients that are mapped: a step of a custom dense layer, 784-400, took 36 times as long as without
+"""As `DIRECT_COST`, for vectorized gradients: a step of a custom dense layer, 784-400, took 36 times as long as without
 privacy on a busy machine (`benchmarks/layers.py`)."""
 _WHY_OFF = {
-    False: "Either records influence each other, or the variable is used outside its layer: use it in that layer's call alone.",
-    True: "The bound on the norm is loose, which would clip too much: use gradients='vectorized' for this model.",
+    False: "Either records influence each other, or the variable is used outside its layer: use it only in that layer's call.",
+    True: "The bound on the norm is loose and would clip too much: use gradients='vectorized' for this model.",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerGradients:
-    """Which layers and variables, and how their per-example gradients are computed.
+    """Computes the per-example gradients of a model's layers.
 
     Attributes:
       layers: Keras layers, sublayers included (`layers_of`).
-      variables: what the gradient is by.
-      mapped: hold every layer's per-example gradients, by `tf.vectorized_map`, and use no rule but for embeddings.
-      rows_each: for each call of a layer in order, how many rows it saw for one record; None to infer it from the number
-        of records, which must then be known while tracing. Set by `checked`.
-      units: layers that are mapped whole, with the layers in them: recurrent ones, and what `checked` adds.
-      bytes_each: memory that a record takes in a pass, roughly; set by `checked`.
-      slow: layers without a rule, whose gradients are computed and held record by record; set by `checked`.
-      slowdown: how many times as long as a step without privacy one takes, roughly; set by `checked`.
+      variables: the variables to differentiate by.
+      mapped: whether to materialize every layer's per-example gradients by `tf.vectorized_map`; only embeddings use a rule.
+      rows_each: the rows per record for each call of a layer, in order; None to infer them from the number of records, which
+        must then be static. Set by `checked`.
+      units: layers that are vectorized as a whole with their sublayers: recurrent ones, and those that `checked` adds.
+      bytes_each: approximate memory of one record in a pass; set by `checked`.
+      slow: layers without a rule, whose per-example gradients are materialized; set by `checked`.
+      slowdown: approximate time of a step relative to one without privacy; set by `checked`.
     """
 
     layers: Sequence[Layer]
@@ -75,19 +75,19 @@ class LayerGradients:
 
     @property
     def note(self) -> str | None:
-        """A sentence about the layers that make a step slow, or None."""
+        """Returns a sentence about the layers that make a step slow, or None."""
         if not self.slow:
             return None
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
         return (
-            f"There is no rule for the gradient norms of {names}: their gradients are computed and held record by record. A step "
-            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md has the fast layers."
+            f"There is no rule for the gradient norms of {names}: their per-example gradients are computed and stored. A step "
+            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md lists the fast layers."
         )
 
     def run(
         self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
     ) -> Pass[_Result]:
-        """Calls `function` once and watches its layers; the pass's tape watches `watch` too."""
+        """Calls `function` once and records its layers' calls; the pass's tape also watches `watch`."""
         one: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
@@ -97,12 +97,12 @@ class LayerGradients:
                 with refuse_late_functions(self.layers):
                     one.result = function()
             except UnsupportedLayerError as error:
-                raise one.refusal or error from None  # Without what Keras adds to the errors of a layer.
+                raise one.refusal or error from None  # Without Keras's additions to a layer's error.
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
                 raise UnsupportedLayerError(
-                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be told apart "
-                    "by record in a batch.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be split by "
+                    "record.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
                 )
         refuse_writes(graph, known)
         return one
@@ -113,22 +113,22 @@ class LayerGradients:
         x: Structure,
         still: Callable[[Structure], tf.Tensor] | None = None,
     ) -> LayerGradients:
-        """Tries the layers on synthetic records.
+        """Checks the layers on synthetic records.
 
-        A layer whose sublayers cannot be taken apart (they run in a loop, or their variables are used out of their sight) is
-        mapped over records as one, or what holds it is.
+        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used elsewhere) is vectorized
+        over records as a whole, or an enclosing layer is.
 
-        Gradients by single records are compared with TensorFlow's own; and a record in the middle is replaced by NaN and by
-        huge numbers, which must leave the others' losses and gradients as they were. What mixes records, reorders rows or
-        uses a variable out of sight is found, unless it acts on none of the records tried: this is a check and no proof.
+        Per-example gradients are compared with TensorFlow's own. Then a record in the middle is replaced by NaN and by huge
+        numbers, which must not change the others' losses and gradients. This finds layers that mix records, reorder rows or
+        use a variable elsewhere, unless they do so for none of the synthetic records: it is a check and no proof.
 
         Args:
-          function: from a batch of records to losses of shape [n], the same for the same batch but for layers that draw.
+          function: maps a batch of records to losses of shape [n]; deterministic except for layers that draw.
           x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
-          still: the same in inference mode, where no layer draws: tried too where one does.
+          still: the same function in inference mode, where no layer draws; also checked if a layer draws.
 
         Returns:
-          This, with what was learned about the layers.
+          A copy with the attributes that this method sets.
 
         Raises:
           UnsupportedLayerError: gradients differ, or records influence each other.
@@ -159,7 +159,7 @@ class LayerGradients:
             passes.append(one)
             return tf.reduce_any(~tf.math.is_finite(one.result)), _differences(one, num_records)
 
-        # By its concrete function: TensorFlow warns of many traces where several models are made.
+        # A concrete function: TensorFlow would warn of many traces if several models are made.
         odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
         if odd:
             raise UnsupportedLayerError("The loss of synthetic records between 0 and 1 is not finite.")
@@ -169,9 +169,9 @@ class LayerGradients:
             right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
             if (scale > 0 and not right) or not np.isfinite(scale):
                 raise UnsupportedLayerError(
-                    f"The gradients of {variable.name} by single records are not what its layer's inputs and outputs say: of "
-                    f"synthetic records their sum is off by {sums:.2g} of its size, the largest squared norm is too small by "
-                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} of it (allowed: {tolerance:g}, "
+                    f"The per-example gradients of {variable.name} do not follow from its layer's inputs and outputs: on synthetic "
+                    f"records their sum has a relative error of {sums:.2g}, and the largest squared norm is too small by "
+                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} (allowed: {tolerance:g}, "
                     f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
                     next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
                 )
@@ -189,10 +189,10 @@ class LayerGradients:
 
 
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
-    """Compares norms and a weighted sum with those of TensorFlow's gradients by single records.
+    """Compares norms and a weighted sum with those of TensorFlow's per-example gradients.
 
-    For each variable: how far the sum is off, by how much a squared norm is too small and too large, all relative to the
-    variable's largest, or to a small part of the largest of all; and the largest entry.
+    Returns for each variable the error of the sum, and how much a squared norm is too small and too large, relative to the
+    variable's largest or to a small fraction of the largest of all; and the largest entry.
     """
     variables, losses = one.gradients.variables, one.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
@@ -222,7 +222,7 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
 def _check_independence(
     gradients: LayerGradients, function: Callable[[Structure], tf.Tensor], x: Structure, tolerance: float
 ) -> bool:
-    """Raises if losses or gradients of others change when one record's values do; returns whether layers draw, which hides it."""
+    """Raises if one record's values change others' losses or gradients; returns whether layers draw, which hides it."""
     twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
     num = int(tf.nest.flatten(twice)[0].shape[0])
     others = np.arange(num) != num // 2
@@ -235,7 +235,7 @@ def _check_independence(
         norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
         return [tf.boolean_mask(one.result, keep), *norms, *[part.weighted_sum(weights) for part in parts]]
 
-    # With as many rows as training has.
+    # The same number of rows as in training.
     signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
     traced = tf.function(measures, input_signature=[signature], autograph=False)
 
@@ -250,23 +250,23 @@ def _check_independence(
         return bool(before.size) and bool(np.abs(now - before).max() > tolerance * np.abs(before).max())
 
     base = replaced(0.5, 0)
-    # A layer's own draws move more than rounding does, which threads make differ as well.
+    # A layer's draws change values by more than rounding, which varies between threads.
     draws = any(map(moved, base, replaced(0.5, 0)))
     for value, category in ((float("nan"), 1), (1e6, 1), (-1e6, 1), (0.5, _CATEGORY)):
         try:
             after = replaced(value, category)
         except tf.errors.InvalidArgumentError:
-            if category == _CATEGORY:  # Where it is none.
+            if category == _CATEGORY:  # The integer may be out of range.
                 continue
             raise
         for before, now in zip(base, after, strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
-                by = np.abs(now - before).max() / np.abs(before).max()  # NaN where they become so.
+                by = np.abs(now - before).max() / np.abs(before).max()  # NaN if they become NaN.
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
                     f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
-                    "its influence. Work along the other axes."
+                    "operation over axis 0.\nOne record would move all gradients, and no clip would bound its influence. Use the "
+                    "other axes."
                 )
     return draws
 
@@ -276,17 +276,17 @@ class _Call:
     layer: Layer
     probed: Probed
     rows: int | None
-    size: int  # Entries of its variables; 0 for a table, of which a row is used.
-    places: int  # Positions of a sequence or pixels, at each of which the variables are used once.
-    slow: bool  # There is no rule: its gradients are mapped and held.
+    size: int  # Entries of its variables; 0 for an embedding, which uses single rows.
+    places: int  # Positions of a sequence or pixels, each of which uses the variables once.
+    slow: bool  # No rule: its gradients are vectorized and materialized.
 
 
 class Pass(Generic[_Result]):
-    """One forward pass of a batch, in which the calls of trainable layers were watched.
+    """One forward pass of a batch with the recorded calls of its trainable layers.
 
     Attributes:
-      gradients: which layers and variables.
-      result: what the function returned.
+      gradients: the layers and variables.
+      result: the function's result.
       tape: the persistent `tf.GradientTape` of the pass, which watches no variable by itself.
     """
 
@@ -298,12 +298,12 @@ class Pass(Generic[_Result]):
         self.refusal: UnsupportedLayerError | None = None
         self._num_records = num_records
         self.calls: list[_Call] = []
-        self._inside = False  # Of a unit.
+        self._inside = False  # Whether a unit is being called.
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While active, calls of the layers are recorded."""
+        """While active, records the calls of the layers."""
         layers = [layer for layer in self.gradients.layers if self._weights(layer) or is_batch_normalization(layer)]
         with self.tape, calls_seen(layers, self._watched):
             yield
@@ -321,14 +321,14 @@ class Pass(Generic[_Result]):
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
-            # In another graph Keras is only inferring shapes, or the layer is inside a function or loop of its own.
+            # In another graph, Keras infers shapes, or the layer is called inside a function or loop of its own.
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             refuse_mixing(layer, kwargs.get("training"))
             variables = self._weights(layer)
             if not variables:
                 return original(inputs, *args, **kwargs)
-            # Of embeddings in any case: their own forward pass raises for an id out of range, which would tell of a record.
+            # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
             rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
@@ -355,13 +355,13 @@ class Pass(Generic[_Result]):
 
     @property
     def rows_each(self) -> list[int]:
-        """For each call, how many rows the layer saw for one record."""
+        """Returns the rows per record of each call."""
         known = self.gradients.rows_each
         if known is not None:
             if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self.calls)} times and {len(known)} times when the model was checked: a "
-                    "pass must call the same layers each time."
+                    f"The layers were called {len(self.calls)} times, but {len(known)} times when the model was checked. Call "
+                    "the same layers in every pass."
                 )
             return list(known)
         num = self._num_records
@@ -369,8 +369,8 @@ class Pass(Generic[_Result]):
         for call in self.calls:
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
-                    f"{call.layer.name} saw {call.rows} rows for {num} records: the first dimension of what layers see "
-                    "must run over records, with equally many rows for each.",
+                    f"{call.layer.name} got {call.rows} rows for {num} records: the first dimension of a layer's inputs must run "
+                    "over records, with the same number of rows for each.",
                     call.layer,
                 )
             found.append(call.rows // num)
@@ -378,14 +378,15 @@ class Pass(Generic[_Result]):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensors between layers, where their shapes are known."""
+        """Returns the size in bytes of the tensors between layers, as far as shapes are static."""
         return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self._probes)
 
     @property
     def slowdown(self) -> float:
-        """Returns how many times as long as without privacy a step takes, roughly.
+        """Returns the approximate time of a step relative to one without privacy.
 
-        Forward and backward take three passes' multiply-adds. A mapped layer runs so once more, and gradients are written and read.
+        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once more, and materialized
+        gradients are written and read.
         """
         plain, more = 1.0, 0.0
         for call, rows in zip(self.calls, self.rows_each, strict=True):
@@ -399,7 +400,7 @@ class Pass(Generic[_Result]):
         return [probe for call in self.calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
-        """Returns for each variable what the records contribute to the gradient of `sum(weights * values)`."""
+        """Returns, for each variable, the records' contributions to the gradient of `sum(weights * values)`."""
         at_probes = iter(
             self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
         )
@@ -414,22 +415,22 @@ class Pass(Generic[_Result]):
     def clipped_sum(
         self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
     ) -> tuple[ClippedSum, PerExample]:
-        """Sums the records' gradients, each clipped.
+        """Sums the clipped per-record gradients.
 
         Args:
-          losses: of shape [n], computed in this pass; loss i depends on record i alone.
+          losses: float tensor of shape [n], computed in this pass; loss i depends on record i alone.
           mask: bool tensor of shape [n]; False marks padding.
-          clip: the bound C, and how it is met.
+          clip: the bound C and its scheme.
           weights: float tensor of shape [n] that multiplies the losses before the clip, or None.
 
         Returns:
-          The `ClippedSum`, and exact values of single records (*not private* as they are).
+          The `ClippedSum`, and exact values of single records (*not private*).
 
         #### Formal guarantee
 
-        As for `clipped_sum` of `gradients.vmap`, for losses that depend on one record each (`LayerGradients.checked`
-        tries that): a record contributes a vector of l2 norm at most C up to rounding, and exactly zero if it is masked
-        or its loss or its gradient's squared norm is NaN or Inf. Hence A = C and D = 2C.
+        As for `clipped_sum` of `gradients.vmap`, for losses that depend on one record each (which `LayerGradients.checked`
+        checks): a record contributes a vector of l2 norm at most C up to rounding, and exactly zero if it is masked or its
+        loss or its gradient's squared norm is NaN or Inf. Hence A = C and D = 2C.
         """
         weights = tf.ones_like(losses) if weights is None else weights
         keep = mask & tf.math.is_finite(losses * weights)

@@ -1,4 +1,4 @@
-"""The batch-wise term: random groups of records, one clipped gradient each (DESIGN section 5.3)."""
+"""The batch-wise term: random groups of records with one clipped gradient each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfp_dpvi.gradients.factors import Contribution, Direct, Groups, total
 
 
 def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
-    """Draws the groups of `num` records, independent and uniform: int32 of shape [num].
+    """Draws independent uniform groups for `num` records: int32 of shape [num].
 
     #### Formal guarantee
 
-    A record's group depends on no other record, so adding or removing one leaves the others where they are. (Dealing out a
-    shuffled batch would move them, and with them every group's gradient.)
+    A record's group depends on no other record, so adding or removing a record does not change the others' groups. (Splitting
+    a shuffled batch would, and with them every group's gradient.)
     """
     return tf.random.stateless_uniform([num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM)
 
@@ -25,17 +25,17 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
 def with_rows(
     distribution: tfd.Distribution, of_rows: Callable[[tf.Tensor], tf.Tensor], num: int | None
 ) -> tfd.Distribution:
-    """Returns the distribution with `of_rows` of all parameters that have `num` rows; None: an unknown number.
+    """Applies `of_rows` to the parameters of a distribution that have `num` rows; None for an unknown number.
 
     Raises:
-      TypeError: a distribution that TFP cannot take apart.
+      TypeError: a distribution whose parameters TFP does not know.
     """
     parts, joined = take_apart(distribution)
     return joined([of_rows(part) if part.shape.rank and part.shape[0] == num else part for part in parts])
 
 
 def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:
-    """Returns the records of each group, from each record's group [n]; `mask` is False for padding, which is in none."""
+    """Returns the `Groups` of an assignment [n]; `mask` is False for padding, which belongs to no group."""
     of_each = tf.where(mask, groups, num_groups)
     ordered = tf.argsort(of_each, stable=True)
     sizes = tf.math.unsorted_segment_sum(tf.ones_like(groups), of_each, num_groups + 1)[:num_groups]
@@ -57,23 +57,23 @@ def clipped_group_sum(
     expected_batch_size: float,
     static: bool,
 ) -> list[tf.Tensor]:
-    """Sums the gradients of groups, each clipped.
+    """Sums the clipped gradients of groups.
 
     Args:
-      parts: for each variable what the records contribute to its group's gradient, or None.
+      parts: for each variable the records' contributions to their group's gradient, or None.
       variables: the variables.
       groups: int32 tensor of shape [n].
       mask: bool tensor of shape [n]; False marks padding.
       num_groups: b.
       clip: the bound C2.
-      expected_batch_size: to choose the cheaper form by.
-      static: keep shapes fixed, as XLA needs it, at b times the work.
+      expected_batch_size: used to choose the cheaper form.
+      static: whether to keep shapes static for XLA, at b times the work.
 
     #### Formal guarantee
 
-    Each group contributes a vector of l2 norm at most C2 (up to rounding) by a bound on its norm before it is clipped, and
-    zero if it is empty or that bound is NaN or Inf. If row i of `parts` depends on the
-    records of its own group alone, one record's presence moves the sum by at most 2 C2, and so does its replacement within the group.
+    Each group contributes a vector of l2 norm at most C2 up to rounding, and zero if it is empty or the bound on its norm is
+    NaN or Inf. If row i of `parts` depends only on the records of its group, adding or removing one record moves the sum by
+    at most 2 C2, and so does replacing it within the group.
     """
     sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     used = [(number, part) for number, part in enumerate(parts) if part is not None]
@@ -92,7 +92,7 @@ def clipped_group_sum(
 
 
 def _factors(clip: Clip, of_groups: Sequence[Contribution]) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns what each variable's gradients are multiplied by, 0 for a group whose norm is not finite; and which are."""
+    """Returns each variable's factors, 0 for a group whose norm is not finite, and which norms are finite."""
     squares = [part.squared_norms() for part in of_groups]
     finite = tf.math.is_finite(tf.add_n(squares))
     return [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)], finite

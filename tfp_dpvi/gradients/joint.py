@@ -1,4 +1,4 @@
-"""Sums that are released with the gradient, on the same sample and for one price (section 5.5)."""
+"""Sums that are released jointly with the gradient, on the same sample and as one mechanism."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tfp_dpvi.privacy import Sensitivity
 
 
 class Released(NamedTuple):
-    """What one step makes public, and public values of it: free to use.
+    """The released and public values of one step, free to use.
 
     Attributes:
       mean: tensor of the release's `shape`, the noisy sum over the expected batch size.
       gradient: the noisy mean gradient, before it is pulled back.
       step: int64 scalar, the number of the step in this fit.
-      num_steps: int64 scalar, how many steps the fit plans; 0 where that is not known.
-      data_independent_loss: scalar, the loss terms that touch no record (a prior's or a KL's, over N).
-      public: what the step's `StepGradient` calls public: draws of the parameters, for instance.
+      num_steps: int64 scalar, the number of steps that the fit plans; 0 if unknown.
+      data_independent_loss: scalar, the loss terms that depend on no record (of a prior or KL, over N).
+      public: `StepGradient.public`, for instance the draws of the parameters.
     """
 
     mean: tf.Tensor
@@ -34,12 +34,12 @@ class Released(NamedTuple):
 
 
 class JointRelease(abc.ABC):
-    """A sum of bounded tensors of records, released with the gradient of the same sample and priced with it as one.
+    """A sum of bounded per-record tensors, released with the gradient of the same sample as one mechanism.
 
-    Override `sum_of` and, to keep something of what is released, `initial` and `accumulate`.
+    Override `sum_of` and, to accumulate released values, `initial` and `accumulate`.
 
     Attributes:
-      name: in the report.
+      name: the name in the report.
       shape: static shape of the sum.
 
     #### Formal guarantee
@@ -54,33 +54,33 @@ class JointRelease(abc.ABC):
     @property
     @abc.abstractmethod
     def noise_ratio(self) -> float:
-        """The release's noise multiplier, over A, divided by the gradient's."""
+        """Returns the release's noise multiplier, over A, divided by the gradient's."""
 
     @property
     @abc.abstractmethod
     def sensitivity(self) -> Sensitivity:
-        """A and D of the sum, in its own units (not over a clip)."""
+        """Returns A and D of the sum, in its own units (not over a clip)."""
 
     @abc.abstractmethod
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """Returns the sum over a physical batch: float tensor of `shape`.
 
-        A record's part depends on that record alone, is bounded so that `sensitivity` holds, and is exactly zero where
-        `per_example.kept` is False. Nothing is written anywhere.
+        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be exactly zero where
+        `per_example.kept` is False. The method must have no side effects.
         """
 
     def initial(self) -> Structure:
-        """Returns the accumulator before the first step: a structure of tensors of static shapes, by default none."""
+        """Returns the accumulator before the first step: a structure of tensors of static shapes, empty by default."""
         return ()
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
-        """Returns the accumulator after a step, a function of the one before it and of what the step released."""
+        """Returns the accumulator after a step, from the previous one and the step's released values."""
         del released
         return total
 
     @property
     def identity(self) -> Hashable:
-        """Hashable; equal where a step traces the same."""
+        """Returns a hashable value; equal values trace the same step."""
         return (type(self), self.name, self.shape, self.sensitivity, self.noise_ratio)
 
 
@@ -89,7 +89,8 @@ def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> S
 
     #### Formal guarantee
 
-    Gaussian releases on one sample are one of all of them side by side, each divided by its noise: squares add up.
+    Gaussian releases on one sample are one Gaussian release of their concatenation, each divided by its noise: squared
+    sensitivities add up.
     """
     own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
     presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]
@@ -100,7 +101,7 @@ def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> S
 def joint_release(
     joint: Sequence[JointRelease], clipped: ClippedSum, sums: Sequence[tf.Tensor], sensitivity: Sensitivity
 ) -> ClippedSum:
-    """Returns gradient and joint releases as one sum with noise scales; `sensitivity` is that of `joint_sensitivity`."""
+    """Concatenates gradient and joint releases to one sum with noise scales; `sensitivity` is from `joint_sensitivity`."""
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))

@@ -1,7 +1,7 @@
-"""Which layers a model has, and how each one's per-example weight gradients follow from its inputs and output gradients.
+"""The layers of a model, and rules for their per-example weight gradients from inputs and output gradients.
 
-One rule a layer class: a forward pass that shows the tensor at which the gradient is taken, and the contributions that
-follow. Every other trainable layer is mapped over records with `tf.vectorized_map`, for its own variables alone.
+A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the contributions that follow.
+Every other trainable layer is vectorized over records with `tf.vectorized_map`, for its own variables alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf, tfd, t
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
 
 Found = list[tuple[tf.Variable, Contribution]]
-"""Pairs of a variable and what the records contribute to its gradient."""
+"""Pairs of a variable and the records' contributions to its gradient."""
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer whose per-record gradients cannot be computed this way; the message says which and what to do.
+    """Raised for a layer whose per-example gradients cannot be computed; the message names it and the fix.
 
     Attributes:
-      layer: the one that another way may be found for, or None.
+      layer: the layer, if it might be vectorized as a whole, or None.
     """
 
     def __init__(self, message: str, layer: Layer | None = None) -> None:
@@ -34,10 +34,10 @@ class UnsupportedLayerError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ByRecord:
-    """Sorts the rows that a layer saw by record: a record may have several (draws), which follow each other.
+    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws).
 
     Attributes:
-      rows: how many rows there are for each record.
+      rows: the number of rows per record.
     """
 
     rows: int
@@ -48,22 +48,22 @@ class ByRecord:
         return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, ..., D] -> [n, T, D] with a T that is known while tracing."""
+        """[rows, ..., D] -> [n, T, D] with a static T."""
         inner = values.shape[1:-1].num_elements()
         if inner is None or values.shape[-1] is None:
             raise UnsupportedLayerError(
-                f"A layer saw shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
+                f"A layer got shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
             )
         return tf.reshape(values, [-1, inner * self.rows, values.shape[-1]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Probed:
-    """A layer's forward pass, cut where the gradient is to be taken.
+    """A layer's forward pass, split at the tensors to differentiate by.
 
     Attributes:
-      probes: tensors whose gradients are wanted, the layer's rows in their first dimension.
-      finish: from the probes to the layer's output.
+      probes: these tensors, with the layer's rows in their first dimension.
+      finish: computes the layer's output from the probes.
       contributions: `(gradients at the probes) -> Found`.
     """
 
@@ -73,14 +73,14 @@ class Probed:
 
 
 Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
-"""`rule(layer, layer's own call, inputs) -> Probed`, or None where this use of the layer is not one that the rule knows."""
+"""`rule(layer, layer's own call, inputs) -> Probed`, or None if the rule does not cover this use of the layer."""
 
 
 class Whole(Layer):
-    """A layer whose gradients are mapped over records in one piece: by all that it reads, and with no layer inside it watched.
+    """A layer whose gradients are vectorized over records as a whole, without recording the layers inside it.
 
     Attributes:
-      reads: trainable variables, of whichever layer; the first dimension of their uses need not run over records.
+      reads: the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
     """
 
     reads: tuple[tf.Variable, ...] = ()
@@ -88,7 +88,7 @@ class Whole(Layer):
 
 @contextlib.contextmanager
 def without(layer: Layer, **attributes: object) -> Iterator[None]:
-    """While active, a layer has other attributes, past Keras's tracking of them: its own forward pass less its last part."""
+    """While active, sets attributes of a layer without Keras's tracking: its own forward pass without the last part."""
     before = {name: getattr(layer, name) for name in attributes}
     try:
         for name, value in attributes.items():
@@ -114,7 +114,7 @@ def _with_kernel(
     of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
     name: str = "kernel",
 ) -> Probed:
-    """A layer that computes `activation(linear(inputs, kernel) + bias)`, its kernel in the attribute `name`."""
+    """Probes a layer that computes `activation(linear(inputs, kernel) + bias)`, with its kernel in attribute `name`."""
     with without(layer, activation=keras.activations.linear):
         outputs = call(inputs)
 
@@ -123,7 +123,7 @@ def _with_kernel(
         if layer.bias is not None:
             shape = tuple(layer.bias.shape)
             values = by_record(_places(gradients[0], shape))
-            # Without positions to sum over a reshape does: no pass over memory.
+            # Without positions to sum over, a reshape is enough.
             values = values if values.shape[1] == 1 else tf.reduce_sum(values, axis=1)
             found.append((layer.bias, Direct(shape, tf.reshape(values, [-1, *shape]))))
         return found
@@ -216,7 +216,7 @@ def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record
 
 
 def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """SeparableConv2D: by channels, then of size 1."""
+    """SeparableConv2D: a depthwise convolution, then one of size 1."""
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
     inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
@@ -237,7 +237,7 @@ def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """EinsumDense where it is a dense layer over places, "abc,cde->abde": the projections of attention."""
+    """EinsumDense as a dense layer over positions, "abc,cde->abde": the projections of attention."""
     equation = re.fullmatch(r"(\w+),(\w+)->(\w+)", layer.equation.replace(" ", ""))
     if equation is None or inputs.shape.rank is None or None in inputs.shape.as_list()[1:]:
         return None
@@ -260,9 +260,9 @@ def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tenso
 def _by_patches_of_gradients(
     shape: tuple[int, ...], images: tf.Tensor, gradient: tf.Tensor, padding: str, by_record: ByRecord
 ) -> Direct:
-    """Kernel gradients of a convolution with fewer channels out than in, whose patches would be the larger ones.
+    """Returns kernel gradients of a convolution with fewer channels out than in, for which patches of inputs are larger.
 
-    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: patches of g, padded, in the opposite order.
+    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: padded patches of g in reverse order.
     """
     height, width, channels, filters = shape
     same = padding == "SAME"
@@ -274,7 +274,7 @@ def _by_patches_of_gradients(
 
 
 def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """Conv2DTranspose, the gradient of a convolution: input and output change places."""
+    """Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
     if layer.data_format != "channels_last" or layer.output_padding is not None or layer.groups != 1:
         return None
     if tuple(layer.dilation_rate) != (1, 1) or None in inputs.shape.as_list()[1:]:
@@ -289,9 +289,9 @@ def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs
 
 
 def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns an embedding's output, and the ids.
+    """Returns an embedding's output and ids.
 
-    An id out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+    An id out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
     """
     ids = tf.cast(inputs, tf.int32)
     known = (ids >= 0) & (ids < layer.embeddings.shape[0])
@@ -356,14 +356,14 @@ RULES: dict[type, Rule] = {
     keras.layers.LayerNormalization: _normalization,
     keras.layers.GroupNormalization: _normalization,
 }
-"""By exact class: a subclass may compute something else."""
+"""Keyed by exact class: a subclass may compute something else."""
 
 
-# ---------------------------------------------------------------------------- which layers there are
+# ---------------------------------------------------------------------------- the layers of a model
 
 
 def layers_of(model: object) -> list[Layer]:
-    """Returns a Keras layer or model and all its sublayers; a plain function's from its closure, globals and attributes."""
+    """Returns a Keras layer or model with all its sublayers, or those in a function's closure, globals and attributes."""
     found: dict[int, Layer] = {}
     seen: set[int] = set()
 
@@ -378,7 +378,7 @@ def layers_of(model: object) -> list[Layer]:
             return
         parts: Iterable[object] = ()
         if isinstance(thing, tf.Module):
-            # Of TFP's objects also what they were made of: functions, with layers in them.
+            # TFP's objects also hold their arguments: functions, with layers in them.
             made_of = thing.parameters.values() if isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector) else ()
             parts = [*thing.submodules, *made_of]
         elif isinstance(thing, list | tuple):
@@ -395,7 +395,7 @@ def layers_of(model: object) -> list[Layer]:
 
 
 def _reached_by(function: Callable[..., object]) -> list[object]:
-    """Returns what a function or callable object holds: bound arguments, its closure, the globals that it names, attributes."""
+    """Returns the objects that a callable refers to: bound arguments, closure, globals and attributes."""
     held = [getattr(function, name, None) for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # An empty cell.
@@ -409,26 +409,26 @@ def _reached_by(function: Callable[..., object]) -> list[object]:
 
 
 def refuse_mixing(layer: Layer, training: object) -> None:
-    """Raises for a call in which a layer lets records influence each other (contract C3).
+    """Raises if a layer's call lets records influence each other (contract C3).
 
-    Batch normalisation that is frozen or called with `training=False` uses its saved moments, and mixes nothing.
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments and passes.
 
     Args:
       layer: any layer.
       training: the argument of its call.
 
     Raises:
-      UnsupportedLayerError: with the alternatives.
+      UnsupportedLayerError: the message lists the alternatives.
     """
     if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
         raise UnsupportedLayerError(
-            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: then one record "
-            "moves all gradients and no clip bounds its influence.\nFreeze it (layer.trainable = False), call it with "
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: one record would "
+            "move all gradients, and no clip would bound its influence.\nFreeze it (layer.trainable = False), call it with "
             "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
         )
 
 
 def is_batch_normalization(layer: Layer) -> bool:
-    """Whether a layer is a batch normalisation of Keras or of a subclass."""
+    """Returns whether a layer is a Keras batch normalisation or a subclass of one."""
     names = {cls.__name__ for cls in type(layer).__mro__}
     return bool(names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"})

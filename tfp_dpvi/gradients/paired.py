@@ -1,8 +1,8 @@
-"""The paired clip: a sum of clipped gradients with mean zero at the truth, and the curvature that is released with it.
+"""The paired clip: clipped gradients with mean zero at the true parameters, and the jointly released curvature.
 
 For each record draw y' from the likelihood at the current parameters, let `delta` be the difference of the scores of y and y',
 and `psi = clip(delta)`. At the true parameters y and y' are exchangeable, so `delta` is symmetric and `psi` has mean zero for
-every clip, where a clipped score has not. The curvature of the sum is `A = E[psi delta^T] / 2`, its variance `E[psi psi^T]`.
+every clip; a clipped score has not. The curvature of the sum is `A = E[psi delta^T] / 2`, its variance `E[psi psi^T]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfp_dpvi.gradients.vmap import clipped_sum
 from tfp_dpvi.privacy import Sensitivity
 
 NUM_BLOCKS = 20
-"""Blocks of steps over which released values are averaged, of one length each."""
+"""The number of blocks of steps, of equal length, over which released values are averaged."""
 
 _MATRIX_SHARE, _SCALE_SHARE = 0.1, 0.02
 _CAP = 3.0  # On psi . delta, in squares of the clip.
@@ -33,19 +33,19 @@ def paired(
     clip: Clip,
     **exact: Any,
 ) -> StepGradient:
-    """Returns the step's gradient by the unconstrained parameters, of pairs of an observed and a simulated record.
+    """Returns the step's gradient in the unconstrained parameters, from pairs of an observed and a simulated record.
 
     Args:
-      record_losses: `(record, theta) -> (loss of the record, loss of its simulated twin)`; the latter is in
+      record_losses: `(record, theta) -> (loss of the record, loss of its simulated twin)`; the twin is in
         `record["simulated"]`.
       simulate: `(records, key) -> twins` of a physical batch, given each record's inputs. A twin depends on its record alone.
-      theta: float tensor of shape [d], the draw of the parameters that the step's records share.
+      theta: float tensor of shape [d], the draw of the parameters shared by the step's records.
       clip: the clip of a pair's gradient.
       **exact: other attributes of `StepGradient`.
 
     #### Formal guarantee
 
-    That of `clipped_sum`: a pair is one record with a draw that belongs to it, and is clipped as one.
+    As for `clipped_sum`: a pair is one record with its own draw, clipped as one.
     """
 
     def record_gradient(record: dict[str, Structure], keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -55,7 +55,7 @@ def paired(
             own, twin = record_losses(record, theta)
             difference = own - twin
         gradient = tape.gradient(difference, theta, unconnected_gradients="zero")
-        # Both or neither: a record that counts where its twin does not would break the symmetry.
+        # Both or neither: dropping only the twin would break the symmetry.
         return tf.where(tf.math.is_finite(twin), own, math.nan), [gradient]
 
     def of_batch(records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:
@@ -65,8 +65,8 @@ def paired(
 
 
 def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
-    """Returns what is released with the sum of a paired clip of d parameters: its curvature, and what the clip cut off."""
-    bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale either.
+    """Returns the joint releases of a paired clip of d parameters: its curvature and the part that was clipped away."""
+    bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale.
     gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
     return (
         Curvature(size, bound, math.sqrt(gradient / _MATRIX_SHARE)),
@@ -75,7 +75,7 @@ def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
 
 
 class Curvature(JointRelease):
-    """The sum of `psi psi^T / 2` over records, and, by blocks of steps, sums of all that a step releases.
+    """The sum of `psi psi^T / 2` over records, and sums of all released values by blocks of steps.
 
     Args:
       size: d.
@@ -84,7 +84,7 @@ class Curvature(JointRelease):
 
     #### Formal guarantee
 
-    In Frobenius norm `|psi psi^T / 2| <= C^2 / 2`, and two of them differ by at most `C^2 / sqrt(2)`, or `C^2 / 2` for d = 1.
+    In Frobenius norm `|psi psi^T / 2| <= C^2 / 2`, and two such terms differ by at most `C^2 / sqrt(2)`, or `C^2 / 2` for d = 1.
     """
 
     name, noise_ratio, sensitivity = "curvature", 1.0, Sensitivity()
@@ -96,11 +96,13 @@ class Curvature(JointRelease):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
         assert per_example.gradients is not None
-        psi = tf.cast(per_example.gradients[0], tf.float64)  # A long float32 sum can round one record's presence up.
+        psi = tf.cast(
+            per_example.gradients[0], tf.float64
+        )  # A long float32 sum can exceed the sensitivity by rounding.
         return tf.linalg.matmul(psi, psi, transpose_a=True) / 2.0
 
     def initial(self) -> Structure:
-        """Returns sums over no step: `[NUM_BLOCKS, ...]` each."""
+        """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
         vector, matrix = [self._size], [self._size, self._size]
         shapes = {"steps": [], "theta": vector, "squares": vector, "gradient": vector, "matrix": matrix}
         return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
@@ -120,7 +122,7 @@ class Curvature(JointRelease):
 
 
 class ClippedAway(JointRelease):
-    """The sum of `min(psi . delta, 3 C^2) / 2` over records: over the trace of the curvature, what the clip cut off.
+    """The sum of `min(psi . delta, 3 C^2) / 2` over records; its excess over the trace of the curvature was clipped away.
 
     Args:
       bound: the clip C.
@@ -128,7 +130,7 @@ class ClippedAway(JointRelease):
 
     #### Formal guarantee
 
-    A record's part lies between 0 and 1.5 C^2, which bounds presence and replacement.
+    A record's term lies between 0 and 1.5 C^2, which bounds A and D.
     """
 
     name, shape, noise_ratio, sensitivity = "clipped_away", (), 1.0, Sensitivity()
@@ -145,7 +147,7 @@ class ClippedAway(JointRelease):
         return tf.reduce_sum(tf.minimum(tf.minimum(norms, bound) * norms, _CAP * bound**2)) / 2.0
 
     def initial(self) -> Structure:
-        """Returns the sum over no step: `[NUM_BLOCKS]`."""
+        """Returns zero sums of shape `[NUM_BLOCKS]`."""
         return tf.zeros([NUM_BLOCKS], tf.float64)
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
@@ -154,10 +156,10 @@ class ClippedAway(JointRelease):
 
 
 def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
-    """Returns the value in the row of the step's block, and zeros in the others."""
+    """Returns the value in the row of the step's block, with zeros in the other rows."""
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
-    # A draw may lie at its support's end.
+    # A draw may lie at the end of its support.
     row *= tf.cast(tf.reduce_all(tf.math.is_finite(released.public)), tf.float64)
     value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
     return tf.reshape(row, [-1] + [1] * value.shape.rank) * tf.cast(value, tf.float64)

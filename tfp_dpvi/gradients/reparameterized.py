@@ -1,10 +1,10 @@
-"""Records' gradients through shared reparameterised draws, and the two places where they can be clipped.
+"""Per-record gradients through shared reparameterised draws, clipped before or after the pull-back.
 
-With draws `theta = f(xi, eta)` shared by a batch, a record's gradient by the surrogate's variables xi is the
-vector-Jacobian product of f with its gradient by theta. It can be pulled back record by record before the clip, or
-*aligned* (Jälkö, Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the theta-gradients are clipped, summed and released
-once, and the noisy sum is pulled back, which is post-processing. Then the noise has as many coordinates as theta (not
-those of locations and scales, nor of a full covariance), and what it does to location and scale agrees.
+With draws `theta = f(xi, eta)` shared by a batch, a record's gradient in the surrogate's variables xi is the vector-Jacobian
+product of f with its gradient in theta. It can be pulled back record by record before the clip, or *aligned* (Jälkö,
+Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the theta-gradients are clipped, summed and released once, and the noisy
+sum is pulled back, which is post-processing. The noise then has as many coordinates as theta (not those of locations and
+scales, or of a full covariance), and is consistent between location and scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
 _FEW = 64
-"""Coordinates of the draws up to which a Jacobian costs less than pulling back every record of a batch."""
+"""Number of coordinates of the draws up to which a Jacobian costs less than pulling back every record."""
 
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -42,12 +42,12 @@ def through_draws(
       tape: persistent `tf.GradientTape` that watched `variables` while the draws were made.
       variables: the surrogate's variables.
       clip: the clip of a record's gradient.
-      aligned: clip the gradients by `draws` instead of those by `variables`.
+      aligned: whether to clip the gradients in `draws` instead of those in `variables`.
       **exact: other attributes of `StepGradient`.
 
     #### Formal guarantee
 
-    `pull_back` reads the draws and the variables, no record: what it returns is post-processing of what it is given.
+    `pull_back` reads the draws and the variables, but no record: it is post-processing.
     """
 
     def pull_back(by_draws: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -63,10 +63,10 @@ def through_draws(
         if aligned:
             return loss, by_draws
         if by_jacobian is not None:
-            # A NaN or Inf reaches all of this record's gradient, 0 x Inf being NaN, and nothing of another's: `clipped_sum`
-            # finds it there. To look for it here would make XLA compute the gradient twice.
+            # A NaN or Inf spreads to all of this record's gradient (0 x Inf is NaN) and to no other's: `clipped_sum` finds it.
+            # A check here would make XLA compute the gradient twice.
             return loss, by_jacobian(by_draws)
-        # Selected before the pull-back, which may lose a NaN on its way (C8).
+        # Selected before the pull-back, which may drop a NaN (C8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
         return loss, pull_back(by_draws)
 
@@ -76,9 +76,9 @@ def through_draws(
 
 
 def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> PullBack | None:
-    """Returns `pull_back` as a product with the draws' Jacobian, where they are few: made once a step, not for every record.
+    """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws.
 
-    Gradients of the draws must be linear in what is pulled back, as all but contrived ones are.
+    Gradients of the draws must be linear in the pulled-back vector, as all common ones are.
     """
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None

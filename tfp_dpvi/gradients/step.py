@@ -1,4 +1,4 @@
-"""What every engine of clipped gradients is: it states its sensitivity before anything is traced (contract C3)."""
+"""The interface of clipped-gradient engines, which state their sensitivity before anything is traced (contract C3)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StepSpec:
     """The public numbers of a step, which a clipped gradient may depend on.
 
     Attributes:
-      sampling: how its records are drawn.
+      sampling: the sampling scheme.
       expected_batch_size: the public denominator qN.
       num_records: the public N.
-      neighboring_relation: what neighbouring data sets are.
+      neighboring_relation: the relation of neighbouring data sets.
     """
 
     sampling: SamplingScheme
@@ -33,17 +33,16 @@ class StepSpec:
 
 @dataclasses.dataclass(frozen=True)
 class StepGradient:
-    """The gradient of one step, once its Monte Carlo draws are made.
+    """The gradient of one step, given its Monte Carlo draws.
 
     Attributes:
-      clipped_sum: `(records, mask, key) -> (ClippedSum, PerExample)` of a physical batch. The key is for draws that
-        belong to single records.
+      clipped_sum: `(records, mask, key) -> (ClippedSum, PerExample)` of a physical batch. The key is for per-record draws.
       released: tensors with the shapes and dtypes of the sum's parts.
-      data_independent: exact gradient of the terms that touch no record, one tensor for each variable, or None.
-      pull_back: from the noisy mean to one tensor for each variable, without looking at records; None: it is that.
-      data_independent_loss: the scalar that `data_independent` is the gradient of, or None.
+      data_independent: exact gradient of the terms without records, one tensor for each variable, or None.
+      pull_back: maps the noisy mean to one tensor for each variable, without reading records; None for the identity.
+      data_independent_loss: the scalar whose gradient is `data_independent`, or None.
       record_gradient: one record's loss and gradient before the clip, for engines that have it.
-      public: tensors that touch no record, for the accumulators of joint releases.
+      public: tensors that depend on no record, for the accumulators of joint releases.
     """
 
     clipped_sum: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[ClippedSum, PerExample]]
@@ -56,7 +55,7 @@ class StepGradient:
 
 
 def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any) -> StepGradient:
-    """Returns the step's gradient of a model that says one record's: mapped over the batch, see `clipped_sum`.
+    """Returns a step's gradient by vectorizing one record's gradient over the batch, see `clipped_sum`.
 
     `released` are tensors of the gradient's shapes and dtypes, `exact` other attributes of `StepGradient`.
     """
@@ -70,22 +69,22 @@ def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip:
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGradient:
-    """A model's clipped gradient: what `DPModel.clipped_gradient` returns.
+    """A model's clipped gradient, returned by `DPModel.clipped_gradient`.
 
     Attributes:
-      draw: `key -> StepGradient`, makes the Monte Carlo draws that a step's records share; traced once.
+      draw: `key -> StepGradient`, makes the Monte Carlo draws shared by a step's records; traced once.
       clip: the bound C on the l2 norm of one record's gradient.
-      sensitivity: how far one record moves the sum, in units of the clip.
+      sensitivity: sensitivity of the sum to one record, in units of the clip.
       noise_scales: for each part of the sum the standard deviation of its noise over `noise_multiplier * l2_norm_clip`;
-        None: 1 for all.
-      joint: what is released with the gradient beside the metrics of `compile`.
-      batchwise: works on a physical batch at once, and not record by record. Without XLA, padding is cut off before.
-      gains_from_xla: whether long runs are compiled with XLA where `compile(jit_compile=)` does not say.
-      identity: hashable; equal where `draw` traces the same.
+        None for 1.
+      joint: releases with the gradient besides the metrics of `compile`.
+      batchwise: whether it works on a physical batch at once instead of record by record. Without XLA, padding is removed.
+      gains_from_xla: whether long runs are compiled with XLA unless `compile(jit_compile=)` says otherwise.
+      identity: hashable; equal values trace the same `draw`.
 
     #### Formal guarantee
 
-    What `draw` returns states the same sensitivity, which every step checks while it is traced.
+    The result of `draw` states the same sensitivity, which every step checks while it is traced.
     """
 
     draw: Callable[[tf.Tensor], StepGradient]

@@ -1,4 +1,4 @@
-"""Layers that are mapped over records as they are, one of which may hold others: recurrent ones, and what no rule knows."""
+"""Layers vectorized over records as a whole, with their sublayers: recurrent layers and layers without a rule."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _UNROLLED = 64  # Steps.
 
 
 def is_unit(layer: Layer) -> bool:
-    """Whether a layer never calls its sublayers where they can be watched: recurrent ones run them in a loop of their own."""
+    """Returns whether a layer's sublayer calls cannot be recorded: recurrent layers run them in a loop of their own."""
     return isinstance(layer, keras.layers.RNN | Whole)
 
 
 def around(layer: Layer, layers: Sequence[Layer], units: Sequence[Layer]) -> Layer | None:
-    """Returns the smallest layer that holds this one and is no unit yet, or None; not a model that only calls its layers."""
+    """Returns the smallest layer around this one that is no unit yet, or None; skips models that only call their layers."""
     known = {id(unit) for unit in units}
     holding = []
     for other in layers:
@@ -54,8 +54,8 @@ def by_map(
     args: tuple[Structure, ...],
     kwargs: dict[str, Structure],
 ) -> Probed:
-    """Any layer: the gradients of `variables` by one record, from a second forward pass that is mapped over the records."""
-    # Their own forward pass raises for an id out of range, which would tell of a record.
+    """Probes any layer: per-record gradients of `variables` from a second forward pass, vectorized over the records."""
+    # The forward pass of embeddings raises for an id out of range, which would reveal a record.
     tables = [one for one in layers_within(layer, include_self=False) if type(one) is keras.layers.Embedding]
 
     def lookups() -> contextlib.AbstractContextManager[None]:
@@ -104,16 +104,16 @@ def by_map(
 
 
 def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextManager[None]:
-    """While active, a recurrent layer over few steps has no loop: mapped, it is traced and runs in a third of the time."""
+    """While active, unrolls a recurrent layer over few steps: vectorized, it traces and runs in a third of the time."""
     recurrent = isinstance(layer, keras.layers.RNN) and not layer.time_major
     steps = inputs.shape[1] if recurrent and isinstance(inputs, tf.Tensor) else None
     return contextlib.nullcontext() if steps is None or steps > _UNROLLED else without(layer, unroll=True)
 
 
 def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
-    """Returns a layer's outputs as tensors with a row for each of its own, and what makes outputs of these again.
+    """Returns a layer's outputs as tensors with the same rows, and a function that restores outputs from tensors.
 
-    A distribution is taken apart into its parameters.
+    A distribution is replaced by its parameters.
     """
     if not isinstance(outputs, tfd.Distribution):
         return tf.nest.flatten(outputs), lambda: outputs
@@ -121,14 +121,14 @@ def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Call
         parts, whole = take_apart(outputs)
     except TypeError as error:
         raise UnsupportedLayerError(
-            f"{layer.name} has weights of its own and returns a distribution: {error} Or put the weights into a layer that returns "
-            "tensors."
+            f"{layer.name} has weights of its own and returns a distribution: {error} Or move the weights to a layer that "
+            "returns tensors."
         ) from error
     return parts, lambda: whole(parts)
 
 
 def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[tf.Tensor]) -> None:
-    """Raises if results are made of random draws; what TFP's layers draw to look like tensors nobody uses."""
+    """Raises if results depend on random draws; the unused samples of TFP's distribution layers are ignored."""
     used, waiting = set(), [result.op for result in results]
     while waiting:
         if (op := waiting.pop()) not in used:
@@ -138,7 +138,7 @@ def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[
     drawn = next((op.name for op in new if _RANDOM.search(op.type)), None)
     if drawn is not None:
         raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and holds trainable variables: its "
-            "gradients would come from other draws than the loss (contract C5). Draw in a layer of its own, such as Dropout "
-            "before it (a recurrent layer's dropout=0 and recurrent_dropout=0)."
+            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has trainable variables: gradients and "
+            "loss would use different draws (contract C5).\nDraw in a separate layer, such as Dropout before it (and set a "
+            "recurrent layer's dropout=0 and recurrent_dropout=0)."
         )

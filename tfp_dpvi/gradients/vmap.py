@@ -1,4 +1,4 @@
-"""Clipped sums for any model: one example's gradient, mapped over the batch with `tf.vectorized_map`."""
+"""Clipped sums for any model: one example's gradient, vectorized over the batch with `tf.vectorized_map`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tfp_dpvi.gradients.clip import Clip, ClippedSum, refuse_low_precision, tiny
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
 
 _LARGE = 4096
-"""Entries of an example's gradient from which a matrix product is faster than a loop over products."""
+"""Number of entries of an example's gradient from which a matrix product is faster than a loop over products."""
 
 _BLOCK = 256
-"""Records that are added up in float32. A longer running sum can round one record's presence up to many clips, as it crosses
-powers of two; within a block it is 2 * 255 * 256 / 2**24 = 0.8 % of a clip at most, and blocks are added up in float64."""
+"""Number of records in a float32 sum. The rounding of a longer running sum, which changes at powers of two, can exceed many
+clips; within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip. Blocks are summed in float64."""
 
 RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
 
-`keep` is a scalar bool: False for padding. The function may use it to select away a bad record before it multiplies
-anything; `clipped_sum` selects once more in any case.
+`keep` is a scalar bool: False for padding. The function may use it to replace a bad record before any product;
+`clipped_sum` selects once more in any case.
 """
 
 
@@ -35,10 +35,10 @@ def clipped_sum(
       record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of float tensors.
       records: structure of tensors with a common leading dimension P (the physical batch).
       mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
-      clip: the bound C, and how it is met.
+      clip: the bound C and its scheme.
 
     Returns:
-      The `ClippedSum`, and exact values of single examples (*not private* as they are).
+      The `ClippedSum`, and exact values of single examples (*not private*).
 
     Raises:
       ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
@@ -62,7 +62,7 @@ def clipped_sum(
     losses, gradients = map_apart(one, (records, mask))
     refuse_low_precision(gradients)
     rows = [tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients]
-    # Squares that are flushed to zero are made up for, so that a norm is never too small.
+    # Adds a bound on squares that were flushed to zero, so that a norm is never too small.
     squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
     factors = clip.factors(squares)
@@ -98,5 +98,5 @@ def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i factors[b, i] rows[b, i]` for each block b."""
     if rows.shape[2] < _LARGE:
-        return tf.reduce_sum(rows * factors[:, :, None], axis=1)  # XLA makes one loop of it all.
+        return tf.reduce_sum(rows * factors[:, :, None], axis=1)  # XLA fuses it into one loop.
     return tf.linalg.matmul(factors[:, None], rows)[:, 0]

@@ -1,4 +1,4 @@
-"""The batch-wise term of a `DPVAE`: a regularizer of random groups of records (DESIGN section 5.3)."""
+"""The batch-wise term of a `DPVAE`: a regularizer of random groups of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From released values to a calibrated posterior: NumPy alone, post-processing at no cost (section 5.7)."""
+"""From released values to a calibrated posterior: NumPy alone, post-processing at no cost."""
 
 from tfp_dpvi.posterior.curvature import CurvaturePrior, draw_curvature
 from tfp_dpvi.posterior.mixture import (

@@ -1,4 +1,4 @@
-"""The calibrated posterior as an equal-weight mixture of normals on the real line (section 5.7)."""
+"""The calibrated posterior as an equal-weight mixture of normals on the real line."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _kernels(draws: np.ndarray) -> Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Whether the intervals can be trusted, from released values (section 5.7).
+    """Whether the intervals can be trusted, from released values.
 
     Attributes:
       distance: of the window's mean parameters from the posterior's mean, in posterior standard deviations over sqrt(d).

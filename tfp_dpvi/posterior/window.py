@@ -1,4 +1,4 @@
-"""Averages of released values over the window: the last part of training, after it has arrived (section 5.7)."""
+"""Averages of released values over the window: the last part of training, after it has arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far one record moves what is released (contract C3), and sums released jointly on one sample (section 5.5)."""
+"""How far one record moves what is released (contract C3), and sums released jointly on one sample."""
 
 import dataclasses
 import math

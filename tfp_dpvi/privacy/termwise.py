@@ -1,4 +1,4 @@
-"""Noise for sums of a sample-wise and a batch-wise term (design section 5.3).
+"""Noise for sums of a sample-wise and a batch-wise term.
 
 A loss with a term that is no sum over records (MMD or KL on the codes of a batch) has two gradients: the sum
 over records g_sample, each record clipped to C1, and the sum over b groups g_batch, each group clipped to C2,
@@ -25,7 +25,7 @@ times A^2. With n_e encoder coordinates, n in all, and where A is what is priced
     blocks         rho_e^2 = 1 + h sqrt(n / n_e)      (sqrt(n) + h sqrt(n_e))^2
 
 Blocks and the optimal split tie exactly: wherever rho_e^2 >= 1 + h, one draw of that size has the A that the joint
-price (section 5.5) gives two draws of which it is the sum, and the optimum lies there. Blocks need n_e fewer normals.
+price gives two draws of which it is the sum, and the optimum lies there. Blocks need n_e fewer normals.
 
 The paper's split, tau = 2 C2 B / (C1 b), gives both draws one multiplier over their own sensitivities, and A = sqrt(2). That
 is the plain reading of the factor kappa of about 2 (in variance) in Takahashi et al. 2020 (arXiv:2006.11204), with the
@@ -69,7 +69,7 @@ def block_sensitivity(
 
 
 def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float = 1.0) -> float:
-    """Returns what two draws, jointly released, are priced at (section 5.5): sqrt(radius^2 + (h / tau)^2).
+    """Returns what two draws, jointly released, are priced at: sqrt(radius^2 + (h / tau)^2).
 
     Args:
       batch_shift: h, as in `block_sensitivity`.
@@ -122,7 +122,7 @@ def termwise_noise(
     * `"blocks"`: one draw whose size on the encoder minimises the total variance at equal privacy, exactly.
     * `"single"`: one draw of one size on all coordinates.
     * `"split"`: two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, priced as released
-      both (section 5.5) though only their sum is used. `split="optimal"` takes the tau of least total variance at equal
+      both though only their sum is used. `split="optimal"` takes the tau of least total variance at equal
       privacy, `split="paper"` divides the budget equally (module docstring).
 
     Args:
