@@ -377,7 +377,7 @@ def test_a_model_that_was_never_fitted_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match=r"DPVI.export before fit.*Call fit first"):
         model.export(tmp_path / "model")
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5)
-    with pytest.raises(RuntimeError, match="export before fit"):
+    with pytest.raises(RuntimeError, match="export was called before fit"):
         model.export(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -162,7 +162,7 @@ def test_no_clip_with_noise_is_refused():
 
 
 def test_fit_before_compile():
-    with pytest.raises(RuntimeError, match=r"fit before compile: call compile"):
+    with pytest.raises(RuntimeError, match=r"fit was called before compile: call compile"):
         Toy().fit(X, Y)
 
 

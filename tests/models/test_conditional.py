@@ -190,7 +190,7 @@ def test_a_missing_or_needless_y_is_named(model):
         model.fit(X, batch_size=20, verbose=0)
     assert model.num_releases == spent
     plain = ready()
-    with pytest.raises(ValueError, match=r"y was given.*without y"):
+    with pytest.raises(ValueError, match=r"y was passed.*without y"):
         plain.sample_predictive(3, y=Y[:3])
 
 

@@ -95,7 +95,7 @@ def test_without_y_a_reconstruction_is_compared_with_x():
         by_hand = np.average(error, weights=weight)
         assert history["val_mean_absolute_error"][-1] == pytest.approx(by_hand, rel=1e-5)
     spent = model.num_releases
-    with pytest.raises(ValueError, match="sample_weight was given without y"):
+    with pytest.raises(ValueError, match="sample_weight was passed without y"):
         model.fit(X, validation_data=(X, None, WEIGHT), **PUBLIC)
     assert model.num_releases == spent
 
@@ -162,7 +162,7 @@ def test_validation_data_as_batches(make):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (lambda: iter([(X, Y)]), "at its end after one epoch"),
+        (lambda: iter([(X, Y)]), "exhausted after one epoch"),
         (lambda: dataset().unbatch(), "batch"),
         (lambda: dataset().repeat(), "endless"),
         (lambda: X, "dataset"),
@@ -183,7 +183,7 @@ def test_a_private_dataset_needs_its_declaration_too():
 @pytest.mark.parametrize("x", [Batches(), (batch for batch in [(X, Y)])], ids=["Sequence", "generator"])
 def test_fit_on_batches_of_others_says_what_to_do(x):
     model = toy(3.0)
-    with pytest.raises(TypeError, match="arrays behind it"):
+    with pytest.raises(TypeError, match="underlying arrays"):
         model.fit(x, verbose=0)
     assert model.num_releases == 0
 

@@ -120,7 +120,7 @@ def test_private_records_are_exposed_under_an_unsafe_name_alone_and_remembered(m
     ("arguments", "words"),
     [
         ({"y_public": Y}, "without x_public"),
-        ({"x_public": X, "y_public": Y, "unsafe_records": (X, Y)}, "beside public"),
+        ({"x_public": X, "y_public": Y, "unsafe_records": (X, Y)}, "with public"),
         ({"unsafe_records": X}, "tuple"),
     ],
 )
@@ -132,5 +132,5 @@ def test_what_does_not_fit_is_refused(model, arguments, words):
 def test_outcomes_need_inputs(model, generative):
     with pytest.raises(ValueError, match="x is missing"):
         model.prior_predictive()
-    with pytest.raises(ValueError, match="x was given"):
+    with pytest.raises(ValueError, match="x was passed"):
         generative.prior_predictive(X)

@@ -149,7 +149,7 @@ def test_what_layers_cannot_do_is_done_record_by_record(caplog):
     for mine, theirs in zip(found, tape.gradient(value, model.trainable_variables), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
     strict = compiled(network, "mse", gradients="ghost")
-    with pytest.raises(ValueError, match="gradients='ghost' does not serve"):
+    with pytest.raises(ValueError, match="gradients='ghost' does not support"):
         strict.fit(X, X[:, :3], verbose=0)
     assert strict.privacy_ledger.num_releases == 0
 
@@ -255,7 +255,7 @@ def test_bad_arguments_of_compile_name_themselves(arguments, words):
         (dense, sparse(), None, "y is missing"),
         (dense, lambda y, o: tf.reduce_mean(o), LABELS, "returned a scalar"),
         (dense, "mse", X[:, :5], "network or loss failed"),
-        (lambda: layers.Lambda(lambda x: [x, x]), "mse", X, "several of either"),
+        (lambda: layers.Lambda(lambda x: [x, x]), "mse", X, "several outputs"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_spent(network, loss, y, words):

@@ -221,7 +221,7 @@ def test_a_prior_that_would_be_frozen_is_refused():
         lambda: tfd.Independent(tfd.Normal(tf.sin(variable), 1.0), 1),
         lambda: tfd.MixtureSameFamily(tfd.Categorical(logits=tf.zeros(4)), encoder(PSEUDO.astype("float32"))),
     ):
-        with pytest.raises(ValueError, match=r"prior is built from the value of the variable") as caught:
+        with pytest.raises(ValueError, match=r"prior is built from the initial value of the variable") as caught:
             make(encoder, prior=prior)
         assert str(caught.value).count("\n") < 2
 

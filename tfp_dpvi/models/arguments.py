@@ -1,4 +1,4 @@
-"""The arguments of `fit`, turned into data; everything bad is refused here, before it costs."""
+"""Checks and converts the arguments of `fit`, before any privacy is spent."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.u
 
 _DEFAULT_BATCH_SIZE = 256
 
-# Keras's default, which changes nothing, and what is wrong with others.
+# Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
     "validation_split": (
         0.0,
-        "it would show exact losses of private records; split yourself and give validation_data=.",
+        "it would show exact losses of private records; split x yourself and pass validation_data=.",
     ),
-    "class_weight": (None, "give sample_weight=, which acts inside the clip."),
+    "class_weight": (None, "pass sample_weight=, which is applied before the clip."),
     "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
 
 
 def refuse(arguments: Mapping[str, object]) -> None:
-    """Raises for arguments of Keras's `fit` that have no place here, and for unknown ones."""
+    """Raises for unsupported arguments of Keras's `fit` and for unknown ones."""
     for name, value in arguments.items():
         if name not in _REFUSED:
             raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
@@ -61,7 +61,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_scope(model: keras.Model) -> None:
-    """Raises where `fit` is called in the scope of a strategy that the model was not built in."""
+    """Raises if `fit` is called in the scope of a strategy that the model was not built in."""
     outer = tf.distribute.get_strategy()
     if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, model.variables)):
         raise ValueError(
@@ -85,23 +85,23 @@ def make_data(
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
-    """Returns the records of `fit` with their sampler, after the model has been built and tried on their shapes.
+    """Builds and checks the model on the records' shapes; returns the records of `fit` with their sampler.
 
     Raises:
-      TypeError, ValueError: not records, not for this model, or a sampling scheme that is not declared.
+      TypeError, ValueError: invalid records, records that do not fit the model, or an undeclared sampling scheme.
     """
     if x is None:
-        raise ValueError("x is missing: give the records, fit(x, y) or fit(x).")
+        raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None or batch_size is not None:
-            raise ValueError("y, sample_weight and batch_size are part of the dataset: pass it as x alone.")
+            raise ValueError("y, sample_weight and batch_size are part of the dataset: pass only x.")
         declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
     _refuse_batches(x)
     if sampling_probability is not None:
         raise ValueError(
-            f"sampling_probability={sampling_probability!r} is for datasets; for arrays it is batch_size / num_records."
+            f"sampling_probability={sampling_probability!r} is for datasets; leave it out: for arrays it is batch_size / num_records."
         )
     x, y = by_column("x", x), by_column("y", y)
     source = None
@@ -136,15 +136,15 @@ def make_data(
 
 
 def _prepare(model: Any, records: Records) -> None:
-    """Makes the model's variables and checks that the records fit it."""
+    """Creates the model's variables and checks that the records fit it."""
     with model.distribute_strategy.scope():
         model.prepare(records)
     model.check_records(records)
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1 and model.batch_needs.whole:
         raise ValueError(
-            f"The model has a batch_regularizer, whose groups come from a whole batch, and {replicas} replicas share each "
-            "batch out: fit it outside the strategy's scope."
+            f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} replicas split each batch: fit "
+            "it outside the strategy's scope."
         )
 
 
@@ -154,41 +154,41 @@ def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
     if whole or Workers(model.distribute_strategy).several:
         what = "this model has a batch_regularizer" if whole else "several workers train"
         raise ValueError(
-            f"x is a dataset, and {what}: batches must be those that fit samples by itself. Pass arrays, the same on every worker."
+            f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays, the same on every worker."
         )
     return data
 
 
 def is_batches(data: object) -> bool:
-    """Returns whether these are batches that somebody else makes: a dataset, a Keras `Sequence` or a generator."""
+    """Returns whether `data` yields batches: a dataset, a Keras `Sequence` or a generator."""
     return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
 
 
 def _refuse_batches(x: object) -> None:
     if is_batches(x):
         raise TypeError(
-            f"x is a {type(x).__name__}, whose batches were drawn elsewhere: pass the arrays behind it, from which fit draws by "
-            "itself,\nor a tf.data.Dataset of its batches (from_generator makes one) with sampling=, how they were drawn."
+            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, which fit samples itself,\n"
+            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare how they were drawn."
         )
 
 
 def check_like(x: Structure, specs: Structure, name: str) -> None:
-    """Raises unless new records are a batch of what the model was fitted to.
+    """Raises unless new records have the structure and shapes of the fit's.
 
     Args:
       x: arrays.
-      specs: of the records of the fit, with None for their number.
+      specs: `tf.TensorSpec`s of the fit's records, with None for their number.
       name: "x" or "y".
     """
     if isinstance(x, dict) != isinstance(specs, dict):
         ours, theirs = ("columns", "one array") if isinstance(x, dict) else ("one array", "columns")
-        way_out = f"{name}.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
-        raise ValueError(f"{name} has {ours}, and the model was fitted to {theirs}: pass {way_out}.")
+        fix = f"{name}.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
+        raise ValueError(f"{name} has {ours}, but the model was fitted to {theirs}: pass {fix}.")
     for part, spec in zip(tf.nest.flatten(x), tf.nest.flatten(specs), strict=False):
         if spec.shape.rank is not None and part.ndim == spec.shape.rank - 1:
             raise ValueError(
-                f"{name} has shape {list(part.shape)}, and the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
-                f"batch, {name}[None] of one record."
+                f"{name} has shape {list(part.shape)}, but the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
+                f"batch, for instance {name}[None] for one record."
             )
 
 
@@ -196,13 +196,13 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
 
     Raises:
-      ValueError: private and not declared unsafe, or of another form.
+      ValueError: private data that are not declared unsafe, or an unsupported form.
     """
     if data is None:
         return None
     if not (public or unsafe):
         raise ValueError(
-            "validation_data: exact validation losses (and early stopping on them) are unpriced releases of those records.\nSay "
+            "validation_data: exact validation losses (and early stopping on them) are unaccounted releases of those records.\nPass "
             "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
         )
     dataset = isinstance(data, tf.data.Dataset)
@@ -211,7 +211,7 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     )
     if isinstance(data, Iterator) or single or (dataset and data.cardinality() == tf.data.INFINITE_CARDINALITY):
         raise ValueError(
-            f"validation_data is a {type(data).__name__} of single records, or endless, or at its end after one epoch: give "
+            f"validation_data is a {type(data).__name__} of single records, or endless, or exhausted after one epoch: pass "
             "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a keras.utils.Sequence."
         )
     if is_batches(data):
@@ -219,7 +219,7 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     if not isinstance(data, tuple | list) or len(data) not in (1, 2, 3):
         raise ValueError(
             f"validation_data must be (x, y) or (x, y, sample_weight), or a dataset of such batches, got {type(data).__name__}; "
-            "for a model without y give (x, None)."
+            "for a model without y pass (x, None)."
         )
     x, y, weight = (*data, None, None)[:3]
     checked = make_records(x, y, weight, dtype=dtype, validate=True)
@@ -230,7 +230,7 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
 
 
 def check_checkpoints(callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]) -> None:
-    """Raises if a `ModelCheckpoint` would fail when it saves, after an epoch that was paid for."""
+    """Raises if a `ModelCheckpoint` would fail to save after an epoch, when privacy has been spent."""
     for one in callbacks:
         if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only:
             with tempfile.TemporaryDirectory() as folder:
@@ -244,8 +244,8 @@ def validation_metrics(metrics: Any) -> list[Metric]:
     for metric in metrics or ():
         if metric in ("accuracy", "acc"):
             raise ValueError(
-                f"validation_metrics={metric!r} depends on what predict returns: say binary_accuracy for the mean of 0/1 "
-                "outcomes, or sparse_categorical_accuracy for class probabilities."
+                f"validation_metrics={metric!r} is ambiguous: pass binary_accuracy if predict returns the mean of 0/1 outcomes, or "
+                "sparse_categorical_accuracy for class probabilities."
             )
         found = keras.metrics.get(metric)
         if not isinstance(found, Metric):
@@ -254,13 +254,13 @@ def validation_metrics(metrics: Any) -> list[Metric]:
     names = [one.name for one in objects]
     if len({"loss", "epsilon", *names}) < len(names) + 2:
         raise ValueError(
-            f"validation_metrics have the names {names}: give each one of its own with name=, not loss or epsilon."
+            f"validation_metrics have the names {names}: pass a unique name= to each, other than loss and epsilon."
         )
     return objects
 
 
 def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
-    """Returns whether a likelihood is one of whole records, `likelihood(params)`."""
+    """Returns whether a likelihood generates whole records, `likelihood(params)`."""
     try:
         parameters = inspect.signature(likelihood).parameters.values()
     except (TypeError, ValueError):
@@ -272,7 +272,7 @@ def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
         return False
     if len(positional) not in (1, 2):
         raise ValueError(
-            f"likelihood takes {len(positional)} arguments; write likelihood(params, x) for a distribution of y, or "
-            "likelihood(params) for one of whole records."
+            f"likelihood takes {len(positional)} arguments; define likelihood(params, x) for a distribution of y, or "
+            "likelihood(params) for whole records."
         )
     return len(positional) == 1

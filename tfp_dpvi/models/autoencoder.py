@@ -1,4 +1,4 @@
-"""The networks of a variational autoencoder, and what they say of records: all of `DPVAE` but its private step."""
+"""The networks of a variational autoencoder and its functions: all of `DPVAE` except the private step."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Autoencoder(LayeredModel):
 
     @property
     def encoder(self) -> Callable[..., tfd.Distribution]:
-        """The encoder, as given."""
+        """The encoder that was passed to the constructor."""
         return self._parts_of_model.encoder
 
     @property
     def decoder(self) -> Callable[..., tfd.Distribution]:
-        """The decoder, as given."""
+        """The decoder that was passed to the constructor."""
         return self._parts_of_model.decoder
 
     @property
     def prior(self) -> Prior:
-        """The TFP prior, or the function of y that gives it."""
+        """The TFP prior, or a function of y that returns it."""
         return self._parts_of_model.prior
 
     @property
@@ -54,38 +54,38 @@ class Autoencoder(LayeredModel):
     # ------------------------------------------------------------------ the loss
 
     def encode(self, x: Structure, y: Structure | None = None) -> tfd.Distribution:
-        """The latent variables' distribution for a batch of records: a TFP distribution with batch shape [n].
+        """Returns the latent variables' distribution for a batch of records: a TFP distribution with batch shape [n].
 
-        What it says of a record is that record's own: encode only what you may show.
+        The encoding of a private record is *not private*.
         """
         self._check_y(y)
         x, y = tf.nest.map_structure(tf.convert_to_tensor, x), _tensors(y)
         return self._distribution("encoder", called(self.encoder, x, y))
 
     def decode(self, z: tf.Tensor, y: Structure | None = None) -> tfd.Distribution:
-        """The records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
+        """Returns the records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
         self._check_y(y)
         return self._distribution("decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y)))
 
     def _prior_given(self, y: Structure | None, training: bool = False) -> tfd.Distribution:
-        """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else with none."""
+        """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else []."""
         if isinstance(self.prior, tfd.Distribution):
             return self.prior
         if y is None:
             raise ValueError(
-                f"prior={self.prior!r} is a function of y, and no y was given: call fit(x, y), or pass a TFP distribution."
+                f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y), or pass a TFP distribution."
             )
         return self._distribution("prior", called(self.prior, y, training=training))
 
     def _check_y(self, y: Structure | None) -> None:
-        """Raises if y is missing, or given to a model that was fitted without."""
+        """Raises if y is missing, or passed to a model that was fitted without y."""
         conditional = self._parts_of_model.conditional
         if conditional and y is None:
             raise ValueError(
-                "y is missing: this model was fitted with y, on which its records depend. Give y=, as in fit(x, y)."
+                "y is missing: this model was fitted with y, on which its records depend. Pass y=, as in fit(x, y)."
             )
         if conditional is False and y is not None:
-            raise ValueError("y was given, and this model was fitted without y: leave it out.")
+            raise ValueError("y was passed, but this model was fitted without y: leave it out.")
 
     def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
         if not isinstance(value, tfd.Distribution):
@@ -98,12 +98,12 @@ class Autoencoder(LayeredModel):
     def _terms(
         self, x: Structure, key: tf.Tensor, num_draws: int, training: bool = False, y: Structure | None = None
     ) -> Terms:
-        """Returns the losses of a batch of records, from `num_draws` draws for each."""
+        """Returns the losses of a batch of records, from `num_draws` draws per record."""
         posterior = self._distribution("encoder", called(self.encoder, x, y, training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
         event = samples.shape[2:]
-        # All draws of one record side by side: its rows in the decoder follow each other.
+        # A record's draws are consecutive rows of the decoder's input.
         codes = tf.reshape(samples, [-1, *event])
         repeated = x, y
         if num_draws > 1:
@@ -121,7 +121,7 @@ class Autoencoder(LayeredModel):
         return Terms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
 
     def _divergence(self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution) -> tf.Tensor:
-        """KL(q(z | x) || prior) of each record."""
+        """Returns KL(q(z | x) || prior) of each record."""
         if self.kl != "monte_carlo":
             try:
                 return tfd.kl_divergence(posterior, prior)
@@ -131,7 +131,7 @@ class Autoencoder(LayeredModel):
         return tf.reduce_mean(posterior.log_prob(draws) - prior.log_prob(draws), axis=0)
 
     def prepare(self, records: Records) -> None:
-        """Makes the variables, and tries both networks on zeros."""
+        """Creates the variables and checks both networks on zeros."""
         self._check_y(records.y)
         given = (records.x,) if records.y is None else (records.x, records.y)
         zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
@@ -139,14 +139,14 @@ class Autoencoder(LayeredModel):
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
             raise ValueError(
-                f"A network reads the variable {loose[0]}, which no layer that it names holds: it would not be learned. Make it a "
-                "layer's own, by add_weight, or give it trainable=False."
+                f"A network reads the variable {loose[0]}, which belongs to none of its layers and would not be learned. Create it "
+                "with a layer's add_weight, or with trainable=False."
             )
         self._parts_of_model.conditional = records.y is not None
         super().prepare(records)
 
     def _check_shapes(self, x: Structure, y: Structure | None = None) -> None:
-        """Runs the networks on zeros: variables are made, and mistakes are named."""
+        """Runs the networks on zeros, which creates variables, and checks the results' shapes."""
         prior = self._tried("prior", lambda: self._prior_given(y), y)
         if prior is not self.prior and prior.batch_shape.as_list() != [TRIED]:
             raise ValueError(
@@ -186,21 +186,21 @@ class Autoencoder(LayeredModel):
                 lambda value: f"{value.dtype.name}{value.shape.as_list()}", given if y is None else (given, y)
             )
             pair = "(x, y)" if part == "encoder" else "(z, y)"
-            more = f" Given y, the {part} takes {pair}; for records without y call fit(x)." if y is not None else ""
+            more = f" With y, the {part} takes {pair}; for records without y call fit(x)." if y is not None else ""
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}") from error
 
-    # ------------------------------------------------------------------ what is learned
+    # ------------------------------------------------------------------ the learned model
 
     def elbo(self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0) -> np.ndarray:
-        """Evidence lower bounds of given records, float array of shape [n] (nats, with the model's beta).
+        """Returns evidence lower bounds of records, a float array of shape [n] (in nats, with the model's beta).
 
-        Exact values of these records, so *not private* unless they are public.
+        Exact values of these records: *not private* unless the records are public.
 
         Args:
           x: records as for `fit`.
-          y: likewise, of a model that was fitted with y.
+          y: likewise, for a model that was fitted with y.
           num_draws: latent draws to average over.
-          seed: of the draws.
+          seed: seed of the draws.
         """
         key = tf.constant(_random.new_key(seed))
         self._check_y(y)
@@ -230,19 +230,19 @@ class Autoencoder(LayeredModel):
         return super().predict(x if y is None else (x, y), batch_size, verbose, **kwargs)
 
     def reconstruct(self, x: Structure, y: Structure | None = None) -> np.ndarray:
-        """Means of the decoder's distribution at the encoder's means: array of the records' shape."""
+        """Returns means of the decoder's distribution at the encoder's means: array of the records' shape."""
         return self.predict(x, y=y)
 
     def sample_predictive(
         self, num: int, *, y: Structure | None = None, seed: int | None = None, mean: bool = False
     ) -> Structure:
-        """Synthetic records: draws from the prior, decoded. Post-processing of released weights, at no further cost.
+        """Returns synthetic records: decoded draws from the prior. Post-processing of released weights, at no further cost.
 
         Args:
-          num: how many.
-          y: what to condition on, of a model that was fitted with y: one row for each of the `num` records, or one for all.
+          num: number of records.
+          y: values to condition on, for a model that was fitted with y: one row for each of the `num` records, or one for all.
           seed: makes the draws repeatable.
-          mean: give the decoder's means (grey values of images) in place of draws from its distribution.
+          mean: whether to return the decoder's means (grey values of images) instead of draws from its distribution.
 
         Returns:
           Array of shape [num, ...].
@@ -252,7 +252,7 @@ class Autoencoder(LayeredModel):
         if y is not None:
             y = self._inputs(y, "y")
             if (rows := int(tf.nest.flatten(y)[0].shape[0])) not in (1, num):
-                raise ValueError(f"y has {rows} rows, and num={num}: give one for each record, or one for all.")
+                raise ValueError(f"y has {rows} rows, but num={num}: pass one row for each record, or one for all.")
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
         conditional = self._generated(num, y, _random.tfp_seed(keys[0]))
         drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
@@ -270,13 +270,13 @@ class Autoencoder(LayeredModel):
         return exporting.of_autoencoder(self, inputs)
 
     def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
-        """Reconstruction: the mean of the decoder's distribution at the mean of the encoder's."""
+        """Returns reconstructions: means of the decoder's distribution at the encoder's means."""
         del training
         x, y = inputs if self._parts_of_model.conditional else (inputs, None)
         return mean_of(self.decode(mean_of(self.encode(x, y)), y))
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """As in Keras; the prior tells the shape of what is decoded."""
+        """Prints Keras's summary; the prior determines the decoder's input shape."""
         fixed = isinstance(self.prior, tfd.Distribution)
         if fixed and getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
             self.decode(self.prior.sample(1, seed=(0, 0)))
@@ -295,19 +295,19 @@ class Autoencoder(LayeredModel):
 
 @dataclasses.dataclass(eq=False)
 class Parts:
-    """Encoder, decoder and prior, out of sight of Keras, which tracks the layers alone."""
+    """Encoder, decoder and prior, hidden from Keras, which tracks only the layers."""
 
     encoder: Callable[..., tfd.Distribution]
     decoder: Callable[..., tfd.Distribution]
     prior: Prior
-    density: LearnedDensity | None  # Of a prior with trainable variables.
+    density: LearnedDensity | None  # For a prior with trainable variables.
     regularizer: Callable[[Codes], tf.Tensor] | None
-    given: dict[str, Any]  # As the constructor was.
-    conditional: bool | None = None  # Whether records come with a y; None before the first.
+    given: dict[str, Any]  # The constructor's arguments.
+    conditional: bool | None = None  # Whether records have a y; None before the first.
 
     @property
     def layers(self) -> list[Layer]:
-        """All layers, those too that others made when they were first called, as attention does."""
+        """Returns all layers, including those that others create on their first call, as attention does."""
         parts = [self.encoder, self.decoder, self.prior, *([self.density] if self.density else [])]
         return list({id(layer): layer for part in parts for layer in layers_of(part)}.values())
 
@@ -317,7 +317,7 @@ def _tensors(y: Structure | None) -> Structure | None:
 
 
 def outermost(part: Callable[..., tfd.Distribution]) -> list[Layer]:
-    """Returns the layers of a network that are in no other of its layers."""
+    """Returns the layers of a network that are no other layer's sublayers."""
     layers = layers_of(part)
     inner = {id(sub) for layer in layers for sub in layers_within(layer, include_self=False)}
     return [layer for layer in layers if id(layer) not in inner]

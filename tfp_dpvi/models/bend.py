@@ -1,4 +1,4 @@
-"""How the expected score of clipped pairs depends on the parameters, in a pilot's simulation."""
+"""The expected score of clipped pairs as a function of the parameters, from a pilot's simulation."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped, curvature_prior
 from tfp_dpvi.posterior import CurvaturePrior
 
-_MOST_WEIGHT = 5.0  # Logarithm of an outcome's weight: far from the window the simulation says nothing.
+_MOST_WEIGHT = 5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
 _RIDGE = 1e-3
 _NUM_PAIRS, _ROUNDS = 1024, 16
 
 
 class Bend(NamedTuple):
-    """The expected score as a function of theta, where the releases say its slope and a simulation how that changes.
+    """The expected score as a function of theta: its slope from the releases, the slope's variation from a simulation.
 
-    With y drawn at theta and y' along the window's path, `m(theta) = E psi` is the expected score and
-    `G(theta) = E[psi delta^T] / 2` what the released slope A estimates if theta is true. Where the release alone says what A is,
-    the expected score is `A G(theta)^-1 m(theta)`. Where noise drowns its shape, that comes from the simulation and changes with
-    theta as G does: with `G(theta_bar) = L L^T` and `A = L W L^T`, the expected score is `L R W R^T G_w^-1 m_w`, where `G_w` and
-    `m_w` are whitened by L and `R R^T = (1 - w) G_w / factor + w I`, w being the release's share in what is known of the shape.
-    Where nothing bends all of these are `A (theta - theta_bar)`. One set of pairs, drawn where theta may lie and weighted to each
-    theta, serves all: errors of the simulation cancel but for those of the bend itself.
+    With y drawn at theta and y' along the window's path, `m(theta) = E psi` is the expected score, and the released slope A
+    estimates `G(theta) = E[psi delta^T] / 2` if theta is true. If the release alone determines A, the expected score is
+    `A G(theta)^-1 m(theta)`. If noise dominates its shape, the shape comes from the simulation and changes with theta as G does:
+    with `G(theta_bar) = L L^T` and `A = L W L^T`, the expected score is `L R W R^T G_w^-1 m_w`, where `G_w` and `m_w` are whitened
+    by L and `R R^T = (1 - w) G_w / factor + w I`; w is the release's share of the information on the shape. For a linear score all
+    of these equal `A (theta - theta_bar)`. One set of pairs, drawn where theta may lie and reweighted for each theta, is used
+    throughout, so that simulation errors cancel except for those of the nonlinearity.
 
     Attributes:
       x: inputs of n pairs.
-      outcomes: both.
-      base: log densities that their weights are taken over, two tensors of shape [n].
+      outcomes: both outcomes of the pairs.
+      base: log densities of the proposal that weights are relative to, two tensors of shape [n].
       first: `E psi` of each pair over the path of its second outcome, shape [n, d], whitened.
-      second: over that of its first outcome.
-      slopes: likewise `E[psi delta^T] / 2`, made symmetric; lower triangles as `tfp.math.fill_triangular` fills them, halved on
-        the diagonal: two tensors of shape [n, d (d + 1) / 2].
+      second: likewise over the path of its first outcome.
+      slopes: likewise `E[psi delta^T] / 2`, symmetrised; lower triangles as `tfp.math.fill_triangular` fills them, halved on the
+        diagonal: two tensors of shape [n, d (d + 1) / 2].
       root: L, shape [d, d].
       factor: weights of G_w's entries in its factor, shape [d, d].
     """
@@ -58,15 +58,15 @@ class Bend(NamedTuple):
         num_records: int,
         generator: np.random.Generator,
     ) -> tuple[Bend, CurvaturePrior]:
-        """Simulates, and makes the sums over a path; returns also what they say of the curvature.
+        """Simulates pairs and sums over a path; also returns the simulation's prior of the curvature.
 
         Args:
-          simulator: of the pilot.
-          path: parameters as the window's steps had them, with mean theta_bar: all coordinates, shape [b, D].
+          simulator: the pilot's simulator.
+          path: parameters of the window's steps, with mean theta_bar: all coordinates, shape [b, D].
           guesses: parameters to draw pairs at, shape [k, D].
           clip: C, or `math.inf`.
           num_records: N.
-          generator: of the pairs.
+          generator: generator of the pairs.
         """
         dtype = simulator.pairing.coordinates.dtype
         num_each = _NUM_PAIRS // len(guesses)
@@ -94,7 +94,7 @@ class Bend(NamedTuple):
         weighted = [one[..., None] * psi for one in along]
         means = [one.sum(axis=0) / 2.0 for one in weighted]
         slopes = [one.transpose(1, 2, 0) @ deltas.transpose(1, 0, 2) / 4.0 for one in weighted]
-        # At theta_bar: G, and what there is to know of the curvature.
+        # At theta_bar: G and the prior of the curvature.
         first, second = (one[0] for one in weights_of(path.mean(axis=0, keepdims=True)))
         pair = first * along[1] + second * along[0]
         prior = curvature_prior(
@@ -118,7 +118,7 @@ class Bend(NamedTuple):
         """Returns `L^-1` times the expected score, shape [b, d].
 
         Args:
-          simulator: of the pilot.
+          simulator: the pilot's simulator.
           points: all coordinates of theta, shape [b, D].
           relative: W, shape [b, d, d].
           share: w.
@@ -142,7 +142,7 @@ class Bend(NamedTuple):
 
 
 def _packed(matrices: np.ndarray) -> np.ndarray:
-    """Returns lower triangles of shape [n, d (d + 1) / 2] whose sum with their transposes is symmetric and that of the matrices."""
+    """Returns lower triangles [n, d (d + 1) / 2] that, added to their transposes, give the matrices' symmetric parts."""
     size = matrices.shape[1]
     places = tfp.math.fill_triangular(np.arange(1, size * (size + 1) // 2 + 1)).numpy().ravel()
     rows, columns = np.divmod(np.argsort(places)[-places.max() :], size)

@@ -1,4 +1,4 @@
-"""The calibrated posterior of a `DPVI`: whether there is one, and a TFP distribution made from released values alone."""
+"""The calibrated posterior of a `DPVI`, a TFP distribution computed from released values alone."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("tfp_dpvi")
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
-"""What arrays that are not finite, or not of full rank, raise."""
+"""Exceptions for arrays that are not finite or not of full rank."""
 _NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
-# Where the bend is simulated: on the path and about the posterior without it.
+# Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
 
 
@@ -37,11 +37,11 @@ class Calibrated:
     """A calibrated posterior.
 
     Attributes:
-      mixture: on the real line.
-      distribution: over the prior's structure.
-      checks: whether to trust it.
-      num_steps: of the window that it averages over.
-      shares: of each coordinate's variance: noise, data, prior.
+      mixture: the posterior on the real line.
+      distribution: the posterior over the prior's structure.
+      checks: diagnostics of its intervals.
+      num_steps: number of steps in the window.
+      shares: shares of noise, data and prior in each coordinate's variance.
     """
 
     mixture: Mixture
@@ -51,7 +51,7 @@ class Calibrated:
     shares: np.ndarray
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns arrays to be saved."""
+        """Returns the arrays to save."""
         checks = np.array([*dataclasses.astuple(self.checks), self.num_steps])
         return {"locs": self.mixture.locs, "scales": self.mixture.scales, "checks": checks, "shares": self.shares}
 
@@ -65,12 +65,12 @@ class Calibrated:
 
 
 class Calibrator:
-    """Makes calibrated posteriors of one model.
+    """Computes calibrated posteriors of one model.
 
     Args:
-      pairing: of the model.
-      surrogate: where chains start, for priors that are not normal.
-      simulator: of a pilot, or None.
+      pairing: the model's paired clip.
+      surrogate: distribution of the chains' starting points, for priors that are not normal.
+      simulator: a pilot's simulator, or None.
     """
 
     def __init__(self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None) -> None:
@@ -86,21 +86,21 @@ class Calibrator:
         return posterior.gaussian_prior(self._log_prior, self._coordinates.prior_draws(64))
 
     def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
-        """Returns the posterior given what was released, or None where the window is shorter than four steps.
+        """Returns the posterior given the released values, or None if the window has fewer than four steps.
 
         Args:
           accumulated: the fit's accumulators.
-          mechanism: of the fit.
+          mechanism: the fit's mechanism.
 
         #### Formal guarantee
 
-        A function of released values and public ones: post-processing, no further cost.
+        A function of released and public values: post-processing, at no further cost.
         """
         noise, coordinates, index, simulator = noise_of(mechanism), self._coordinates, self._index, self._simulator
         window = window_in(accumulated, mechanism)
         if window is None:
             return None
-        generator = np.random.default_rng(0)  # Of Monte Carlo draws over released values: nothing is hidden by it.
+        generator = np.random.default_rng(0)  # For Monte Carlo over released values, which needs no secret seed.
         prior = CurvaturePrior.isotropic(
             len(index), noise.num_records, noise.clip if math.isfinite(noise.clip) else 1.0
         )
@@ -114,8 +114,8 @@ class Calibrator:
                 bends = mismatch <= posterior.MOST_MISMATCH
                 prior = simulated if bends else prior
             else:
-                LOG.info("The pilot's simulation has too few pairs here: the posterior is made without it.")
-        # Where a bend follows, this posterior is its starting point.
+                LOG.info("The pilot's simulation has too few pairs here: the posterior is computed without it.")
+        # If a bend follows, this posterior is its starting point.
         slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=0 if bends else 16)
         terms = posterior.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
@@ -134,13 +134,13 @@ class Calibrator:
                 bent = posterior.refined_mixture(mixture, curve, generator)
                 linear, mixture, (slopes, matrices) = mixture, bent, drawn
             except FAILURES as error:
-                LOG.info("The simulation gives no bend (%s): the posterior is that of a straight score.", error)
+                LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
         checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
         shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
         return Calibrated(mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares)
 
     def _path(self, window: posterior.Window, generator: np.random.Generator) -> np.ndarray:
-        """Returns parameters as the window's steps had them; coordinates that the likelihood does not read are of no account."""
+        """Returns the parameters of the window's steps; coordinates that the likelihood does not read are arbitrary."""
         one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
         path = np.repeat(one[None], _NUM_PLACES, axis=0)
         blocks = np.arange(_NUM_PLACES) % len(window.path)
@@ -156,7 +156,7 @@ class Calibrator:
         matrices: np.ndarray,
         share: float,
     ) -> posterior.DensityOfChains:
-        """Returns the posterior's log density where the expected score bends as it does in the simulation; chains take draws in turn."""
+        """Returns the posterior's log density with the simulation's nonlinear score; chains take draws in turn."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
         roots = np.linalg.inv(np.linalg.cholesky(spread))
         seen, reach = roots @ window.score, roots @ bend.root.numpy()
@@ -203,18 +203,18 @@ def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribut
 
 
 def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> posterior.Window | None:
-    """Returns the averages of a fit's window, or None where it is too short.
+    """Returns the averages over a fit's window, or None if it is too short.
 
     Args:
       accumulated: the fit's accumulators.
-      mechanism: of the fit.
+      mechanism: the fit's mechanism.
     """
     blocks = {name: part.numpy() for name, part in accumulated["curvature"].items()}
     return posterior.window_of(blocks, accumulated["clipped_away"].numpy(), noise_of(mechanism))
 
 
 def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
-    """Returns the public numbers that released values are read with."""
+    """Returns the public numbers that describe the noise of released values."""
     gradient, matrix, scale, *_ = mechanism.deviations
     return posterior.ReleaseNoise(
         num_records=mechanism.num_records,
@@ -242,14 +242,14 @@ def _log_prior(coordinates: Coordinates) -> posterior.LogDensity:
 
 
 class Calibration:
-    """Holds what a model with `clipping="paired"` needs beside its surrogate.
+    """The state of a model with `clipping="paired"`, besides its surrogate.
 
     Args:
       model: the model.
 
     Attributes:
-      pairing: the paired clip, or None where it does not apply.
-      simulator: of a pilot, or None.
+      pairing: the paired clip, or None if it does not apply.
+      simulator: a pilot's simulator, or None.
     """
 
     def __init__(self, model: DPVI) -> None:
@@ -262,10 +262,10 @@ class Calibration:
         self._made: tuple[object, Calibrated | None] = (None, None)
 
     def prepare(self, records: Records) -> None:
-        """Finds out, once for each kind of records, whether the paired clip applies; says so where it does not.
+        """Checks, once for each kind of records, whether the paired clip applies; warns if it does not.
 
         Args:
-          records: one or more, for their shapes and dtypes.
+          records: one or more records, for their shapes and dtypes.
         """
         kind = (str(specs_of(records, 1)), records.sample_weight is None)
         if kind == self._kind:
@@ -278,7 +278,7 @@ class Calibration:
         self._kind = kind
 
     def pairing_for(self, clip: Clip) -> Pairing | None:
-        """Returns the paired clip where it applies to the records of `prepare` and to the optimizer's clip, else None."""
+        """Returns the paired clip if it applies to the records of `prepare` and to the optimizer's clip, else None."""
         if self.pairing is not None and clip.clipping != "flat":
             self.pairing = self._kind = None
             self._refuse(f"the optimizer's clipping={clip.clipping!r} is not one length for all")
@@ -289,11 +289,11 @@ class Calibration:
         LOG.warning('clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.', reason)
 
     def posterior(self, accumulated: dict[str, Structure], mechanism: Mechanism | None) -> Calibrated | None:
-        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; None without one.
+        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None.
 
         Args:
           accumulated: the last fit's accumulators.
-          mechanism: of the last fit, or None before the first.
+          mechanism: the last fit's mechanism, or None before the first fit.
         """
         if mechanism is None:
             return self._loaded
@@ -318,19 +318,19 @@ class Calibration:
         return self._made[1]
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes a posterior from `Calibrated.to_arrays`, or none, in place of the last fit's."""
+        """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
         model = self._model
         model._dp.accumulated, model._dp.mechanism = {}, None
         model.predict_function = model.test_function = None
         self._loaded = Calibrated.from_arrays(arrays, Coordinates(model.prior)) if arrays else None
 
     def use(self, simulator: PairSimulator) -> None:
-        """Takes a pilot's simulator, for the posteriors of later fits."""
+        """Sets a pilot's simulator for the posteriors of later fits."""
         self.simulator, self._calibrator = simulator, None
 
     @staticmethod
     def logs(accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:
-        """Returns kappa, and the curvature's length over that of its noise, once there is a window."""
+        """Returns kappa and the curvature's signal-to-noise ratio, once there is a window."""
         if "curvature" not in accumulated:
             return {}
         window = window_in(accumulated, mechanism)

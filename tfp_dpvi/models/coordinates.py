@@ -26,7 +26,7 @@ class Coordinates:
         self.num = sum(self.sizes)
 
     def broadcasts(self) -> bool:
-        """Whether the prior draws several values at once, each as it would be alone."""
+        """Returns whether the prior draws several values at once with the structure of single ones."""
         try:
             draws = tf.constant(self.prior_draws(7), self.dtype)
             both = np.asarray(as_graph(lambda: self.log_prior(draws)))
@@ -40,7 +40,7 @@ class Coordinates:
         return [tf.reshape(part, [-1]) for part in tf.nest.flatten(self._inverse(params))]
 
     def flatten_batch(self, params: Structure) -> list[tf.Tensor]:
-        """Returns the parts of draws, the first dimension being theirs."""
+        """Returns the parts of draws, which run over the first dimension."""
         flat = zip(tf.nest.flatten(self._inverse(params)), self.sizes, strict=True)
         return [tf.reshape(part, [-1, size]) for part, size in flat]
 
@@ -60,7 +60,7 @@ class Coordinates:
         return draws
 
     def log_prior(self, vector: tf.Tensor) -> tf.Tensor:
-        """Returns the prior's log density on the real line, of vectors of shape [..., num]."""
+        """Returns the prior's log density on the real line for vectors of shape [..., num]."""
         parts = self._unflat(tf.split(vector, self.sizes, axis=-1))
         ranks = tf.nest.map_structure(lambda part: part.shape.rank, self._like)
         volume = self._to_support.forward_log_det_jacobian(parts, event_ndims=ranks)
@@ -68,7 +68,7 @@ class Coordinates:
 
     @property
     def bijector(self) -> tfp.bijectors.Bijector:
-        """From a vector of shape [num] to the parameters."""
+        """Returns the bijector from vectors of shape [num] to the parameters."""
         return surrogates.flat_bijector(self._to_support, self._like)
 
     def _inverse(self, params: Structure) -> Structure:

@@ -34,32 +34,32 @@ tfd: Any = tfp.distributions
 
 @register_keras_serializable("tfp_dpvi", "DPVAE")
 class DPVAE(Autoencoder):
-    """A variational autoencoder with a latent draw for each record, learned under differential privacy.
+    """A variational autoencoder with a latent draw for each record, trained with differential privacy.
 
-    Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, as
-    its latent variable is its own; draws and posteriors of records are never released, the networks' weights are. After
-    `fit(x, y)` it is a model of p(x | y): encoder and decoder, and the prior if it is a function, then take y too. Keras models
+    Minimises the mean over records of `-E_q log p(x | z) + beta KL(q(z | x) || prior)`. A record's whole term is clipped, since
+    its latent variable is its own. The networks' weights are released; draws and posteriors of records are not. After
+    `fit(x, y)` it is a model of p(x | y): encoder and decoder, and the prior if it is a function, then also take y. Keras models
     and layers get one list, `encoder([x, y])`, plain functions two arguments.
 
     `docs/guides/vae_researcher.md` shows both, learned priors and two levels of latent variables.
 
     Args:
-      encoder: Keras model, layer, or function of such, `x -> TFP distribution` with batch shape [n] and the prior's event
+      encoder: Keras model, layer, or function of layers, `x -> TFP distribution` with batch shape [n] and the prior's event
         shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
         the model, see `dpvi.register`).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
-      prior: TFP distribution of one record's latent variable; its trainable variables are learned through the clip. Or
+      prior: TFP distribution of one record's latent variable; its trainable variables are learned by clipped gradients. Or
         `dpvi.divergences.VampPrior`; or a Keras model, layer or function, `y -> TFP distribution` with batch shape [n].
       beta: weight of the KL term (Higgins et al. 2017).
-      num_draws: latent draws for each record and step; its loss is averaged over them before the clip.
+      num_draws: latent draws for each record and step; the loss is averaged over them before the clip.
       batch_regularizer: `Codes -> scalar`, a term of each random group of records, such as those of
         `tfp_dpvi.divergences`; needs a `TermwiseDPKeras` optimizer.
-      regularizer_weight: what the term is multiplied by.
-      num_prior_samples: draws from the prior that the regularizer is given, default the expected size of a group.
-      gradients: "ghost" has norms and sums from layers' inputs and output gradients, "vectorized" holds every record's
-        gradient; "auto" is "ghost". The same figures, to rounding.
-      kl: "analytic", "monte_carlo" (at the same draws), or "auto", the first where TFP has it; of a prior with
-        trainable variables the second.
+      regularizer_weight: weight of this term.
+      num_prior_samples: number of draws from the prior for the regularizer, default the expected size of a group.
+      gradients: "ghost" computes norms and sums from layers' inputs and output gradients, "vectorized" materializes every
+        record's gradient; "auto" is "ghost". All give the same results up to rounding.
+      kl: "analytic", "monte_carlo" (at the same draws), or "auto": analytic if TFP has it, Monte Carlo for a prior with
+        trainable variables.
       seed: see `DPModel`.
       name: name of the model.
 
@@ -68,9 +68,8 @@ class DPVAE(Autoencoder):
 
     #### Formal guarantee
 
-    That of `DPModel`, if a record's loss depends on no other record. Layers that mix records are refused where they are
-    known, and every model is tried once after `compile`, on synthetic records against TensorFlow's own gradients, before
-    anything is spent.
+    As for `DPModel`, if a record's loss depends on no other record. Known layers that mix records are refused, and every model
+    is checked once after `compile`, on synthetic records against TensorFlow's own gradients, before privacy is spent.
     """
 
     def __init__(
@@ -104,26 +103,26 @@ class DPVAE(Autoencoder):
         fixed = isinstance(prior, tfd.Distribution) and not learned
         if batch_regularizer is not None and not fixed:
             raise ValueError(
-                "batch_regularizer compares codes with one fixed prior, and this prior is learned or depends on y: give a TFP "
+                "batch_regularizer compares codes with one fixed prior, but this prior is learned or depends on y: pass a TFP "
                 "distribution without trainable variables."
             )
         if learned and kl == "analytic":
             raise ValueError(
-                "kl='analytic' is not for a learned prior, whose term is estimated at the draws: leave it out."
+                "kl='analytic' is not available for a learned prior, whose KL term is estimated at the draws: leave it out."
             )
         super().__init__(seed=seed, name=name, dtype=latents.float_type(prior))
         density = (
             latents.LearnedDensity(prior, learned, [*layers_of(encoder), *layers_of(decoder)]) if learned else None
         )
         self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given)
-        # Tracked by Keras, so that weights are saved, whatever the callables are.
+        # Tracked by Keras, so that weights are saved for all kinds of callables.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
         self._prior_layers = [density] if density else [] if fixed else outermost(prior)
         self.beta, self.num_draws, self.kl, self.gradients = beta, num_draws, kl, gradients
         self.regularizer_weight, self.num_prior_samples = regularizer_weight, num_prior_samples
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`; parts must be registered functions, or Keras models without Lambda layers."""
+        """See `DPModel.get_config`; parts must be registered functions or Keras models without Lambda layers."""
         parts = {name: serialization.encode(part, name) for name, part in self._parts_of_model.given.items()}
         names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
@@ -142,7 +141,7 @@ class DPVAE(Autoencoder):
         return self._terms(records["x"], key, self.num_draws, training=training, y=records.get("y")).losses
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of records' bounds, and of groups' terms where there is a `batch_regularizer`."""
+        """Returns the clipped gradient of records' bounds, and of groups' terms if there is a `batch_regularizer`."""
         general, layers = super().clipped_gradient(spec), self._layer_gradients
         if self.batch_regularizer is None or layers is None:
             return general
@@ -161,7 +160,7 @@ class DPVAE(Autoencoder):
         )
 
     def _groups(self, spec: StepSpec, regularizer: Callable[[Codes], tf.Tensor]) -> GroupTerms:
-        """Returns the batch-wise term of a step, with the noise that both terms need."""
+        """Returns the batch-wise term of a step, with the noise scales of both terms."""
         optimizer = self.optimizer
         of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
         reached = tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
@@ -191,7 +190,7 @@ class DPVAE(Autoencoder):
 
     @property
     def batch_needs(self) -> BatchNeeds:
-        """What both networks ask of a physical batch."""
+        """The needs of both networks per physical batch."""
         needs, layers, density = super().batch_needs, self._layer_gradients, self._parts_of_model.density
         mapped = self.trainable_variables if layers and layers.mapped else density.reads if density else ()
         held = sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
@@ -205,12 +204,12 @@ class DPVAE(Autoencoder):
         if termwise and self.batch_regularizer is None:
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} has batch_l2_norm_clip={optimizer.batch_l2_norm_clip} for a batch-wise "
-                "term, and this model has none: give DPVAE(batch_regularizer=...), or use a DPKeras optimizer."
+                "term, but this model has none: use DPVAE(batch_regularizer=...), or a DPKeras optimizer."
             )
         if self.batch_regularizer is not None and not termwise:
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} clips by record, and a batch_regularizer's sensitivity would grow with the "
-                "batch size B, O(B) in place of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer, which clips it by groups."
+                f"optimizer={type(optimizer).__name__} clips by record: a batch_regularizer's sensitivity would be O(B), B being the "
+                "batch size, instead of O(1). Use dpvi.optimizers.TermwiseDPKerasAdamOptimizer, which clips it by groups."
             )
 
     # ------------------------------------------------------------------ checks
@@ -234,7 +233,7 @@ class DPVAE(Autoencoder):
         if self.batch_regularizer is not None and isinstance(optimizer, TermwiseOptimizer):
             found.append(
                 f"each release is the sum of records' clipped gradients and of those of {optimizer.num_partitions} random groups, "
-                f"clipped to {optimizer.batch_l2_norm_clip:g}; one record moves a group's by up to twice that, and both are priced."
+                f"clipped to {optimizer.batch_l2_norm_clip:g}; one record moves a group's by up to twice that, and the price has both."
             )
         return tuple(found)
 
@@ -254,6 +253,6 @@ class DPVAE(Autoencoder):
         both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}
         if both:
             raise ValueError(
-                "encoder and decoder share layers, and a batch_regularizer is given: which parameters its gradient reaches "
-                "decides the noise. Use layers of their own for each."
+                "encoder and decoder share layers, which a batch_regularizer does not allow: its noise depends on the parameters "
+                "that its gradient reaches. Use separate layers for each."
             )

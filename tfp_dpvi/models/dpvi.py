@@ -32,23 +32,23 @@ _SAVED = "posterior_"
 class DPVI(base.DistributionModel):
     """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
 
-    Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The records'
-    terms are clipped one by one, summed and released with noise; the KL term touches no record and is added exactly.
+    Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The gradients of the
+    records' terms are clipped, summed and released with noise; the KL term depends on no record and is added exactly.
 
     Args:
-      prior: TFP distribution over the parameters, joint or single, or a function without arguments that makes it (needed to
-        save the model, see `dpvi.register`). Its one float dtype runs through the model. It must be public.
+      prior: public TFP distribution over the parameters, joint or single, or a function without arguments that returns it
+        (needed to save the model, see `dpvi.register`). Its float dtype is the model's.
       likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
-        whole record, for `fit(x)`. `params` is one draw from the prior's structure; `x` is a batch of records; the
-        distribution's `log_prob` of a batch of n records has shape [n].
+        whole record, for `fit(x)`. `params` is one draw of the prior's structure, `x` a batch of records; the distribution's
+        `log_prob` of a batch of n records has shape [n].
       surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the parameters, or a function
-        from the prior to one.
-      gradients: "aligned" (default) releases the records' clipped gradients by the parameters and pulls the noisy sum back to
-        the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961); "vectorized" releases those by the variables, as in
-        the 2017 paper. The same guarantee at the same clip and noise multiplier.
-      clipping: what of a record is clipped. "paired" (default): the difference of its gradient and that of a record that the
-        likelihood simulates, which has mean zero at the truth for every clip. With it comes a calibrated `posterior`. Where it
-        does not apply, `fit` says so and uses "flat": the record's own gradient, which biases the posterior.
+        of the prior that returns one.
+      gradients: "aligned" (default) releases the records' clipped gradients in the parameters and pulls the noisy sum back to
+        the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961); "vectorized" releases those in the variables, as in
+        the 2017 paper. The guarantee is the same at the same clip and noise multiplier.
+      clipping: "paired" (default) clips the difference of a record's gradient and that of a record simulated by the
+        likelihood, which has mean zero at the true parameters for every clip; it gives a calibrated `posterior`. If it does not
+        apply, `fit` warns and uses "flat", which clips the record's own gradient and biases the posterior.
       num_draws: Monte Carlo draws of the parameters in each step, shared by its records and averaged before the clip.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
       seed: see `DPModel`.
@@ -59,8 +59,8 @@ class DPVI(base.DistributionModel):
 
     #### Formal guarantee
 
-    See `DPModel`. A record's term reaches the released values only through the clipped sum. Norms and gradients come from one set
-    of draws (contract C5), independent of the records given the released variables; a twin depends on its record's x alone.
+    As for `DPModel`. A record's term affects the released values only through the clipped sum. Norms and gradients use the same
+    draws (contract C5), independent of the records given the released variables; a twin depends on its record's x alone.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DPVI(base.DistributionModel):
         super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
         self._model = ModelParts(prior, likelihood, surrogate, Calibration(self), given)
-        # The variables and not the distribution: weight files hold the former, and trip over TFP's caches in the latter.
+        # The variables instead of the distribution, whose TFP caches weight files cannot save.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
         self.clipping = clipping
@@ -112,7 +112,7 @@ class DPVI(base.DistributionModel):
 
     @property
     def surrogate_posterior(self) -> tfd.Distribution:
-        """The learned posterior: a plain, trainable TFP distribution over the prior's parameters."""
+        """The learned surrogate: a trainable TFP distribution over the prior's parameters."""
         return self._model.surrogate
 
     def get_config(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class DPVI(base.DistributionModel):
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of the bound: draws parameters once a step, and clips records' terms one by one."""
+        """Returns the clipped gradient of the bound, with one draw of the parameters per step."""
         if pairing := self.calibration.pairing_for(self.clip):
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
@@ -153,27 +153,27 @@ class DPVI(base.DistributionModel):
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
     def _record_log_prob(self, params: Structure, record: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Log-likelihood of one record: the likelihood sees a batch of one."""
+        """Returns the log-likelihood of one record, as a batch of one."""
         batch = tf.nest.map_structure(lambda part: part[None], record)
         return self._log_prob(params, batch["x"], batch.get("y"))[0]
 
     def _log_prob(self, params: Structure, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Log-likelihoods of a batch, of shape [n]."""
+        """Returns log-likelihoods of a batch, of shape [n]."""
         distribution = self._model.at(params, None if y is None else x)
         return distribution.log_prob(as_event(x if y is None else y, distribution))
 
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
-        """Returns the likelihood of records `x`, or of one whole record for generative models."""
+        """Returns the likelihood's distribution for records `x`, or for one whole record of a generative model."""
         return self._model.at(params, None if self._model.generative else x)
 
     def check_records(self, records: Records) -> None:
-        """Traces the likelihood on the records' shapes, so that a mistake in it is found before anything is spent."""
+        """Traces the likelihood on the records' shapes, to find mistakes before privacy is spent."""
         if self._model.generative != (records.y is None):
             raise ValueError(
-                "y was given, but the likelihood takes (params) alone, for whole records: call fit(x), or write "
+                "y was passed, but the likelihood takes only (params), for whole records: call fit(x), or define "
                 "likelihood(params, x)."
                 if self._model.generative
-                else "y is missing: the likelihood takes (params, x) and gives a distribution of y. Call fit(x, y), or write "
+                else "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
         trial.check_no_locals(self.prior, records)
@@ -182,41 +182,41 @@ class DPVI(base.DistributionModel):
             self.calibration.prepare(records)
 
     def fault_of_variables(self, thorough: bool) -> str | None:
-        """See `DPModel`; and a surrogate much wider than the prior has diverged."""
+        """See `DPModel`; a surrogate much wider than the prior also counts as diverged."""
         fault = super().fault_of_variables(thorough)
         return self._model.spread.fault() if thorough and fault is None else fault
 
     def check_labels(self, records: Records) -> None:
-        """See `DPModel`: outcomes outside the likelihood's support are refused, as far as TFP's `validate_args` sees them."""
+        """See `DPModel`: refuses outcomes outside the likelihood's support, as far as TFP's `validate_args` detects them."""
         trial.check_labels(self, records)
 
-    # ------------------------------------------------------------------ what is learned
+    # ------------------------------------------------------------------ the learned model
 
     @property
     def generative(self) -> bool:
-        """Whether the likelihood is one of whole records, `likelihood(params)`."""
+        """True if the likelihood generates whole records, `likelihood(params)`."""
         return self._model.generative
 
     @property
     def posterior(self) -> tfd.Distribution:
         """The posterior over the prior's structure: the calibrated one after a fit with the paired clip, else the surrogate.
 
-        The calibrated one knows the noise that was added, and its mean is not biased by the clip. It costs no privacy.
+        The calibrated one includes the noise in its spread, and the clip does not bias its mean. It costs no privacy.
         """
         calibrated = self._calibrated()
         return self.surrogate_posterior if calibrated is None else calibrated.distribution
 
     @property
     def calibration(self) -> Calibration:
-        """The paired clip, and what it has come to."""
+        """The state of the paired clip."""
         return self._model.calibration
 
     def after_fit(self) -> None:
-        """Makes the posterior here, and not in the graph of a prediction that asks for it first."""
+        """Computes the posterior here, instead of in the graph of the first prediction."""
         self._calibrated()
 
     def _calibrated(self) -> Calibrated | None:
-        running = self._dp.running is not None  # Then another is learned.
+        running = self._dp.running is not None  # A fit that will replace the posterior.
         return None if running else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
 
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
@@ -229,21 +229,21 @@ class DPVI(base.DistributionModel):
         return self.calibration.logs(accumulated, mechanism)
 
     def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
-        """As in Keras, and the calibrated posterior beside the surrogate's variables."""
+        """Saves the surrogate's variables, as Keras does, and the calibrated posterior."""
         super().save_own_variables(store)
         calibrated = self._calibrated()
         for name, array in ({} if calibrated is None else calibrated.to_arrays()).items():
             store[_SAVED + name] = array
 
     def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
-        """As in Keras."""
+        """Loads the variables of `save_own_variables`."""
         arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118  (an HDF5 group)
         saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in [*arrays] if name.startswith(_SAVED)}
         super().load_own_variables(arrays)
         self.calibration.load(saved)
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
-        """As in Keras; outside a fit the calibrated posterior goes, for it was that of other weights."""
+        """Sets the weights; outside a fit also drops the calibrated posterior, which belongs to other weights."""
         super().set_weights(weights)
         if self._dp.running is None:
             self.calibration.load({})
@@ -260,12 +260,12 @@ class DPVI(base.DistributionModel):
         if calibrated is not None:
             return tuple(f"do not trust the posterior's intervals: {one}." for one in calibrated.checks.warnings)
         return (
-            "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts, and "
-            "at small budgets the records inform it little: do not read its intervals as calibrated.",
+            "the posterior's spread includes neither the noise that was added for privacy nor the bias of clipping, and at "
+            "small budgets the records inform it little: its intervals are not calibrated.",
         )
 
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
-        """Draws from `posterior`: post-processing of released values, at no cost.
+        """Returns draws from `posterior`: post-processing of released values, at no cost.
 
         Args:
           num: number of draws, default `num_predictive_draws`.
@@ -279,12 +279,12 @@ class DPVI(base.DistributionModel):
     def predictive(
         self, x: Structure | None = None, *, num_draws: int | None = None, seed: int | None = 0
     ) -> PosteriorPredictive:
-        """Posterior predictive distribution of `y` for new records `x`, or of a whole record for generative models.
+        """Returns the posterior predictive distribution of `y` for new records `x`, or of a whole record.
 
         Args:
           x: array of shape [n, ...] or structure of arrays; None for `likelihood(params)`.
           num_draws: posterior draws in the mixture, default `num_predictive_draws`.
-          seed: of these draws; fixed by default, so that predictions repeat. They depend on released values alone.
+          seed: seed of these draws; fixed by default, so that predictions repeat. They depend on released values alone.
 
         Returns:
           A TFP distribution with batch shape [n] (or that of one record).
@@ -292,22 +292,23 @@ class DPVI(base.DistributionModel):
         if x is None and not self._model.generative:
             raise ValueError("x is missing: this model predicts y from x, predictive(x).")
         if x is not None and self._model.generative:
-            raise ValueError("x was given, but this model generates whole records: predictive() takes none.")
+            raise ValueError("x was passed, but this model generates whole records: call predictive() without x.")
         inputs = None if x is None else self._inputs(x)
         num = num_draws or self.num_predictive_draws
         draws = posterior_draws(self.posterior, num, seed)
         return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
 
     def prior_predictive(self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0) -> Structure:
-        """Draws what the prior expects of records `x`, before anything is learned from them: look at it before `fit`.
+        """Returns draws from the prior predictive distribution for records `x`, to check the prior before `fit`.
 
         Args:
-          x: array of shape [n, ...] or structure of arrays, public or made up; None for `likelihood(params)`.
-          num: how many draws, each of its own parameters.
+          x: array of shape [n, ...] or structure of arrays, public or synthetic; None for `likelihood(params)`.
+          num: number of draws, each with its own parameters.
           seed: makes the draws repeatable.
 
         Returns:
-          Array of shape [num, n, ...] ([num, ...] for one whole record each), or a structure of them as the likelihood's events.
+          Array of shape [num, n, ...] ([num, ...] for one whole record each), or a structure of arrays like the likelihood's
+          events.
         """
         arguments.check_counts(num=num or 0)
         return inference_data.outcomes(self, posterior_draws(self.prior, num, seed), num, x, seed)
@@ -321,22 +322,22 @@ class DPVI(base.DistributionModel):
         num_draws: int = 1000,
         seed: int = 0,
     ) -> inference_data.InferenceData:
-        """Returns the posterior as ArviZ's `InferenceData`, for its summaries, plots and model comparison (extra `arviz`).
+        """Returns the posterior as ArviZ's `InferenceData`, for summaries, plots and model comparison (extra `arviz`).
 
-        Groups: posterior, prior, posterior_predictive and prior_predictive (of `x_public`, or of whole records); of public
-        outcomes also observed_data and log_likelihood, for `az.plot_ppc` and `az.loo`. Draws are independent, split in four chains.
+        Groups: posterior, prior, posterior_predictive and prior_predictive (for `x_public`, or whole records); with public
+        outcomes also observed_data and log_likelihood, for `az.plot_ppc` and `az.loo`. Draws are independent, in four chains.
 
         Args:
-          x_public: records that you declare public, or made-up inputs.
-          y_public: their outcomes, which you declare public; a model of whole records takes `x_public` alone.
-          unsafe_records: private records, (x, y) or (x,), whose exact log-likelihoods are put into the group log_likelihood.
-            They are *not private*, and the ledger remembers it.
-          num_draws: from each of prior and posterior.
-          seed: of the draws.
+          x_public: records that you declare public, or synthetic inputs.
+          y_public: their outcomes, which you declare public; a model of whole records takes only `x_public`.
+          unsafe_records: private records, (x, y) or (x,), whose exact log-likelihoods become the group log_likelihood. They
+            are *not private*, and the ledger records it.
+          num_draws: number of draws from each of prior and posterior.
+          seed: seed of the draws.
 
         #### Formal guarantee
 
-        Without `unsafe_records` a function of released values and of records declared public: no further cost.
+        Without `unsafe_records`, a function of released values and of records declared public, at no further cost.
         """
         return inference_data.to_inference_data(self, x_public, y_public, unsafe_records, num_draws, seed)
 
@@ -346,33 +347,33 @@ class DPVI(base.DistributionModel):
         Args:
           x_public: see `to_inference_data`.
           y_public: see `to_inference_data`.
-          **settings: of `to_inference_data`.
+          **settings: other arguments of `to_inference_data`.
 
         Raises:
-          ValueError: no public records; the message says what private ones would cost.
+          ValueError: no public records; the message explains the use of private ones.
         """
         return inference_data.loo(self, x_public, y_public, **settings)
 
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
-        """Synthetic records of a model of whole records: post-processing of the released posterior, at no further cost.
+        """Returns synthetic records of a generative model: post-processing of the released posterior, at no further cost.
 
-        Each record comes from its own pick among `num_predictive_draws` draws of the posterior.
+        Each record uses one of `num_predictive_draws` posterior draws, picked at random.
 
         Args:
-          num: how many.
+          num: number of records.
           seed: makes the draws repeatable.
 
         Returns:
-          Array of shape [num, ...], or a structure of them as the likelihood's events have.
+          Array of shape [num, ...], or a structure of arrays like the likelihood's events.
 
         Raises:
-          ValueError: `num` is no integer >= 1, or the model predicts y from x and has no whole records.
+          ValueError: `num` is no integer >= 1, or the model predicts y from x and generates no whole records.
         """
         arguments.check_counts(num=num or 0)
         if not self._model.generative:
             raise ValueError(
                 "sample_predictive: this model predicts y from x and generates no whole records. Use "
-                "predictive(x).sample() for outcomes, or write likelihood(params), a distribution of whole records."
+                "predictive(x).sample() for outcomes, or define likelihood(params), a distribution of whole records."
             )
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
         draws = posterior_draws(self.posterior, self.num_predictive_draws, int(keys[0][0]))
@@ -385,11 +386,11 @@ class DPVI(base.DistributionModel):
         return exporting.of_posterior(self, inputs)
 
     def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
-        """Posterior predictive mean (class probabilities for categorical likelihoods) for a batch of records."""
+        """Returns the posterior predictive mean (class probabilities for categorical likelihoods) of a batch of records."""
         del training
         if self._model.generative:
             raise ValueError(
-                "predict: this model generates whole records and predicts nothing from x. Use predictive() for its "
+                "predict: this model generates whole records and predicts nothing from x. Use predictive() for the "
                 "distribution, or predictive().log_prob(x) for scores."
             )
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
@@ -405,24 +406,24 @@ class DPVI(base.DistributionModel):
 
 @dataclasses.dataclass(eq=False)
 class ModelParts:
-    """Prior, likelihood and surrogate, out of sight of Keras, which tracks the surrogate's variables alone."""
+    """Prior, likelihood and surrogate, hidden from Keras, which tracks only the surrogate's variables."""
 
     prior: tfd.Distribution
     likelihood: Callable[..., tfd.Distribution]
     surrogate: tfd.Distribution
     calibration: Calibration
-    given: dict[str, Any]  # As the constructor was.
+    given: dict[str, Any]  # The constructor's arguments.
 
     def __post_init__(self) -> None:
         self.generative = arguments.takes_params_alone(self.likelihood)
 
     @functools.cached_property
     def spread(self) -> Spread:
-        """Of the surrogate."""
+        """Returns the spread of the surrogate."""
         return Spread(self.prior, self.surrogate)
 
     def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
-        """The likelihood's distribution, checked to be one."""
+        """Returns the likelihood's result, checked to be a distribution."""
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
             raise TypeError(

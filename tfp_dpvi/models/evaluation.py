@@ -1,4 +1,4 @@
-"""`evaluate`, `predict` and `summary` of a private model, and the metrics of records that are not the training records."""
+"""`evaluate`, `predict` and `summary` of a private model, and metrics of records outside the training data."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class EvaluatedModel(saving.SavedModel):
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of what `evaluate` returns, in its order."""
+        """The names of the values that `evaluate` returns, in order."""
         return [] if not hasattr(self, "_dp") else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
 
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
-        """The trainable variables under what they belong to, as TensorBoard shows them; for subclasses."""
+        """The trainable variables by part of the model, for TensorBoard; for subclasses."""
         return {"weights": self.trainable_variables}
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """As in Keras; a model whose layers have their shapes need not be built first."""
+        """Prints Keras's summary; a model whose layers have their shapes need not be built first."""
         layers = layers_within(self, include_self=False)
         if layers and all(layer.built for layer in layers):
             self.built = True
         super().summary(*args, **kwargs)
 
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """Evaluates one batch: the mean of the given records' losses, and the validation metrics."""
+        """Evaluates one batch: the mean of the records' losses, and the validation metrics."""
         x, y, weight = tf.nest.map_structure(self._cast, keras.utils.unpack_x_y_sample_weight(data))
         state = self._dp
         state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
@@ -69,25 +69,25 @@ class EvaluatedModel(saving.SavedModel):
         return results
 
     def _cast(self, part: tf.Tensor | None) -> tf.Tensor | None:
-        """Returns a part of records in the dtype that `fit` gives it."""
+        """Casts a part of records as `fit` does."""
         if part is None:
             return None
         part = tf.convert_to_tensor(part)
         return tf.cast(part, self.record_dtype) if part.dtype.is_floating or part.dtype.is_bool else part
 
     def _checked(self, x: Structure, y: Structure | None) -> list[tf.Tensor]:
-        """Returns the truth and the prediction, with a value for each record behind their first dimension, as in Keras."""
+        """Returns target and prediction with the shapes that Keras metrics need."""
         compared = self._compared(x, y)
         if any(map(tf.nest.is_nested, compared)):
             raise ValueError(
-                "validation_metrics compare one array of y with one of predict's output, and this model has several: leave them "
-                "out of compile."
+                "validation_metrics compare one array y with one output of predict, but this model has several: leave them out of "
+                "compile."
             )
         truth, prediction = map(tf.convert_to_tensor, compared)
         if y is None and not truth.shape.is_compatible_with(prediction.shape):
             raise ValueError(
-                f"validation_metrics compare y with predict's output, and there is no y; the output of shape {prediction.shape} is "
-                f"no reconstruction of x of shape {truth.shape}: give y, or leave them out of compile."
+                f"validation_metrics compare y with predict's output, but y is missing, and the output of shape {prediction.shape} "
+                f"is no reconstruction of x of shape {truth.shape}: pass y, or leave them out of compile."
             )
         return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)]
 
@@ -103,28 +103,28 @@ class EvaluatedModel(saving.SavedModel):
         return losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """Returns what validation metrics compare: the truth and the prediction, or x and its reconstruction."""
+        """Returns target and prediction for validation metrics, or x and its reconstruction."""
         return x if y is None else y, in_mode(lambda: self(x), training=False)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns exact losses and metrics of the given records, which are *not private* unless those are public."""
+        """Returns exact losses and metrics of records: *not private* unless the records are public."""
         y = args[1] if args[1:] else kwargs.get("y")
         if y is None and kwargs.get("sample_weight") is not None:
             raise ValueError(
-                "sample_weight was given without y, and Keras drops it then: leave it out, or give a tf.data.Dataset of batches "
+                "sample_weight was passed without y, and Keras would drop it: leave it out, or pass a tf.data.Dataset of batches "
                 "(x, None, sample_weight)."
             )
         with self._one_step_an_execution():
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's outputs for the given inputs."""
+        """Returns the model's outputs."""
         with self._one_step_an_execution():
             return super().predict(*args, **kwargs)
 
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:
-        """Has Keras count batches one by one: of a function traced for more it would drop the rest."""
+        """While active, Keras runs one batch per execution: a function traced for several would drop the remainder."""
         counter = steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
         before = counter.numpy()
         counter.assign(1)

@@ -1,4 +1,4 @@
-"""The functions that an export holds: of released variables and of their own arguments alone."""
+"""The functions of an export, which depend only on released variables and their own arguments."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _of_draws(
     meaning: str,
     given: Structure | None = None,
 ) -> ExportedFunction:
-    """Exports a function of a number of draws and a seed, and of y where the model has one: `given` has its shapes."""
+    """Exports a function of a number of draws, a seed and, if the model has one, y with the shapes in `given`."""
     inputs = {"num": tf.TensorSpec([], tf.int32), "seed": tf.TensorSpec([2], tf.int32)}
-    meaning = f"{meaning}. The same `seed` makes the same draws."
+    meaning = f"{meaning}. The same `seed` gives the same draws."
     if given is None:
         return ExportedFunction(name, lambda num, seed: function(num, seed), inputs, meaning)
     names = [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
@@ -70,7 +70,7 @@ def mean_function(function: Callable[[Structure], Structure], inputs: Structure,
 def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunction]:
     """Returns the functions of a `DPVI`: draws, and the predictive distribution's mean, samples and density.
 
-    `predict` and `log_prob` have the draws that `DPVI.predict` has, from a fixed and public seed.
+    `predict` and `log_prob` use the draws of `DPVI.predict`, from a fixed and public seed.
     """
     parts, num_draws = model._model, model.num_predictive_draws
     names = flat_names(model.prior.dtype, "params")
@@ -94,7 +94,7 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
 
     over = f"over {num_draws} fixed draws"
     if parts.generative:
-        meaning = f"synthetic records, each from its own pick among {num_draws} draws of the posterior"
+        meaning = f"synthetic records, each from one of {num_draws} posterior draws, picked at random"
         first = _of_draws("sample_predictive", sample_predictive, meaning)
     else:
         meaning = f"posterior predictive mean of each record (class probabilities of a categorical one), {over}."
@@ -131,16 +131,18 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
     codes = model.encode(*one.values())
     latent = tf.TensorSpec([None, *codes.event_shape], codes.dtype)
     beside = {name: spec for name, spec in inputs.items() if name != "x"}
-    meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It is that record's own."
-    coded = "the encoder's mean of each record's code, and its standard deviation where there is one. They are that record's own."
+    meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It reveals the record."
+    coded = (
+        "the encoder's mean of each record's code, and its standard deviation if there is one. They reveal the record."
+    )
     drawn = "synthetic records: draws from the prior, decoded"
     if "y" in inputs:
-        drawn += ", at a `y` of one row for each of the `num` records or one for all"
+        drawn += ", given `y` with one row for each of the `num` records or one for all"
     return [
         _of_draws("sample_predictive", sample_predictive, drawn, inputs.get("y")),
         _of_records("predict", predict, inputs, meaning),
         _of_records("encode", encode, inputs, coded),
         _of_records(
-            "decode", decode, {**beside, "z": latent}, "the decoder's mean at each code z, of the shape of records."
+            "decode", decode, {**beside, "z": latent}, "the decoder's mean at each code z, in the shape of records."
         ),
     ]

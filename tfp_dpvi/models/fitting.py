@@ -1,4 +1,4 @@
-"""`fit` of a private model: from records to a mechanism, its noise, and the train function that Keras calls."""
+"""`fit` of a private model: builds the mechanism, calibrates its noise and makes the train function that Keras calls."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ class FittedModel(evaluation.EvaluatedModel):
 
     @property
     def clip(self) -> Clip:
-        """The clip that the optimizer carries."""
+        """The optimizer's clip."""
         return self.optimizer.clip
 
     def after_fit(self) -> None:
-        """Runs when a fit has ended; for subclasses."""
+        """Runs after a fit; for subclasses."""
 
     def check_records(self, records: Records) -> None:
-        """Raises if these records (or one of their shapes) do not fit the model, before anything is spent; for subclasses."""
+        """Raises if these records (or a zero record of their shapes) do not fit the model; for subclasses."""
 
     def fault_of_variables(self, thorough: bool) -> str | None:
-        """Returns why training should stop here, from what was released, or None; for subclasses.
+        """Returns a reason to stop training, from released values, or None; for subclasses.
 
         Args:
-          thorough: whether to look closer, which takes a while.
+          thorough: whether to run slower checks too.
         """
         del thorough
         finite = all(bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables)
         return None if finite else "a variable is not finite"
 
     def check_labels(self, records: Records) -> None:
-        """Raises where records hold values that the model cannot have made: the curator's check, outside the guarantee."""
+        """Raises if records have values of probability zero under the model: the curator's check, outside the guarantee."""
 
     def _refuse_while_fitting(self, call: str) -> None:
         if self._dp.fitting.locked():
             raise RuntimeError(
-                f"{call} was called while fit runs, by a callback or in another thread: its settings stay as they were priced. Call "
-                f"{call} after fit has returned; this call spent nothing."
+                f"{call} was called while fit runs, by a callback or in another thread, when the settings cannot change. Call "
+                f"{call} after fit has returned; this call spent no privacy."
             )
 
     def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
-        """Refuses dtypes other than float32 and float64, and mixed precision: in float16 one record moves a sum by many clips."""
+        """Refuses dtypes other than float32 and float64: in float16, rounding lets one record move a sum by many clips."""
         held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
         held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
         for name, dtype, shown in held:
@@ -102,7 +102,7 @@ class FittedModel(evaluation.EvaluatedModel):
         stream: bool | None = None,
         **refused: Any,
     ) -> keras.callbacks.History:
-        """Learns from private records. Draws Poisson batches by itself and spends privacy budget.
+        """Trains on private records. Draws Poisson batches itself and spends privacy budget.
 
         Args:
           x: array of shape [N, ...], dict or tuple of arrays, or DataFrame (a dict of its columns); memory maps, or sources with
@@ -110,36 +110,36 @@ class FittedModel(evaluation.EvaluatedModel):
             (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with probability
-            B / num_records. `batch_size >= num_records` means full batches, which are accounted for as such.
+            B / num_records. `batch_size >= num_records` uses full batches, without amplification by sampling.
           epochs: passes of ceil(num_records / batch_size) steps each.
           verbose: as in Keras.
-          callbacks: Keras callbacks; they see public and privatised values only.
+          callbacks: Keras callbacks; they get only public and privatised values.
           sample_weight: array of shape [N] of weights >= 0, which multiply a record's loss before the clip.
-          num_records: the public number of records N, by default `len(x)`; declare another to keep the exact one hidden.
-          sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct records in each step, priced
-            under replace-one by RDP. Of a dataset how its batches were drawn, as you declare: "poisson", or
-            "each_record_once_per_epoch", priced without amplification.
-          sampling_probability: of a dataset of Poisson batches.
+          num_records: the public number of records N, by default `len(x)`; declare another to hide the exact one.
+          sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct records in each step, with
+            RDP accounting under replace-one. For a dataset, the declared sampling of its batches: "poisson", or
+            "each_record_once_per_epoch", accounted without amplification.
+          sampling_probability: the inclusion probability for a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
           validation_data: `(x, y)` or `(x, y, sample_weight)`, or batches of these as a `tf.data.Dataset` or Keras `Sequence`;
             needs one of the next two arguments.
-          validation_is_public: you state that the validation records are public.
-          unsafe_validation: show exact losses of private validation records; the report says so.
+          validation_is_public: declares that the validation records are public.
+          unsafe_validation: whether to show exact losses of private validation records; the report says so.
           validation_freq: as in Keras.
-          validation_batch_size: of arrays, default 1024.
-          validate: look for NaN and infinite values first, a check outside the guarantee; without it, and where records are
-            streamed, such records contribute exactly zero.
-          stream: read the rows that a step draws from where they are stored; by default for sources and for memory maps
-            above 2 GiB. Same batches, same guarantee.
+          validation_batch_size: for validation arrays, default 1024.
+          validate: whether to refuse NaN and infinite values, a check outside the guarantee; without it, and for streamed
+            records, such records contribute exactly zero.
+          stream: whether to read rows from their source as steps draw them; by default for sources and for memory maps above
+            2 GiB. Batches and guarantee are the same.
 
         Returns:
-          A Keras `History`: epsilon, public and privatised values only.
+          A Keras `History` of epsilon and of public and privatised values.
 
         Raises:
-          RuntimeError: not compiled.
-          BudgetExhaustedError: nothing is left of the budget; nothing was run.
-          ValueError, TypeError: bad arguments; nothing was spent.
+          RuntimeError: the model is not compiled.
+          BudgetExhaustedError: the budget allows no step; nothing was run.
+          ValueError, TypeError: bad arguments; no privacy was spent.
         """
         given = list(getattr(callbacks, "callbacks", tf.nest.flatten(callbacks or [])))
         backup = self._check_fit(refused, epochs, initial_epoch, given)
@@ -166,7 +166,7 @@ class FittedModel(evaluation.EvaluatedModel):
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
-                    # Keras counts steps on it; records are sampled inside the step.
+                    # Keras counts steps with it; records are sampled inside the step.
                     tf.data.Dataset.range(replicas).batch(replicas).repeat(),
                     epochs=epochs,
                     steps_per_epoch=data.steps_per_epoch,
@@ -181,10 +181,10 @@ class FittedModel(evaluation.EvaluatedModel):
     def _check_fit(
         self, refused: dict[str, Any], epochs: int, initial_epoch: int, callbacks: Sequence[keras.callbacks.Callback]
     ) -> PrivateBackupAndRestore | None:
-        """Raises if `fit` cannot be called so; returns the backup among its callbacks."""
+        """Checks the arguments of `fit`; returns the backup among its callbacks."""
         if self._dp.target is None or self.optimizer is None:
             raise RuntimeError(
-                f"{type(self).__name__}.fit before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
+                f"{type(self).__name__}.fit was called before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
             )
         self._refuse_while_fitting("fit")
         arguments.refuse(refused)
@@ -198,11 +198,11 @@ class FittedModel(evaluation.EvaluatedModel):
     def _try_before(
         self, callbacks: Sequence[keras.callbacks.Callback], validation: arguments.Validation | None
     ) -> None:
-        """Raises for files and evaluations that could not be made after an epoch, when it has been paid for."""
+        """Raises if checkpoints or evaluations would fail after an epoch, when privacy has been spent."""
         arguments.check_checkpoints(callbacks, self.save)
         if validation is not None:
             few: Any = (validation,)
-            if isinstance(validation, tuple):  # Of arrays a row or more for each replica.
+            if isinstance(validation, tuple):  # At least one row for each replica.
                 few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
             x, y, weight = (*few, None, None)[:3]
             self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0)
@@ -210,23 +210,23 @@ class FittedModel(evaluation.EvaluatedModel):
     def make_data(
         self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
     ) -> Data:
-        """Returns records with their sampler, checked, for `mechanism` and a training loop of one's own.
+        """Returns checked records with their sampler, for `mechanism` and a custom training loop.
 
         Args:
-          x: as in `fit`, and so are `y` and `sample_weight`.
-          y: see `x`.
-          sample_weight: see `x`.
-          **settings: of `fit`, as far as they concern records and sampling.
+          x: as in `fit`.
+          y: as in `fit`.
+          sample_weight: as in `fit`.
+          **settings: arguments of `fit` on records and sampling.
         """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
         return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
 
     def mechanism(self, data: Data) -> Mechanism:
-        """Returns what each step of a fit on these data releases: sampler, clipped gradient, noise and metrics.
+        """Returns the mechanism of each step of a fit on these data: sampler, clipped gradient, noise and metrics.
 
-        Its sensitivity and price are known before anything is traced. The noise multiplier is that of the optimizer, or
-        None: see `Mechanism.calibrated`.
+        Its sensitivity and privacy cost are known before anything is traced. The noise multiplier is the optimizer's, or None:
+        see `Mechanism.calibrated`.
 
         Args:
           data: from `make_data`.
@@ -234,7 +234,7 @@ class FittedModel(evaluation.EvaluatedModel):
         target = self._dp.target
         if target is None:
             raise RuntimeError(
-                f"{type(self).__name__}.mechanism before compile: call compile(optimizer=..., ...) first."
+                f"{type(self).__name__}.mechanism was called before compile: call compile(optimizer=..., ...) first."
             )
         spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
         return Mechanism(
@@ -246,7 +246,7 @@ class FittedModel(evaluation.EvaluatedModel):
             metrics=self._dp.private_metrics,
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
-            # Without noise and clip, as for a look at simulated records, losses are shown too.
+            # Without noise and clip, as on simulated records, exact losses are shown too.
             unsafe_loss=target.unsafe_training_metrics or (target.noise == 0.0 and math.isinf(self.clip.bound)),
         )
 
@@ -254,7 +254,7 @@ class FittedModel(evaluation.EvaluatedModel):
     def _running(
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
     ) -> Iterator[tuple[PrivateFit | None, int]]:
-        """Plans the fit, compiles its step and lends it to Keras; gives back what was reserved and did not run."""
+        """Plans the fit and compiles its step; afterwards refunds reserved steps that did not run."""
         state, run = self._dp, None
         if not state.fitting.acquire(blocking=False):
             self._refuse_while_fitting("fit")
@@ -273,7 +273,7 @@ class FittedModel(evaluation.EvaluatedModel):
         finally:
             if run is not None:
                 run.close()
-                self.predict_function = self.test_function = None  # A posterior may be a constant in them.
+                self.predict_function = self.test_function = None  # They may hold the old posterior as a constant.
                 state.accumulated, state.mechanism = run.accumulated, run.mechanism
             state.running = self.train_function = None  # It holds the fit's key and records.
             counter.assign(before)
@@ -283,7 +283,7 @@ class FittedModel(evaluation.EvaluatedModel):
     def _begin(
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
     ) -> tuple[PrivateFit | None, int]:
-        """Returns the fit, ready but for its first step, and its first epoch; None where a resumed fit has nothing left to do."""
+        """Returns the prepared fit and its first epoch; None if a resumed fit is complete."""
         state, workers = self._dp, Workers(self.distribute_strategy)
         assert state.compiled is not None
         self._check_precision(self.trainable_variables)
@@ -315,7 +315,7 @@ class FittedModel(evaluation.EvaluatedModel):
     def _calibrate(
         self, mechanism: Mechanism, data: Data, planned: int, resumed: Checkpoint | None
     ) -> tuple[float, float]:
-        """Returns the noise multiplier of a fit and how many of its steps the budgets allow."""
+        """Returns the noise multiplier of a fit and the number of its steps that the budgets allow."""
         state = self._dp
         assert state.target is not None
         if resumed is not None and resumed.held is not None:
@@ -328,12 +328,12 @@ class FittedModel(evaluation.EvaluatedModel):
     def _checkpoint_of(self, data: Data, backup: PrivateBackupAndRestore) -> Checkpoint:
         if not data.resumable or Workers(self.distribute_strategy).several:
             raise ValueError(
-                "PrivateBackupAndRestore serves one process, and no dataset: its batches read again are no new sample."
+                "PrivateBackupAndRestore needs a single process and arrays: batches of a dataset read again are no new sample."
             )
         return Checkpoint(backup, self.optimizer, saving.variables_of(self), self._dp)
 
     def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
-        """Returns the history of a fit in which nothing was left to do."""
+        """Returns the history of a fit that was complete."""
         self.history = keras.callbacks.History()
         self.history.set_model(self)
         self.history.on_train_begin()
@@ -342,32 +342,30 @@ class FittedModel(evaluation.EvaluatedModel):
 
     @contextlib.contextmanager
     def _unsafe(self, unsafe_validation: bool) -> Iterator[None]:
-        """Names what validation shows of private records, and records in the ledger that it is shown."""
+        """Marks validation values of private records as unsafe, and records the exposure in the ledger."""
         state = self._dp
         if not unsafe_validation:
             yield
             return
         state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
-        state.unsafe_validation, self.test_function = True, None  # Traced with the name of the loss in it.
+        state.unsafe_validation, self.test_function = True, None  # Its trace holds the loss's name.
         try:
             yield
         finally:
             state.unsafe_validation, self.test_function = False, None
 
     def make_train_function(self, force: bool = False) -> Callable[..., dict[str, float]]:
-        """Returns the function that `Model.fit` calls for each execution; made by `fit`."""
+        """Returns the function that `Model.fit` calls for each execution; only within `fit`."""
         if self._dp.running is None:
-            raise RuntimeError(
-                "make_train_function: a private step needs the plan and the sampler that fit makes. Call fit."
-            )
+            raise RuntimeError("make_train_function: a private step needs the plan and the sampler of fit. Call fit.")
         return self._dp.running
 
     def train_step(self, data: Structure) -> None:
-        """Refused: a batch that was not sampled here cannot be accounted for."""
+        """Raises: there is no accounting for a batch that was not sampled here."""
         raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a batch chosen by the caller is no random sample."""
+        """Raises: a batch chosen by the caller is no random sample."""
         raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
 
 
@@ -377,7 +375,7 @@ def _between_ours(
     run: PrivateFit,
     verbose: int | str,
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks between ours: the ledger is settled before others end, the bar counts what ran, a backup is last."""
+    """Orders callbacks: the ledger is settled before others end, the bar counts executed steps, a backup is last."""
     settle = keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close())
     own = not verbose or any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
     bar = [] if own else [StepsBar(lambda: run.num_steps)]

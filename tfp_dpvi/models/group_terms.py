@@ -17,7 +17,7 @@ tfd: Any = tfp.distributions
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """Losses of records, shape [n], the first draw of each record's latent variable, and the latents' distribution."""
+    """Losses of records, shape [n], the first draw of each record's latent variable, and the latents' posterior."""
 
     losses: tf.Tensor
     samples: tf.Tensor
@@ -26,32 +26,32 @@ class Terms:
 
 @dataclasses.dataclass(frozen=True)
 class GroupTerms:
-    """The sum of records' clipped gradients and of those of groups, and the noise that the two need.
+    """The sum of clipped gradients of records and of groups, with its noise scales.
 
-    `terms(x, key, num_draws, training, y)` gives a batch's losses and codes.
+    `terms(x, key, num_draws, training, y)` returns a batch's losses and codes.
     """
 
     terms: Callable[..., Terms]
     regularizer: Callable[[Codes], tf.Tensor]
-    weight: float  # Of the regularizer.
+    weight: float  # The regularizer's weight.
     prior: tfd.Distribution
     num_prior_samples: int
     variables: Sequence[tf.Variable]
-    reached: tuple[bool, ...]  # For each variable whether the regularizer depends on it.
+    reached: tuple[bool, ...]  # Whether the regularizer depends on each variable.
     num_groups: int
-    clip: Clip  # Of a group's gradient.
+    clip: Clip  # For a group's gradient.
     expected_batch_size: float
     noise: TermwiseNoise
-    static: bool  # Shapes stay fixed, as XLA needs it.
+    static: bool  # Whether to keep shapes static for XLA.
 
     @property
     def noise_scales(self) -> tuple[float, ...]:
-        """For each variable the standard deviation of its noise over `noise_multiplier` times the records' clip."""
+        """Returns, for each variable, the standard deviation of its noise over `noise_multiplier` times the records' clip."""
         return tuple(self.noise.encoder_scale if yes else self.noise.rest_scale for yes in self.reached)
 
     @property
     def identity(self) -> Hashable:
-        """Hashable; equal where a step traces the same."""
+        """Returns a hashable value; equal values trace the same step."""
         return (id(self.regularizer), self.weight, self.num_prior_samples, self.num_groups, self.clip, self.noise)
 
     def clipped_sum(
@@ -63,7 +63,7 @@ class GroupTerms:
         mask: tf.Tensor,
         key: tf.Tensor,
     ) -> tuple[ClippedSum, PerExample]:
-        """Returns the sum of both terms, for one division by the expected batch size."""
+        """Returns the sum of both terms, before the division by the expected batch size."""
         draw_key, group_key, prior_key = _random.split(key, 3)
         assignment = groups.assign(group_key, tf.shape(mask)[0], self.num_groups)
 
@@ -75,8 +75,8 @@ class GroupTerms:
         terms, value = one.result
         clipped, per_example = one.clipped_sum(terms.losses, mask, clip, weights=records.get("sample_weight"))
         factor = self.expected_batch_size / self.num_groups
-        # Subtracted, not added: TensorFlow 2.15 would join this sum and the loop's into one with a temporary variable, and the
-        # second call of the compiled step then fails (AlreadyExistsError at AddOpsRewrite_.../tmp_var).
+        # Subtracted, not added: TensorFlow 2.15 would merge this sum and the loop's with a temporary variable, and the second
+        # call of the compiled step would fail (AlreadyExistsError at AddOpsRewrite_.../tmp_var).
         both = [
             part - tf.constant(-factor, part.dtype) * more
             for part, more in zip(clipped.tensors, self._sums(one, value, assignment, mask), strict=True)
@@ -97,15 +97,15 @@ class GroupTerms:
         )
 
     def _value(self, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the regularizer's values for groups, each from its own records' codes alone.
+        """Returns the sum of the regularizer's values over groups, each a function of its own records' codes alone.
 
-        One group's value has no part in the gradient by another's codes, so the sum serves for all of them.
+        The gradient of the sum in a group's codes is that of the group's own value.
         """
 
         def body(group: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return group + 1, total + self._of_group(group, terms, assignment, mask, prior_key)
 
-        # A loop of the graph, not of Python: 64 groups would take a minute to trace.
+        # A graph loop: tracing 64 groups in Python would take a minute.
         num, start = self.num_groups, (tf.constant(0), tf.zeros([], terms.samples.dtype))
         return tf.while_loop(lambda group, _: group < num, body, start, maximum_iterations=num, parallel_iterations=1)[
             1
@@ -117,7 +117,7 @@ class GroupTerms:
         chosen = (assignment == group) & mask
         samples = self.prior.sample(self.num_prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
         if self.static:
-            # All rows, at a fixed shape, with nothing of other groups' records in theirs.
+            # All rows, for a static shape; those of other groups' records are replaced.
             weights = tf.cast(chosen, terms.samples.dtype)
             shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
             posterior = groups.with_rows(terms.posterior, lambda part: _select(chosen, part), terms.samples.shape[0])
@@ -130,12 +130,12 @@ class GroupTerms:
         value = tf.convert_to_tensor(self.regularizer(codes))
         if value.shape.rank != 0:
             raise ValueError(
-                f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group of records. Reduce "
-                "it, for instance with tf.reduce_sum."
+                f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group of records. Use, for "
+                "instance, tf.reduce_sum."
             )
         return tf.cast(value, terms.samples.dtype) * self.weight
 
 
 def _select(chosen: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """Returns ones in place of all rows that are not chosen: nothing of theirs is left, nor a NaN, which would pass through zeros."""
+    """Replaces rows that are not chosen by ones: a product with zero would keep their NaN."""
     return tf.where(tf.reshape(chosen, [-1] + [1] * (part.shape.rank - 1)), part, tf.ones_like(part))

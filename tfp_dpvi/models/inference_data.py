@@ -1,4 +1,4 @@
-"""A `DPVI`'s posterior for ArviZ: draws, predictions, and densities of records that are public."""
+"""A `DPVI`'s posterior for ArviZ: draws, predictions, and log densities of public records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ InferenceData: TypeAlias = Any
 """`arviz.InferenceData`; ArviZ is optional."""
 
 _CHAINS = 4
-_RANGE, _ERROR = 10.0, 0.05  # Nats: of a log density that is cut, and of their mean, in the price of a private one.
+_RANGE, _ERROR = 10.0, 0.05  # Nats: range of clipped log densities and error of their mean, to price a private mean.
 
 
 def _arviz() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # It announces the next version whenever it is imported.
+            warnings.simplefilter("ignore", FutureWarning)  # Importing it announces the next version.
             import arviz
     except ImportError as error:
         raise ImportError("to_inference_data needs ArviZ 0.23: pip install 'tfp-dpvi[arviz]'.") from error
@@ -36,12 +36,12 @@ def _arviz() -> Any:
 def outcomes(
     model: DPVI, draws: Structure, num: int, x: Structure | None, seed: int | None, num_records: int | None = None
 ) -> Structure:
-    """Returns outcomes at `x` (or `num_records` whole records, or one) for each of `num` draws of the parameters."""
+    """Returns outcomes at `x` (or `num_records` whole records, or one) for each of `num` parameter draws."""
     if (x is None) != model.generative:
         raise ValueError(
-            "x was given, but this model generates whole records: leave it out."
+            "x was passed, but this model generates whole records: leave it out."
             if model.generative
-            else "x is missing: this model has outcomes y of records x; public or made-up ones do."
+            else "x is missing: this model predicts y from x. Pass public or synthetic records."
         )
     inputs = None if x is None else model._inputs(x)
     shape = () if num_records is None else (num_records,)
@@ -112,14 +112,16 @@ def _records(model: DPVI, x: Structure, y: Structure | None = None) -> Any:
 def _check(model: DPVI, x_public: Structure, y_public: Structure, unsafe_records: Any) -> None:
     if y_public is not None and (model.generative or x_public is None):
         raise ValueError(
-            "y_public was given, but this model takes whole records: give them as x_public."
+            "y_public was passed, but this model takes whole records: pass them as x_public."
             if model.generative
-            else "y_public was given without x_public: give the public records of these outcomes too."
+            else "y_public was passed without x_public: also pass the public records of these outcomes."
         )
     if unsafe_records is None:
         return
     if y_public is not None or (model.generative and x_public is not None):
-        raise ValueError("unsafe_records was given beside public outcomes: log_likelihood holds one of them.")
+        raise ValueError(
+            "unsafe_records was passed with public outcomes: pass one of them, for the group log_likelihood."
+        )
     if not isinstance(unsafe_records, tuple) or len(unsafe_records) != (1 if model.generative else 2):
         raise ValueError(f"unsafe_records must be a tuple {'(x,)' if model.generative else '(x, y)'}.")
 
@@ -133,11 +135,11 @@ def loo(model: DPVI, x_public: Structure | None, y_public: Structure | None, **s
         if num is not None:
             plan = PrivacyPlan(FullBatch(), _ERROR * num / _RANGE, 1)
             price = (
-                f"\nOf {num} private ones their mean alone, each cut to {_RANGE:g} nats and the mean right to {_ERROR:g}, would cost "
-                f"epsilon {plan.epsilon(delta):.2g} at delta {delta:g}."
+                f"\nOnly the mean of {num} private ones, clipped to a range of {_RANGE:g} nats, with a standard error of "
+                f"{_ERROR:g}, would cost epsilon {plan.epsilon(delta):.2g} at delta {delta:g}."
             )
         raise ValueError(
-            f"loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: give public ones, loo({given}).{price}"
+            f"loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: pass public ones, loo({given}).{price}"
         )
     return _arviz().loo(
         to_inference_data(

@@ -1,4 +1,4 @@
-"""`DPKerasModel`: a Keras model with a Keras loss, learned privately at the speed of ghost clipping."""
+"""`DPKerasModel`: private training of a Keras model with a Keras loss, at the speed of ghost clipping."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ACCURACIES = {
 
 @register_keras_serializable("tfp_dpvi", "DPKerasModel")
 class DPKerasModel(LayeredModel):
-    """A Keras model of x that predicts y, learned with a Keras loss under differential privacy.
+    """A Keras model that predicts y from x, trained with a Keras loss and differential privacy.
 
     ```python
     network = dpvi.keras.Sequential([dpvi.keras.layers.Dense(32, "relu"), dpvi.keras.layers.Dense(10)])
@@ -43,7 +43,7 @@ class DPKerasModel(LayeredModel):
     model.compile(
         dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
         loss=dpvi.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],  # Of `evaluate` and validation data; training records show none.
+        metrics=["accuracy"],  # For `evaluate` and validation data, not for training records.
         epsilon=2.0,
         delta=1e-5,
     )
@@ -51,25 +51,25 @@ class DPKerasModel(LayeredModel):
     model.evaluate(x_test, y_test)
     ```
 
-    Norms and sums of per-example gradients come from layers' inputs and output gradients. A network for which that does not
-    hold (`add_loss`, a variable that is used outside its layer, layers over axis 0) is learned record by record, with
-    `tf.vectorized_map`, which takes more time and memory; the log says so.
+    Norms and sums of per-example gradients come from layers' inputs and output gradients. For a network that does not allow
+    this (`add_loss`, a variable used outside its layer, layers over axis 0), per-example gradients are computed with
+    `tf.vectorized_map`, which takes more time and memory; a warning is logged.
 
     Args:
       network: Keras model or layer with one output, whose first dimension is that of x; or a function without arguments that
         builds it (needed to save a model with Lambda layers, see `dpvi.register`).
-      gradients: "ghost", "vectorized" (record by record), or "auto": the first where the layers allow it.
+      gradients: "ghost", "vectorized" (per-example gradients), or "auto": "ghost" if the layers allow it.
       seed: see `DPModel`.
       name: name of the model.
 
     Raises:
-      TypeError: no Keras model or layer.
+      TypeError: `network` is no Keras model or layer.
 
     #### Formal guarantee
 
-    That of `DPModel`, if an example's loss depends on no other example. Layers that mix examples are refused where they are
-    known, and network and loss are tried once after `compile`, on synthetic records against TensorFlow's own gradients,
-    before anything is spent; record by record it holds by itself. Weight regularizers touch no record and are exact.
+    As for `DPModel`, if an example's loss depends on no other example. Known layers that mix examples are refused. With
+    "ghost", network and loss are checked once after `compile`, on synthetic records against TensorFlow's own gradients, before
+    privacy is spent; "vectorized" isolates examples by construction. Weight regularizers depend on no record and are exact.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DPKerasModel(LayeredModel):
         self._training = _Training(network)
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`; the network must be a registered function, or without Lambda layers."""
+        """See `DPModel.get_config`; the network must be a registered function, or have no Lambda layers."""
         parts = {"network": serialization.encode(self._training.given, "network")}
         return {**super().get_config(), "gradients": self.gradients, "parts": parts}
 
@@ -100,15 +100,15 @@ class DPKerasModel(LayeredModel):
         """See `DPModel.compile`.
 
         Args:
-          optimizer: as there.
+          optimizer: as in `DPModel.compile`.
           loss: a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
-            It is averaged over further axes, and never over examples, whatever its `reduction` says.
-          metrics: privatised metrics, and Keras metrics, which `evaluate` and validation data show. Training records show
-            the former alone.
-          **settings: of `DPModel.compile`.
+            It is averaged over further axes, never over examples, regardless of its `reduction`.
+          metrics: privatised metrics, shown for training records, and Keras metrics, shown only by `evaluate` and for
+            validation data.
+          **settings: other arguments of `DPModel.compile`.
 
         Raises:
-          ValueError: no loss, and as there.
+          ValueError: no loss, or as in `DPModel.compile`.
         """
         training = _Training(self._training.given, loss, _keras_loss(loss))
         given = list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
@@ -118,7 +118,7 @@ class DPKerasModel(LayeredModel):
         self._training = training
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns the arguments of `compile`, JSON-ready; None before it."""
+        """Returns the arguments of `compile`, JSON-ready; None before `compile`."""
         config = super().get_compile_config()
         return None if config is None else {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
 
@@ -129,13 +129,13 @@ class DPKerasModel(LayeredModel):
     # ------------------------------------------------------------------ the loss
 
     def call(self, x: Structure) -> tf.Tensor:
-        """The network's output."""
+        """Returns the network's output."""
         return self.network(x)
 
     def _example_losses(self, x: Structure, y: tf.Tensor) -> tf.Tensor:
         outputs = self.network(x)
         if not tf.is_tensor(outputs) or not tf.is_tensor(y):
-            raise ValueError("network and y: several of either, in a list or dictionary, are not supported; give one.")
+            raise ValueError("network and y: several outputs or targets are not supported; use one of each.")
         return self._training.losses(y, outputs)
 
     @property
@@ -147,7 +147,7 @@ class DPKerasModel(LayeredModel):
         return in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
 
     def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
-        """The loss of one record."""
+        """Returns the loss of one record."""
         return self._example_losses(*tf.nest.map_structure(lambda part: part[None], (x, y)))[0]
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
@@ -163,10 +163,10 @@ class DPKerasModel(LayeredModel):
     # ------------------------------------------------------------------ checks
 
     def prepare(self, records: Records) -> None:
-        """Makes the variables, and tries network and loss on zeros."""
+        """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
-        for num in (TRIED, 1):  # Of either, as a `Sequential` without input shape is made again for another number.
+        for num in (TRIED, 1):  # Both: a `Sequential` without input shape is rebuilt for another number.
             made = tf.nest.map_structure(
                 lambda part, num=num: tf.zeros([num, *part.shape[1:]], part.dtype), (records.x, records.y)
             )
@@ -190,31 +190,31 @@ class DPKerasModel(LayeredModel):
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
                 raise ValueError(
-                    f"gradients='ghost' does not serve this network; gradients='auto' does. {error}"
+                    f"gradients='ghost' does not support this network; use gradients='auto'. {error}"
                 ) from error
-            LOG.warning("Gradients are computed record by record, which takes longer: %s", error)
+            LOG.warning("Per-example gradients are computed with tf.vectorized_map, which takes longer: %s", error)
             return None
         finally:
             clear_losses(self)
 
 
-# ---------------------------------------------------------------------------- Keras losses, example by example
+# ---------------------------------------------------------------------------- per-example Keras losses
 
 
 def _keras_loss(loss: Loss | None) -> keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     refuse_keras_3("loss", loss)
     if loss is None or isinstance(loss, list | tuple | dict):
-        raise ValueError(f"loss={loss!r}: give one Keras loss, such as 'sparse_categorical_crossentropy'.")
+        raise ValueError(f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'.")
     return keras.losses.get(loss)
 
 
 @dataclasses.dataclass(eq=False)
 class _Training:
-    """What `compile` was given and what trials found, out of sight of Keras.
+    """Arguments of the constructor and of `compile`, hidden from Keras.
 
     Attributes:
-      given: the network, as the constructor was given it.
-      loss: as `compile` was given it; None before.
+      given: the constructor's argument `network`.
+      loss: the argument of `compile`; None before.
       found: Keras's object or function of that name.
     """
 
@@ -232,14 +232,14 @@ class _Training:
         return tf.zeros_like(labels, tf.bool) if one is None else tf.equal(labels, one)
 
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of each example, shape [n], without the reduction that a Keras loss may have."""
+        """Returns the loss of each example, shape [n], without the reduction of a Keras loss."""
         known = None
         if self._of_labels:
-            # A label out of range makes its record's loss NaN, so that it contributes zero and stops no step (contract C8).
+            # A label out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
             labels = tf.cast(y, tf.int64)
             known = (labels >= 0) & (labels < outputs.shape[-1]) | self._ignored(labels)
             y = tf.where(known, labels, tf.zeros_like(labels))
-        # As Keras does: [n] beside [n, 1] would be broadcast to [n, n], a mean over all pairs.
+        # As Keras does: [n] and [n, 1] would broadcast to [n, n].
         if y.shape.rank == outputs.shape.rank - 1 and outputs.shape[-1] == 1:
             y = y[..., None]
         elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
@@ -258,7 +258,7 @@ class _Training:
         return tf.where(known, losses, tf.constant(float("nan"), losses.dtype))
 
     def metric(self, given: Any) -> Any:
-        """Returns a Keras metric, of which "accuracy" is the one that goes with the loss."""
+        """Returns a Keras metric; "accuracy" is the accuracy that matches the loss."""
         if given not in ("accuracy", "acc"):
             return given
         name = getattr(self.found, "__name__", type(self.found).__name__).replace("_", "").lower()
@@ -266,5 +266,5 @@ class _Training:
             if name.startswith(start):
                 return kind(name=given)
         raise ValueError(
-            f"metrics={given!r} has no meaning for loss={self.loss!r}: name one, such as 'binary_accuracy'."
+            f"metrics={given!r} is not defined for loss={self.loss!r}: pass another, such as 'binary_accuracy'."
         )

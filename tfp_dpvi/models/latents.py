@@ -1,4 +1,4 @@
-"""The prior of a `DPVAE`: fixed, with variables that are learned, or a network of y."""
+"""The prior of a `DPVAE`: fixed, learned, or a network of y."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tfp_dpvi.divergences import VampPrior
 from tfp_dpvi.gradients import Whole, layers_of
 
 Prior = Any
-"""A TFP distribution, or a function of y that gives one for each of its rows."""
+"""A TFP distribution, or a function of y that returns one with a batch member for each row."""
 
 
 class LearnedDensity(Whole):
-    """`log p(z)` of a prior with trainable variables, as a layer of z: records reach them through their own losses alone.
+    """`log p(z)` of a prior with trainable variables, as a layer of z, so that their gradients are clipped per record.
 
     Args:
       prior: TFP distribution.
       reads: the trainable variables that its density reads.
-      others: layers of the networks; what they hold is theirs.
+      others: layers of the networks, which own their variables.
     """
 
     def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
@@ -43,11 +43,11 @@ def _built(given: Prior, encoder: Callable[..., tfd.Distribution]) -> Prior:
 
 
 def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
-    """Returns the prior that the constructor's argument stands for, and the trainable variables that its density reads.
+    """Returns the prior from the constructor's argument, and the trainable variables that its density reads.
 
     Raises:
-      TypeError: no distribution and no function.
-      ValueError: a function that computes with variables, whose distribution would keep their first values.
+      TypeError: neither a distribution nor a function.
+      ValueError: a distribution computed from variables' values, which would keep their initial values.
     """
     refuse_keras_3("prior", given)
     prior, read_while_built = read_by(lambda: _built(given, encoder))
@@ -64,14 +64,14 @@ def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
     for variable in read_while_built:
         if variable.ref() not in known:
             raise ValueError(
-                f"prior is built from the value of the variable {variable.name}, which it would keep while the variable is learned. "
-                "Give the\ndistribution the variable itself (tfp.util.TransformedVariable, DeferredTensor), or use "
+                f"prior is built from the initial value of the variable {variable.name} and would not follow its updates. Pass the\n"
+                "variable itself to the distribution (tfp.util.TransformedVariable, DeferredTensor), or use "
                 "dpvi.divergences.VampPrior."
             )
     if unread := [variable.name for variable in prior.trainable_variables if variable.ref() not in known]:
         raise ValueError(
-            f"prior holds the trainable variable {unread[0]}, which its density does not read: it could not be learned. Leave it out, "
-            "or give it trainable=False."
+            f"prior has the trainable variable {unread[0]}, which its density does not read and which could not be learned. Remove "
+            "it, or create it with trainable=False."
         )
     frozen = {variable.ref() for layer in layers_of(prior) for variable in layer.non_trainable_weights}
     return prior, tuple(variable for variable in read if variable.ref() not in frozen)
@@ -80,7 +80,7 @@ def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
 def read_by(
     function: Callable[[], Any], strategy: tf.distribute.Strategy | None = None
 ) -> tuple[Any, tuple[tf.Variable, ...]]:
-    """Returns a function's result and the trainable variables that it reads; of variables on several replicas what holds them."""
+    """Returns a function's result and the trainable variables that it reads, as distributed variables on several replicas."""
     with tf.GradientTape() as tape:
         result = function()
     container = (strategy or tf.distribute.get_strategy()).extended.value_container
@@ -89,7 +89,7 @@ def read_by(
 
 
 def float_type(part: Callable[..., tfd.Distribution]) -> str:
-    """Returns the one float type of a distribution, or of a network's layers."""
+    """Returns the float type of a distribution or of a network's layers."""
     if isinstance(part, tfd.Distribution):
         return surrogates.float_dtype(part).name
     kinds = [layer.dtype for layer in layers_of(part) if layer.dtype and tf.as_dtype(layer.dtype).is_floating]
@@ -97,10 +97,10 @@ def float_type(part: Callable[..., tfd.Distribution]) -> str:
 
 
 def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool = False) -> Any:
-    """Returns a network's output, in training mode where it has one (dropout).
+    """Returns a network's output, in training mode if `training` (dropout).
 
-    Of y too if there is one: functions take two arguments, and Keras models and layers one list, as they do of several inputs,
-    unless their `call` asks for two.
+    With y, functions get two arguments, and Keras models and layers one list, as for several inputs, unless their `call` takes
+    two.
     """
     inputs = [first] if y is None else [first, y] if _takes_two(part) else [[first, y]]
     return in_mode(lambda: part(*inputs), training=training)

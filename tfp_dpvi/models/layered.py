@@ -1,4 +1,4 @@
-"""What models of Keras layers share: gradients from layers' inputs and output gradients, once the layers have been tried."""
+"""The base of models of Keras layers: checks the layers, and computes gradients from their inputs and output gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.sampling import BatchNeeds
 
-TRIED = 3  # Synthetic records to try a model on; not 1, which would hide a shape that broadcasts.
+TRIED = 3  # Synthetic records to check a model on; 1 would hide a shape that broadcasts.
 
 
 @dataclasses.dataclass(eq=False)
 class _Trials:
-    """Kinds of records that the layers were tried on since `compile`, the last one served last; out of sight of Keras."""
+    """Kinds of records that the layers were checked on since `compile`, most recent last; hidden from Keras."""
 
     found: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
 
@@ -48,16 +48,16 @@ class LayeredModel(base.DistributionModel):
 
     @property
     def _settings(self) -> Hashable:
-        """What losses depend on beside records and variables."""
+        """The settings that losses depend on, besides records and variables."""
         return ()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """See `DPModel.compile`. Layers are tried again at the next fit."""
+        """See `DPModel.compile`. The next fit checks the layers again."""
         super().compile(*args, **kwargs)
         self._trials = _Trials()
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
-        """Weight regularizers, which touch no record (contract C2)."""
+        """Returns weight regularizers, which depend on no record (contract C2)."""
         penalties = [penalty() for layer in self._layers_watched for penalty in loss_functions(layer)]
         return tf.add_n(penalties) if penalties else None
 
@@ -75,7 +75,7 @@ class LayeredModel(base.DistributionModel):
             return one.clipped_sum(one.result, mask, clip, weights=records.get("sample_weight"))
 
         def draw(key: tf.Tensor) -> StepGradient:
-            del key  # Draws belong to records.
+            del key  # All draws are per record.
             return StepGradient(clipped_sum, variables, **self.exact_terms(spec.num_records))
 
         # Products of large matrices are faster without XLA on CPUs, and need no padding.
@@ -84,7 +84,7 @@ class LayeredModel(base.DistributionModel):
 
     @property
     def batch_needs(self) -> BatchNeeds:
-        """What the layers ask of a physical batch."""
+        """The layers' needs per physical batch."""
         layers = self._layer_gradients
         if layers is None:
             return super().batch_needs
@@ -97,18 +97,18 @@ class LayeredModel(base.DistributionModel):
 
     @property
     def _layer_gradients(self) -> LayerGradients | None:
-        """How the layers' gradients are computed, as the last trial found; None: record by record."""
+        """The layers' gradients, as last checked; None for vectorized per-example gradients."""
         if not self._trials.found:
-            raise RuntimeError("The layers have not been tried since compile: call make_data again.")
+            raise RuntimeError("The layers have not been checked since compile: call make_data again.")
         return self._trials.found[-1][1]
 
     def check_records(self, records: Records) -> None:
-        """Tries the layers on synthetic records, before anything is spent: once after `compile`, for each shape."""
+        """Checks the layers on synthetic records before privacy is spent: once after `compile`, for each shape."""
         rng = np.random.default_rng(0)
 
         def synthetic(part: np.ndarray) -> tf.Tensor:
             shape = [TRIED, *part.shape[1:]]
-            # Two categories, which all that tells records apart by category has.
+            # Two categories, which all categorical layers have.
             drawn = rng.uniform(size=shape) if part.dtype.kind == "f" else rng.integers(0, 2, size=shape)
             return tf.constant(drawn.astype(part.dtype))
 
@@ -120,7 +120,7 @@ class LayeredModel(base.DistributionModel):
             found.append((identity, self._trial(made)))
 
     def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
-        """Returns how the layers' gradients are computed; raises `UnsupportedLayerError` where they cannot be."""
+        """Returns the layers' checked gradients; raises `UnsupportedLayerError` if they cannot be computed."""
         key = tf.constant([1, 2], tf.int64)
         layers = LayerGradients(self._layers_watched, self.trainable_variables, mapped=self.gradients == "vectorized")
         losses: Any = functools.partial(self._batch_losses, key=key)

@@ -1,4 +1,4 @@
-"""Whether a model's likelihood allows the paired clip, and the pair of a record and its simulated twin."""
+"""The paired clip of a model: checks that its likelihood allows it, and simulates each record's twin."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
 
 MOST_COORDINATES = 50
-"""Of the parameters that a likelihood reads. Beyond, the noise on their curvature matrix drowns it."""
+"""Maximal number of parameters that a likelihood reads. For more, noise dominates their curvature matrix."""
 
 _NUM_TRIED = 5
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
 
 
 class CannotPairError(Exception):
-    """Says why the paired clip does not apply."""
+    """Raised with the reason if the paired clip does not apply."""
 
 
 class Pairing:
-    """The paired clip of one model: which parameters its likelihood reads, and how it simulates.
+    """The paired clip of one model: the parameters that its likelihood reads, and its simulation.
 
     Args:
       model: a `DPVI`.
-      records: one record or more, for their shapes and dtypes.
+      records: one or more records, for their shapes and dtypes.
 
     Attributes:
-      coordinates: of the prior.
-      reached: numbers of the prior's parts that the likelihood reads.
-      index: their coordinates.
+      coordinates: the prior's coordinates.
+      reached: indices of the prior's parts that the likelihood reads.
+      index: the coordinates of these parts.
 
     Raises:
-      CannotPairError: it does not apply.
+      CannotPairError: the paired clip does not apply.
     """
 
     def __init__(self, model: DPVI, records: Records) -> None:
         if model.gradients != "aligned":
-            raise CannotPairError(f"gradients={model.gradients!r} clips by the surrogate's variables")
+            raise CannotPairError(f"gradients={model.gradients!r} clips gradients in the surrogate's variables")
         if model.num_draws != 1:
             raise CannotPairError(f"num_draws={model.num_draws} averages before the clip")
         if records.sample_weight is not None:
-            raise CannotPairError("sample_weight changes what a pair's curvature says")
+            raise CannotPairError("sample_weight would change the curvature of pairs")
         self._model, self._stand_in = model, records.x
         try:
             self.coordinates = Coordinates(model.prior)
@@ -58,22 +58,20 @@ class Pairing:
         except ValueError as error:
             raise CannotPairError("the prior has no map to the real line") from error
         if not broadcasts:
-            raise CannotPairError(
-                "the prior does not draw several values at once (write tfd.Sample for repeated parts)"
-            )
+            raise CannotPairError("the prior does not draw several values at once (use tfd.Sample for repeated parts)")
         self.reached = self._find_reached(records)
         ends = np.cumsum([0, *self.coordinates.sizes])
         self.index = np.concatenate([np.arange(ends[part], ends[part + 1]) for part in self.reached])
         if len(self.index) > MOST_COORDINATES:
             raise CannotPairError(
-                f"the likelihood reads {len(self.index)} parameters, and the curvature of more than {MOST_COORDINATES} is "
-                "drowned by its noise"
+                f"the likelihood reads {len(self.index)} parameters, and noise dominates the curvature of more than "
+                f"{MOST_COORDINATES}"
             )
         if records.y is not None:
             self._check_rows(records)
 
     def gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of pairs, with the curvature that is released beside it."""
+        """Returns the clipped gradient of pairs, with the jointly released curvature."""
         model = self._model
         variables, clip = model.trainable_variables, model.clip
 
@@ -88,7 +86,7 @@ class Pairing:
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
             def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
-                # Twins of records at which the likelihood is NaN, whose own scores are not finite, are those of others.
+                # A record at which the likelihood is NaN gets another's twin; its own score is not finite.
                 own = [_finite(part) for part in parts]
                 x = tf.nest.map_structure(_finite, records["x"])
                 likely = self._likelihood(own, _finite(theta), x)
@@ -122,11 +120,11 @@ class Pairing:
         return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
 
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
-        """Returns pairs of records that are both simulated: both outcomes, `deltas`, and both log densities of shape [n].
+        """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
 
         Args:
           vector: all coordinates of the parameters.
-          x: inputs of n records; for models of whole records their number counts alone.
+          x: inputs of n records; models of whole records use only their number.
           seeds: int32 tensor of shape [2, 2].
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
@@ -156,7 +154,7 @@ class Pairing:
         return map_apart(delta, (x, *pairs))
 
     def log_probs(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> list[tf.Tensor]:
-        """Returns log densities, shape [n], of each of several outcomes of n records.
+        """Returns log densities, shape [n], for each of several outcomes of n records.
 
         Args:
           vector: all coordinates of the parameters.
@@ -170,7 +168,7 @@ class Pairing:
         return self._model.distribution_at(self.coordinates.constrain(tf.split(vector, self.coordinates.sizes)), x)
 
     def _likelihood(self, parts: list[tf.Tensor], theta: tf.Tensor, x: Structure) -> tfd.Distribution:
-        """Returns the likelihood with `theta` in place of those parts that it reads."""
+        """Returns the likelihood with `theta` for the parts that it reads."""
         replaced = list(parts)
         sizes = [self.coordinates.sizes[part] for part in self.reached]
         for part, vector in zip(self.reached, tf.split(theta, sizes), strict=True):
@@ -178,7 +176,7 @@ class Pairing:
         return self._model.distribution_at(self.coordinates.constrain(replaced), x)
 
     def _find_reached(self, records: Records) -> tuple[int, ...]:
-        """Traces one simulation and one density, on the records' shapes."""
+        """Returns the parts that the likelihood reads, by tracing a simulation and a density on the records' shapes."""
         found: list[tuple[int, ...]] = []
 
         def probe(x: Structure, y: Structure | None) -> tf.Tensor:
@@ -204,13 +202,13 @@ class Pairing:
         return found[-1]
 
     def _check_rows(self, records: Records) -> None:
-        """Refuses a likelihood whose twins move when another record of the batch does: tried on synthetic records."""
+        """Refuses a likelihood whose twins depend on other records of the batch, by a check on synthetic records."""
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
         x = tf.nest.map_structure(lambda part: _synthetic(part, generator), records.x)
         y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
 
-        def twins(x: Structure) -> list[np.ndarray] | None:  # None for inputs that the likelihood refuses.
+        def twins(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses the inputs.
             try:
                 distribution = self._model.distribution_at(params, tf.nest.map_structure(tf.constant, x))
                 if _rejects(distribution) and np.isnan(distribution.log_prob(as_event(y, distribution))).any():
@@ -224,7 +222,7 @@ class Pairing:
         finite = all(part.dtype.kind != "f" or np.isfinite(part).all() for part in before or ())
         if before is None or not after or not finite:
             raise CannotPairError(
-                "the likelihood has no finite draws at made-up inputs, so that nobody can see its rows apart"
+                "the likelihood has no finite draws at synthetic inputs, so that its rows cannot be checked"
             )
         if any(not np.array_equal(a[1:], b[1:]) for one in after for a, b in zip(before, one, strict=True)):
             raise CannotPairError("the twin of one record depends on other records of the batch")
@@ -239,14 +237,14 @@ def specs_of(records: Records, num: int) -> Structure:
 
 
 def _synthetic(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Returns records of numbers in [0, 1), or of two categories, which a likelihood of rates or shares takes too."""
+    """Returns records of numbers in [0, 1), or of two categories, which are also valid rates and proportions."""
     shape = (_NUM_TRIED, *part.shape[1:])
     drawn = generator.uniform(size=shape) if part.dtype.kind == "f" else generator.integers(0, 2, shape)
     return drawn.astype(part.dtype)
 
 
 def _moved(records: Structure, value: float | None, generator: np.random.Generator) -> Structure:
-    """Returns the records with another first one, whose floats are `value` or other numbers in [0, 1)."""
+    """Returns the records with the first one replaced: its floats are `value`, or new numbers in [0, 1)."""
 
     def move(part: np.ndarray) -> np.ndarray:
         part, floats = part.copy(), part.dtype.kind == "f"
@@ -260,13 +258,13 @@ def _moved(records: Structure, value: float | None, generator: np.random.Generat
 
 
 def _rejects(distribution: tfd.Distribution) -> bool:
-    """Whether draws may come from a rejection sampler, which never ends at NaN, or from a table, which it leaves."""
+    """Returns whether the sampler may not terminate at NaN parameters (rejection) or read out of range (tables)."""
     kinds = tf.nest.flatten(distribution.reparameterization_type)
     return any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds)
 
 
 def _finite(part: tf.Tensor) -> tf.Tensor:
-    """Returns zeros for what is not finite."""
+    """Replaces values that are not finite by zeros."""
     return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part)) if part.dtype.is_floating else part
 
 
@@ -275,7 +273,7 @@ def _replaced(part: tf.Tensor, rows: tf.Tensor, other: np.ndarray) -> tf.Tensor:
 
 
 def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
-    """Returns integer observations of a continuous distribution as its floats, as Keras users expect, and bool ones as its numbers."""
+    """Casts integer observations of a continuous distribution to floats, as Keras users expect, and bools to numbers."""
     if isinstance(value, dict) and isinstance(distribution.dtype, dict):
         return {
             name: part if not part.dtype.is_bool else tf.cast(part, distribution.dtype[name])
@@ -293,7 +291,7 @@ def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
 
 
 def _simulated(distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor) -> Structure:
-    """Returns one twin for each record, which no gradient goes through."""
+    """Returns one twin for each record, without gradients."""
     if "y" in records:
         twin = distribution.sample(seed=seed)
     else:

@@ -11,23 +11,23 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
 
-_SEARCH = 100  # Steps in the search of a quantile on the real line: doublings from 1, then halvings.
+_SEARCH = 100  # Steps of the search for a quantile on the real line: doublings from 1, then bisections.
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
-    """Returns `function` of each posterior draw, stacked; `draws` has the draws in its first dimension."""
+    """Applies `function` to each posterior draw and stacks the results; `draws` has the draws in its first dimension."""
     return as_graph(lambda: map_apart(function, draws))
 
 
 def as_graph(function: Callable[[], Structure]) -> Structure:
-    """Calls `function` as one graph: eagerly, maps warn of retracing, and TFP's caches of joint bijectors print errors."""
+    """Calls `function` in one graph: eager maps warn of retracing, and TFP's caches of joint bijectors print errors."""
     if not tf.executing_eagerly():
         return function()
     return tf.function(function, autograph=False).get_concrete_function()()
 
 
 def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
-    """Returns the mean of a likelihood; class probabilities for a categorical or ordinal one, where it says nothing."""
+    """Returns the mean of a likelihood, or class probabilities of a categorical or ordinal one."""
     if isinstance(distribution, tfd.Independent):
         return mean_of(distribution.distribution)
     if isinstance(distribution, tfd.OrderedLogistic):
@@ -36,7 +36,7 @@ def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
 
 
 def has_classes(distribution: tfd.Distribution) -> bool:
-    """Whether `mean_of` returns class probabilities, in a last dimension of their own."""
+    """Returns whether `mean_of` returns class probabilities, in an additional last dimension."""
     if isinstance(distribution, tfd.Independent):
         return has_classes(distribution.distribution)
     return isinstance(distribution, tfd.Categorical | tfd.OrderedLogistic)
@@ -49,7 +49,7 @@ def outcome_of_each(
     seed: tf.Tensor,
     shape: Sequence[int] = (),
 ) -> Structure:
-    """Returns one outcome, or outcomes of a shape, for each of `num` draws of the parameters, stacked."""
+    """Returns one outcome, or outcomes of a shape, for each of `num` parameter draws, stacked."""
     seeds = tf.convert_to_tensor(tfp.random.split_seed(seed, n=num))
 
     def one(pair: tuple[Structure, tf.Tensor]) -> Structure:
@@ -60,11 +60,11 @@ def outcome_of_each(
 
 
 class PosteriorPredictive(Derived):
-    """`p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the surrogate posterior.
+    """The mixture `p(y | x, data) ~ (1/S) sum_s p(y | x, theta_s)` over S draws from the posterior.
 
-    The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work where the likelihood
-    has them, and so do `cdf`, `quantile` and `interval`, of each outcome by itself where the likelihood is a `tfd.Independent`; `mode` is
-    the best of the draws' modes, or the most probable class. Each sample picks one posterior draw for all records, so that samples are jointly coherent.
+    The batch has one entry for each row of `x`. `log_prob`, `mean`, `variance` and `sample` work if the likelihood has them, and
+    so do `cdf`, `quantile` and `interval`, for each outcome of a `tfd.Independent` by itself. `mode` is the most probable of the
+    draws' modes, or the most probable class. Each sample uses one posterior draw for all records, so that samples are joint.
 
     Args:
       likelihood: posterior draw -> TFP distribution over all records at once.
@@ -73,7 +73,7 @@ class PosteriorPredictive(Derived):
 
     #### Formal guarantee
 
-    A function of the released surrogate posterior and of the given `x` alone: post-processing, no further cost.
+    A function of the released posterior and of `x` alone: post-processing, at no further cost.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PosteriorPredictive(Derived):
 
     @property
     def num_draws(self) -> int:
-        """Number S of posterior draws in the mixture."""
+        """The number S of posterior draws in the mixture."""
         return self._num_draws
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
@@ -127,8 +127,8 @@ class PosteriorPredictive(Derived):
         return tf.reduce_mean(over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws), axis=0)
 
     def quantile(self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object) -> tf.Tensor:
-        """Returns quantiles of each outcome, the smallest value that reaches the probability `value` where outcomes are counts."""
-        # TFP would round an array of probabilities to the integers of counts.
+        """Returns quantiles of each outcome; for counts, the smallest value whose `cdf` reaches the probability `value`."""
+        # TFP would cast an array of probabilities to the counts' integer dtype.
         return super().quantile(tf.cast(value, self._kind_of_parameters()), name=name, **kwargs)
 
     def _quantile(self, value: tf.Tensor) -> tf.Tensor:
@@ -142,7 +142,7 @@ class PosteriorPredictive(Derived):
 
         def below(
             place: tf.Tensor,
-        ) -> tf.Tensor:  # NaN, as at a place outside the support of some draw, counts as below.
+        ) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
             point = tf.cast(place if bijector is None else bijector.forward(place), dtype)
             return tf.logical_not(self._cdf(point) >= value)
 
@@ -180,10 +180,10 @@ class PosteriorPredictive(Derived):
         """Returns the lower and upper ends of the equal-tailed prediction interval of each outcome.
 
         Args:
-          level: its probability, in (0, 1); of counts and classes at least that.
+          level: the interval's probability, in (0, 1); a lower bound for counts and classes.
 
         Raises:
-          NotImplementedError: the likelihood has no `cdf`; take quantiles of `sample(num)`.
+          NotImplementedError: the likelihood has no `cdf`; use quantiles of `sample(num)`.
         """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie in (0, 1).")
@@ -195,12 +195,12 @@ class PosteriorPredictive(Derived):
 
 
 def _each(distribution: tfd.Distribution) -> tfd.Distribution:
-    """Returns the distribution of each of several independent outcomes by itself."""
+    """Returns the distribution of single outcomes of a `tfd.Independent`."""
     return _each(distribution.distribution) if isinstance(distribution, tfd.Independent) else distribution
 
 
 def posterior_draws(posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.Tensor | int | None) -> Structure:
-    """Draws `num` times, stacked in the first dimension; the seed is a number, None, or an int32 tensor of shape [2]."""
+    """Returns `num` draws in the first dimension; the seed is a number, None, or an int32 tensor of shape [2]."""
     if not tf.is_tensor(seed):
         seed = _random.tfp_seed(_random.new_key(seed))
     with warnings.catch_warnings():
