@@ -270,9 +270,9 @@ class NotReparameterized(tfd.Distribution):
     """A distribution whose draws are not reparameterised.
 
     Args:
-      dtype: of its draws.
+      dtype: dtype of the draws.
       parameters: the subclass's arguments.
-      name: of the distribution.
+      name: name of the distribution.
     """
 
     def __init__(self, dtype: tf.DType, parameters: dict[str, Any], name: str) -> None:

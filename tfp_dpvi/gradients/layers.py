@@ -192,7 +192,7 @@ def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord) -> Direct:
-    """The gradients of a small kernel for each channel: one convolution in which each row's channels are channels of their own."""
+    """Returns per-record gradients of a kernel per channel: one convolution with a channel for each row and channel."""
     height, width, channels, multiplier = layer.depthwise_kernel.shape
 
     def side_by_side(values: tf.Tensor) -> tf.Tensor:  # [rows, h, w, C] -> [1, h, w, rows C]
