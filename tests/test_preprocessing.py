@@ -321,7 +321,7 @@ def test_a_seed_is_reported_and_two_columns_under_one_seed_cost_twice():
 @pytest.mark.parametrize(
     ("kwargs", "error", "named"),
     [
-        ({}, ValueError, "give epsilon and delta, or"),
+        ({}, ValueError, "pass epsilon and delta, or"),
         ({"epsilon": 1.0}, ValueError, "delta"),
         ({"epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}, ValueError, "give epsilon and delta, or"),
         ({"epsilon": -1.0, "delta": 1e-5}, ValueError, "epsilon"),
@@ -349,7 +349,7 @@ def test_bad_arguments(kwargs, error, named):
     [
         (np.zeros((5, 2)), ValueError, "3 features"),
         (np.zeros(5), ValueError, "features"),
-        (np.zeros((0, 3)), ValueError, "some of each"),
+        (np.zeros((0, 3)), ValueError, "both at least 1"),
         (np.array([["a", "b", "c"]]), TypeError, "dtype"),
         (np.ma.zeros((5, 3)), TypeError, "MaskedArray"),
     ],
@@ -376,7 +376,7 @@ def test_an_exhausted_or_foreign_ledger_refuses():
 @pytest.mark.parametrize(
     ("lower", "upper", "named"),
     [
-        (1.0, 1.0, "must be finite, for every feature the first below"),
+        (1.0, 1.0, "must be finite, with lower below upper"),
         ([0, 0], [1, 1, 1], "one for each"),
         (0.0, math.inf, "must be finite"),
         (math.nan, 1.0, "must be finite"),

@@ -1,6 +1,6 @@
-"""Private preprocessing: columns standardised with statistics that the ledger has paid for.
+"""Private preprocessing: standardises columns with privately released statistics.
 
-Bounds are public. Means and variances are not: released exactly, they would be a leak that no epsilon covers.
+Bounds are public. Means and variances are not: exact ones would be a leak that no epsilon covers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 
-_CHUNK = 2**16  # Records in memory at a time, so that arrays on disk stay there.
+_CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
 
 
 @register_keras_serializable("tfp_dpvi", "ClipToBounds")
 class ClipToBounds(Layer):
-    """Clips each feature to public bounds. Looks at no statistic and costs nothing.
+    """Clips each feature to public bounds, at no privacy cost.
 
     Args:
       lower: public lower bounds, a finite number for all features or one for each.
@@ -35,10 +35,10 @@ class ClipToBounds(Layer):
         self.lower, self.upper = _bounds(lower, upper)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns a float tensor of the inputs' shape, [..., features], within the bounds; NaN stays NaN."""
+        """Returns a float tensor of the inputs' shape, [..., features], within the bounds; keeps NaN."""
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)
-        # Not tf.clip_by_value, which turns NaN into a bound under XLA: a bad record must stay recognisable (C8).
+        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain NaN (C8).
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         return tf.where(x < low, low, tf.where(x > high, high, x))
 
@@ -54,14 +54,14 @@ class PrivateStandardize(ClipToBounds):
     `docs/guides/analyst.md` shows it with a ledger.
 
     Args:
-      lower: public lower bounds, a number for all features or one for each. They must not come from the records.
+      lower: public lower bounds, a number for all features or one for each. Do not compute them from the records.
       upper: public upper bounds, likewise, above `lower`.
-      min_scale: the smallest standard deviation to divide by, as a share of half the distance of the bounds.
+      min_scale: the smallest standard deviation to divide by, as a fraction of half the distance of the bounds.
       **kwargs: as for a Keras layer.
 
     #### Formal guarantee
 
-    See `adapt`. Saved files hold the released statistics and the public arguments, neither record, key nor ledger.
+    See `adapt`. Saved files have the released statistics and the public arguments, but no record, key or ledger.
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class PrivateStandardize(ClipToBounds):
 
     @property
     def ledger(self) -> PrivacyLedger | None:
-        """The ledger that `adapt` charged: for `compile(ledger=)`. None before, and after loading."""
+        """The ledger that `adapt` charged, for `compile(ledger=)`; None before `adapt` and after loading."""
         return self._ledger
 
     @property
@@ -96,13 +96,11 @@ class PrivateStandardize(ClipToBounds):
         return self._scale.numpy()
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        """Makes the weights; NaN until `adapt` fills them, so that nothing passes for standardised."""
+        """Creates the weights, NaN until `adapt` sets them."""
         shape = tf.TensorShape(input_shape)
         _check_width("inputs", shape, self.lower)
         if not shape.rank or shape[-1] is None:
-            raise ValueError(
-                f"inputs has shape {shape}: the last dimension, one entry for each feature, must be known."
-            )
+            raise ValueError(f"inputs has shape {shape}: the last dimension, the number of features, must be known.")
         self._mean, self._scale = (
             self.add_weight(name, [shape[-1]], self.dtype, tf.constant_initializer(math.nan), trainable=False)
             for name in ("mean", "scale")
@@ -142,31 +140,33 @@ class PrivateStandardize(ClipToBounds):
         With u a record mapped to [-1, 1] by the bounds, the sums of u and of u^2 - 1 are released as one vector.
 
         Args:
-          x: the private records, array of shape [N, features]. A record with a NaN counts for exactly zero, an infinite
-            value as the bound.
-          epsilon: price of this release by itself, given with `delta`. In the ledger it adds up with everything else.
+          x: the private records, array of shape [N, features]. A record with a NaN contributes exactly zero; an infinite
+            value is clipped to the bound.
+          epsilon: cost of this release alone, with `delta`. The ledger composes it with other releases.
           delta: see `epsilon`.
-          noise_multiplier: instead of them, the noise's standard deviation over sqrt(features).
-          ledger: where to charge; by default the layer's own from an earlier `adapt`, or a new one in memory.
+          noise_multiplier: instead of `epsilon` and `delta`, the noise's standard deviation over sqrt(features).
+          ledger: the ledger to charge; by default that of an earlier `adapt`, or a new one in memory.
           num_records: the public number of records N, by default `len(x)`. It divides the sums (contract C1).
           neighboring_relation: as in `dp_accounting`; by default the ledger's, or ADD_OR_REMOVE_ONE in an empty one.
           accountant: "pld" or "rdp".
-          seed: makes the release repeatable and hence *not private*, and the report says so.
+          seed: makes the release repeatable and hence *not private*; the report says so.
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: as in `fit`; nothing was spent.
+          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: as in `fit`; no privacy was spent.
 
         #### Formal guarantee
 
-        With d features a record's presence moves the released vector by at most A = sqrt(d), its replacement by at most
+        With d features, adding or removing a record moves the released vector by at most A = sqrt(d), replacing it by at most
         D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
-        standard deviation z sqrt(d) is added to each of its 2 d coordinates, after the ledger was charged (contract C6).
+        standard deviation z sqrt(d) is added to each of its 2 d coordinates, after the ledger is charged (contract C6).
         """
         records = _matrix(x)
         width = records.shape[1]
         _check_width("x", tf.TensorShape(records.shape), self.lower)
         if self.built and self._mean.shape != [width]:
-            raise ValueError(f"x has {width} features, and this layer was built for {self._mean.shape[0]}.")
+            raise ValueError(
+                f"x has {width} features, but this layer was built for {self._mean.shape[0]}: build a new one."
+            )
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
         if not isinstance(ledger, PrivacyLedger | None):
             raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
@@ -202,7 +202,7 @@ def _plan(
     if given not in ({"epsilon", "delta"}, {"noise_multiplier"}):
         shown = ", ".join(f"{name}={value!r}" for name, value in price.items())
         raise ValueError(
-            f"{shown}: give epsilon and delta, or noise_multiplier alone, for instance adapt(x, epsilon=0.1, delta=1e-6)."
+            f"{shown}: pass epsilon and delta, or only noise_multiplier, for instance adapt(x, epsilon=0.1, delta=1e-6)."
         )
     release: dict[str, Any] = {
         "sampling": FullBatch(),
@@ -224,14 +224,14 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
 
     #### Formal guarantee
 
-    A record contributes a vector of l2 norm at most sqrt(features), and exactly zero if it holds a NaN; two records'
-    contributions differ by at most 2 sqrt(features). Its contribution depends on no other record.
+    A record contributes a vector of l2 norm at most sqrt(features), and exactly zero if it has a NaN; two records'
+    contributions differ by at most 2 sqrt(features). A contribution depends on no other record.
     """
     total = np.zeros(2 * len(lower))
     for begin in range(0, len(records), _CHUNK):
         chunk = np.asarray(records[begin : begin + _CHUNK], np.float64)
         chunk = chunk[~np.isnan(chunk).any(axis=1)]
-        # Clipped once more after the division, whose rounding could leave [-1, 1].
+        # Clipped again after the division, whose rounding could leave [-1, 1].
         u = np.clip((np.clip(chunk, lower, upper) - lower) / (upper - lower) * 2.0 - 1.0, -1.0, 1.0)
         total += np.concatenate([u.sum(axis=0), (u * u - 1.0).sum(axis=0)])
     return total
@@ -260,23 +260,23 @@ def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.
     except (TypeError, ValueError) as error:
         raise ValueError(f"{shown} must be numbers, one for all features or one for each ({error}).") from error
     if low.ndim > 1 or low.size == 0 or not (low < high).all() or not np.isfinite(high - low).all():
-        raise ValueError(f"{shown} must be finite, for every feature the first below the second.")
+        raise ValueError(f"{shown} must be finite, with lower below upper for every feature.")
     return low, high
 
 
 def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:
     if lower.ndim and shape.rank is not None and (shape.rank < 1 or shape[-1] not in (None, len(lower))):
         raise ValueError(
-            f"{name} has shape {shape}, and the bounds are for {len(lower)} features in the last dimension."
+            f"{name} has shape {shape}, but the bounds are for {len(lower)} features in the last dimension."
         )
 
 
 def _matrix(x: npt.ArrayLike) -> np.ndarray:
-    records = np.asanyarray(x)  # A memmap stays one.
+    records = np.asanyarray(x)  # Keeps a memmap.
     if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
         raise TypeError(
-            f"x is {type(records).__name__} of dtype {records.dtype}: pass plain numbers, NaN where a record counts for nothing."
+            f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN for missing values."
         )
     if records.ndim != 2 or 0 in records.shape:
-        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], with some of each.")
+        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], both at least 1.")
     return records

@@ -105,7 +105,7 @@ def test_arviz_compares_and_draws(model, tmp_path):
 
 
 def test_loo_on_private_records_is_refused_with_its_price(model):
-    with pytest.raises(ValueError, match=r"give public ones, loo\(x_public, y_public\).\n.*would cost epsilon"):
+    with pytest.raises(ValueError, match=r"pass public ones, loo\(x_public, y_public\).\n.*would cost epsilon"):
         model.loo()
     assert not exposures(model)
 

@@ -229,7 +229,7 @@ def test_a_prior_that_would_be_frozen_is_refused():
 def test_a_variable_that_the_density_does_not_read_is_refused():
     prior = mixture()
     prior.more = tf.Variable(0.0, name="more")
-    with pytest.raises(ValueError, match="prior holds the trainable variable more"):
+    with pytest.raises(ValueError, match="prior has the trainable variable more"):
         make(prior=prior)
 
 

@@ -208,7 +208,7 @@ def test_saved_and_loaded_it_samples_the_same_and_has_spent_the_same(private, tm
         np.testing.assert_array_equal(one[name], other[name])
         assert one[name].dtype == other[name].dtype
     assert loaded.privacy_report().epsilon == private.privacy_report().epsilon
-    with pytest.raises(BudgetExhaustedError, match="sample from what was learned"):
+    with pytest.raises(BudgetExhaustedError, match="sample from the fitted model"):
         loaded.fit(make_data(), epsilon=2.0, delta=1e-5)
 
 
@@ -225,7 +225,7 @@ def test_a_frames_dtypes_are_saved(tmp_path):
 
 
 def test_what_cannot_be_saved_or_loaded(tmp_path):
-    with pytest.raises(RuntimeError, match=r"save before fit: call fit\(data, epsilon"):
+    with pytest.raises(RuntimeError, match=r"save was called before fit: call fit\(data, epsilon"):
         dpvi.Synthesizer(TABLE, 2).save(tmp_path / "a.keras")
     dpvi.Synthesizer(TABLE, 2).model.save(tmp_path / "b.keras")
     with pytest.raises(ValueError, match="no fitted Synthesizer"):
@@ -315,10 +315,10 @@ def test_what_is_released_has_the_noise_that_was_paid_for():
         (
             {"epsilon": None, "delta": None},
             ValueError,
-            r"epsilon is missing: give fit a budget, such as fit\(data, epsilon",
+            r"epsilon is missing: pass fit a budget, such as fit\(data, epsilon",
         ),
         ({"delta": None}, ValueError, r"epsilon=1.0 needs a delta .* fit\(data"),
-        ({"learning_rate": 0.1}, TypeError, "learning_rate=0.1, of which pairs have no use"),
+        ({"learning_rate": 0.1}, TypeError, "learning_rate=0.1, which method=.pairs. does not use"),
         ({"batch_size": 10}, TypeError, "batch_size=10"),
         ({"steps": 0}, ValueError, "steps"),
         ({"noise_multiplier": 1.0}, ValueError, "noise_multiplier"),

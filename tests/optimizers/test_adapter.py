@@ -214,9 +214,7 @@ def test_decay_is_refused_with_the_way_out(prefix):
 def test_a_second_clip_or_noise_is_refused(second):
     (argument,) = second
     for optimizer in (theirs("SGD"), dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=CLIP, noise_multiplier=NOISE)):
-        with pytest.raises(
-            ValueError, match=rf"{argument}=1\.0 was given to compile, but the optimizer carries its own"
-        ):
+        with pytest.raises(ValueError, match=rf"{argument}=1\.0 was passed to compile, but the optimizer has its own"):
             as_dp_optimizer(optimizer, **second)
 
 
@@ -311,7 +309,7 @@ def test_one_of_this_library_is_returned_as_it_is():
     ids=["name", "object", "legacy"],
 )
 def test_a_plain_optimizer_without_a_clip_is_refused(optimizer):
-    with pytest.raises(ValueError, match=r"carries no clip: give compile\(l2_norm_clip="):
+    with pytest.raises(ValueError, match=r"has no clip: pass compile\(l2_norm_clip="):
         as_dp_optimizer(optimizer)
 
 

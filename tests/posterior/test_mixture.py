@@ -247,7 +247,7 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
     window = posterior.window_of(blocks, scales, NOISE)
     prior = posterior.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     slopes, matrices = posterior.draw_curvature(window, prior, generator)
-    for far, found in ((0.0, []), (30.0, ["had not arrived"])):
+    for far, found in ((0.0, []), (30.0, ["did not converge"])):
         moved = Mixture(np.full((1, SIZE), far) + window.theta, 0.1 * np.eye(SIZE)[None])
         checks = posterior.check(window, slopes, matrices, moved, np.arange(SIZE))
         assert [any(word in sentence for sentence in checks.warnings) for word in found] == [True] * len(found)

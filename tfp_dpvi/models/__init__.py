@@ -1,4 +1,4 @@
-"""Keras models whose `fit` learns under differential privacy."""
+"""Keras models whose `fit` is differentially private."""
 
 from tfp_dpvi.models.base import DPModel
 from tfp_dpvi.models.dpvae import DPVAE

@@ -1,4 +1,4 @@
-"""A model as a `.keras` file: arguments by name, compile settings, and a ledger that is not forgotten."""
+"""Saves and loads a model as a `.keras` file, with compile settings and ledger; functions are saved by name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SETTINGS = (
 
 
 class SavedModel(ExportedModel):
-    """The part of `DPModel` that is saved and loaded. `_dp` holds everything that concerns privacy."""
+    """The part of `DPModel` that saves and loads. `_dp` holds all privacy-related state."""
 
     _dp: State
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments that the model was built with, and its ledger. A subclass adds those of its own `__init__`.
+        """Returns the constructor's arguments and the ledger. A subclass adds the arguments of its own `__init__`.
 
-        The seed is left out: it is as good as the key.
+        The seed is left out, since it determines the key.
 
         Raises:
-          ValueError: the class's other arguments would be missing when it is loaded.
+          ValueError: arguments of the class are missing.
         """
         parameters = inspect.signature(type(self).__init__).parameters
         named = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -48,7 +48,7 @@ class SavedModel(ExportedModel):
         needed = [p.name for p in list(parameters.values())[1:] if p.default is p.empty and p.kind not in (2, 4)]
         if own and needed:
             raise ValueError(
-                f"{type(self).__name__} needs the arguments {', '.join(needed)}, which a file would not hold: override "
+                f"{type(self).__name__} needs the arguments {', '.join(needed)}, which would not be saved: override "
                 "get_config\nto return {**super().get_config(), ...} with them."
             )
         state = self._dp
@@ -66,18 +66,18 @@ class SavedModel(ExportedModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Model:
-        """Returns a model with the same arguments and ledger; weights are its own until they are loaded."""
+        """Returns a model with the same arguments and ledger, and new weights until they are loaded."""
         config = dict(config)
         spent, parts = config.pop("books", None), config.pop("parts", {})
-        if "num_predictive_draws" in config:  # A `DPVI`; those from before there was a paired clip have the flat one.
+        if "num_predictive_draws" in config:  # A `DPVI`; files older than the paired clip use the flat one.
             config.setdefault("clipping", "flat")
         model = cls(**config, **{name: serialization.decode(part, custom_objects) for name, part in parts.items()})
         if spent is None:
             return model
         if spent["version"] != _VERSION:
             raise ValueError(
-                f"The file has version {spent['version']!r} of what a model keeps beside its weights; this code reads "
-                f"{_VERSION}.\nUse the tfp_dpvi that wrote it, or a newer one."
+                f"The file has version {spent['version']!r} of the privacy state; this code reads {_VERSION}.\n"
+                "Use the tfp_dpvi that wrote it, or a newer one."
             )
         state = model._dp
         state.ledger = PrivacyLedger.from_config(spent["ledger"])
@@ -90,7 +90,7 @@ class SavedModel(ExportedModel):
         return model
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns the arguments of `compile`, JSON-ready; None before it."""
+        """Returns the arguments of `compile`, JSON-ready; None before `compile`."""
         state = self._dp
         if state.target is None:
             return None
@@ -106,7 +106,7 @@ class SavedModel(ExportedModel):
         }
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles as before, and makes the optimizer's variables, for `load_model` to fill."""
+        """Compiles with saved arguments and creates the optimizer's variables, which `load_model` sets."""
         config, read = dict(config), keras.utils.deserialize_keras_object
         _make_class(config["optimizer"].get("registered_name") or "")
         for name in ("metrics", "validation_metrics"):
@@ -119,7 +119,7 @@ class SavedModel(ExportedModel):
             self.optimizer.build(self.trainable_variables)
 
     def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
-        """Saves as Keras does, after emptying metrics: they may hold exact losses of the records last evaluated."""
+        """Saves as Keras does, after resetting metrics: they may hold exact losses of evaluated records."""
         for metric in self.metrics:
             metric.reset_state()
         super().save_own_variables(store)
@@ -129,19 +129,19 @@ class SavedModel(ExportedModel):
     ) -> None:
         """Saves model, compile settings, optimizer state and ledger in one `.keras` file; see `dpvi.keras.Model.save`.
 
-        `dpvi.load_model` or `dpvi.keras.models.load_model` brings it back, with what these data have spent: see
+        `dpvi.load_model` or `dpvi.keras.models.load_model` restores it, with the privacy spent on these data: see
         `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
-        holds no record and no key; of a seeded run it does not hold the seed, so a loaded model goes on with fresh noise.
+        has no record, key or seed: a loaded model continues with fresh noise.
 
         Args:
-          filepath: ends in ".keras".
+          filepath: path that ends in ".keras".
           overwrite: False refuses an existing file.
           save_format: None or "keras"; for a SavedModel see `export`.
-          **kwargs: none.
+          **kwargs: none are accepted.
 
         Raises:
-          ValueError: another format, a file that cannot be written, or a part that cannot be saved, such as a lambda; an
-            earlier file stays as it was.
+          ValueError: another format, a path that is not writable, or a part that cannot be saved, such as a lambda; an
+            earlier file is unchanged.
         """
         path = os.fspath(filepath)
         if kwargs:
@@ -149,11 +149,11 @@ class SavedModel(ExportedModel):
         if save_format not in (None, "keras") or not path.endswith(".keras"):
             raise ValueError(
                 f"filepath={path!r}, save_format={save_format!r}: a model with its ledger is saved in Keras's own format, "
-                'save("model.keras"). For a SavedModel without it there is export(path), and for weights alone save_weights.'
+                'save("model.keras"). Use export(path) for a SavedModel, and save_weights for weights alone.'
             )
         if not overwrite and os.path.lexists(path):
-            raise ValueError(f"filepath={path!r} exists and overwrite=False: give another name. Nothing was changed.")
-        self.get_config()  # What it refuses, it refuses before anything is written.
+            raise ValueError(f"filepath={path!r} exists and overwrite=False: pass another name. Nothing was changed.")
+        self.get_config()  # Raises before anything is written.
         with _replaced(path) as temporary:
             super().save(temporary)
 
@@ -161,30 +161,30 @@ class SavedModel(ExportedModel):
 def load_model(
     filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, compile: bool = True
 ) -> Model:
-    """`dpvi.keras.models.load_model`, which works as well, with clear errors where the file is not whole.
+    """Loads a model that `save` wrote, as `dpvi.keras.models.load_model` does, with clear errors for damaged files.
 
     Args:
-      filepath: what `save` wrote.
-      custom_objects: functions and classes by name, where they are not registered (`dpvi.register`).
-      compile: False leaves the model without its compile settings.
+      filepath: a file that `save` wrote.
+      custom_objects: functions and classes by name, if they are not registered (`dpvi.register`).
+      compile: False returns the model without its compile settings.
 
     Returns:
       The model, with its ledger: one on disk is opened again, see `PrivacyLedger.from_config`.
 
     Raises:
-      ValueError: no file, or not a whole `.keras` file. Nothing is opened or spent then.
+      ValueError: no file, or not a complete `.keras` file. No ledger is opened then.
     """
     path = os.fspath(filepath)
     if not os.path.isfile(path) or not path.endswith(".keras"):
-        raise ValueError(f"filepath={path!r} is no .keras file: give the path of a file that model.save wrote.")
+        raise ValueError(f"filepath={path!r} is no .keras file: pass the path of a file that model.save wrote.")
     try:
         with zipfile.ZipFile(path) as archive:
             if (damaged := archive.testzip()) is not None or "config.json" not in archive.namelist():
                 raise zipfile.BadZipFile(f"{damaged or 'config.json'} was altered")
     except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise ValueError(
-            f"filepath={path!r} is not a whole .keras file ({error}; {os.path.getsize(path)} bytes): it was cut short, altered, or "
-            "is in another format. Take another copy, or fit again. What was spent stands in the ledger."
+            f"filepath={path!r} is not a complete .keras file ({error}; {os.path.getsize(path)} bytes): it is truncated, altered "
+            "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
     return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
 
@@ -194,7 +194,7 @@ def variables_of(model: Model) -> list[tf.Variable]:
     with model.distribute_strategy.scope():
         model.optimizer.build(model.trainable_variables)
     held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
-    for metric in model.metrics:  # They may hold exact losses of records that were evaluated.
+    for metric in model.metrics:  # They may hold exact losses of evaluated records.
         for variable in metric.variables:
             held.pop(variable.ref(), None)
     return [*held.values(), *model.optimizer.variables]
@@ -206,7 +206,7 @@ def _no_records(inputs: dict[str, tf.TensorSpec]) -> Records:
 
 
 def _make_class(registered_name: str) -> None:
-    """Makes the class of an optimizer: classes over Keras optimizers are made when first asked for."""
+    """Creates an optimizer's class: DP classes of Keras optimizers are created on first use."""
     match = re.fullmatch(r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer", registered_name)
     base = getattr(keras.optimizers, match[2], None) if match else None
     if match and base is not None:
@@ -215,14 +215,14 @@ def _make_class(registered_name: str) -> None:
 
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[str]:
-    """Yields a new file beside the old one, and renames it once it is whole."""
+    """Yields a temporary file, and renames it once it is complete."""
     target = pathlib.Path(path).absolute()
     temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
     try:
         with open(temporary, "wb"):
             pass
     except OSError as error:
-        raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): give a file that can.") from error
+        raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): pass a writable path.") from error
     try:
         yield str(temporary)
         os.replace(temporary, target)

@@ -1,4 +1,4 @@
-"""Choosing clip, rate and batches for a private fit from simulated records, without touching the data."""
+"""Chooses clip, learning rate and batches for a private fit from simulated records, without the data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 64
 _STEPS, _RATE = 300, 0.2
 _LEARNING_RATE = 0.1
-_CLIPS = (1.0, 1.4, 2.0)  # Over the median length of a pair's gradient.
-_FALLS = 0.4  # The share of steps over which it falls.
-_RELAXATIONS = (
-    2.0  # Of the iterates in the window. More, and they jitter; fewer, and its mean lies far from the posterior's.
-)
+_CLIPS = (1.0, 1.4, 2.0)  # Relative to the median norm of a pair's gradient.
+_FALLS = 0.4  # The fraction of steps over which it decays.
+_RELAXATIONS = 2.0  # Of the iterates in the window: more add jitter, fewer leave its mean far from the posterior's.
 _DEGREES, _LOG_FACTOR_SD, _KAPPA_SD = 32.0, 0.3, 0.1
 
 
@@ -37,12 +35,12 @@ class Pilot:
     """Settings for a private fit, from simulated records.
 
     Attributes:
-      l2_norm_clip: 1 to 2 times the median length of a pair's gradient, over draws from the prior: that of the narrowest
-        posterior expected.
-      learning_rate: of Adam at the first step.
-      last_rate: the share of it that is left in the window: two relaxations are made there, see `pilot`.
+      l2_norm_clip: 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen for the narrowest
+        expected posterior.
+      learning_rate: Adam's learning rate at the first step.
+      last_rate: the fraction of it in the window, chosen for two relaxations, see `pilot`.
       batch_size: expected batch size.
-      epochs: how many.
+      epochs: number of epochs.
     """
 
     l2_norm_clip: float
@@ -52,11 +50,11 @@ class Pilot:
     epochs: int
 
     def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
-        """Returns Adam with this clip, its rate falling over the fit.
+        """Returns Adam with this clip and a decaying learning rate.
 
         Args:
           num_records: the public N.
-          **settings: others of `DPKerasAdamOptimizer`.
+          **settings: other arguments of `DPKerasAdamOptimizer`.
         """
         steps = self.epochs * math.ceil(num_records / self.batch_size)
         rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, max(1, round(_FALLS * steps)), self.last_rate)
@@ -64,7 +62,7 @@ class Pilot:
 
     @property
     def fit_settings(self) -> dict[str, int]:
-        """Arguments of `fit`."""
+        """Returns arguments of `fit`."""
         return {"batch_size": self.batch_size, "epochs": self.epochs}
 
 
@@ -77,18 +75,18 @@ def pilot(
     delta: float,
     seed: int = 0,
 ) -> Pilot:
-    """Proposes clip, rate, batch size and epochs for `DPVI(clipping="paired")`, and costs nothing.
+    """Proposes clip, learning rate, batch size and epochs for `DPVI(clipping="paired")`, at no privacy cost.
 
-    Draws parameters from the prior and pairs of outcomes from the likelihood, at public inputs. The model keeps the inputs: its
-    posterior then knows the shape of the curvature beforehand, which narrows it.
+    Draws parameters from the prior and pairs of outcomes from the likelihood, at public inputs. The model keeps the inputs:
+    they give a prior of the curvature's shape, which narrows its posterior.
 
     Args:
       model: the model, compiled or not.
-      x: public or made-up inputs that look like the private ones, at least ten records; None for models of whole records.
+      x: public or synthetic inputs that resemble the private ones, at least ten records; None for models of whole records.
       num_records: the public N.
-      epsilon: of the fit that is planned.
-      delta: likewise.
-      seed: of the simulation.
+      epsilon: epsilon of the planned fit.
+      delta: delta of the planned fit.
+      seed: seed of the simulation.
 
     Raises:
       ValueError: the paired clip does not apply to the model, or an argument does not fit.
@@ -108,7 +106,7 @@ def pilot(
             medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
     if not medians:
         raise ValueError(
-            "pilot: no simulated pair has a finite gradient; see that the prior draws sensible parameters."
+            "pilot: no simulated pair has a finite gradient; check the prior's draws with prior_predictive."
         )
     model.calibration.use(simulator)
     median = float(np.median(medians))
@@ -120,7 +118,7 @@ def pilot(
         delta=delta,
         sampling=PoissonSampling(batch / num_records),
         num_releases=steps,
-        l2_norm_clip=1.0,  # So that the plan's deviation is in units of the clip.
+        l2_norm_clip=1.0,  # The plan's standard deviation is then in units of the clip.
         sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(median)), Sensitivity()),
     )
     count = (1.0 - BURN_IN) * steps
@@ -151,7 +149,9 @@ class PairSimulator:
     def __init__(self, model: DPVI, x: Structure | None) -> None:
         if model.generative != (x is None):
             wanted = (
-                "no x, for it generates whole records" if model.generative else "x: public inputs like the private ones"
+                "no x, since it generates whole records"
+                if model.generative
+                else "x: public inputs like the private ones"
             )
             raise ValueError(f"pilot: this model needs {wanted}.")
         if x is None:
@@ -173,13 +173,13 @@ class PairSimulator:
         self.log_probs = function_of_model(self._log_probs)
 
     def pairs(self, vector: np.ndarray | tf.Tensor, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
-        """Returns simulated pairs that differ and are finite; a discrete likelihood makes many that do not differ.
+        """Returns simulated pairs that differ and are finite; discrete outcomes are often equal.
 
         Args:
           vector: all coordinates of the parameters, shape [D].
-          generator: of the inputs and outcomes.
-          num: how many to simulate in a round, and to return at most.
-          rounds: how many to try at most until as many are found.
+          generator: generator of the inputs and outcomes.
+          num: number of pairs to simulate in a round, and the maximal number to return.
+          rounds: maximal number of rounds.
         """
         vector = tf.cast(vector, self.pairing.coordinates.dtype)
         found: list[tuple[Structure, ...]] = []
@@ -197,12 +197,12 @@ class PairSimulator:
         return Pairs(x, (first, second), deltas.astype(np.float64), tuple(logs), differing / simulated)
 
     def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
-        """Returns the differences of pairs' scores at other parameters, zero where not finite: shape [b, n, d], in the model's dtype.
+        """Returns the differences of pairs' scores at other parameters, zero if not finite: shape [b, n, d], the model's dtype.
 
         Args:
           vectors: all coordinates of the parameters, shape [b, D].
           x: inputs of n pairs.
-          outcomes: both.
+          outcomes: both outcomes of the pairs.
         """
         found = self._traced_deltas(tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes).numpy()
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
@@ -224,8 +224,8 @@ class Pairs:
       x: inputs of n records.
       outcomes: two outcomes for each.
       deltas: differences of their scores, shape [n, d].
-      log_probs: their log densities where they were drawn, two arrays of shape [n].
-      share: of all simulated pairs, those that differ.
+      log_probs: their log densities at the parameters that they were drawn at, two arrays of shape [n].
+      share: the fraction of simulated pairs that differ.
     """
 
     x: Structure
@@ -236,7 +236,7 @@ class Pairs:
 
     @staticmethod
     def records_of(parts: Sequence[Pairs]) -> tuple[Structure, tuple[Structure, Structure]]:
-        """Returns inputs and outcomes of several simulations as those of one."""
+        """Concatenates inputs and outcomes of several simulations."""
         fields = [(one.x, one.outcomes) for one in parts]
         x, outcomes = tf.nest.map_structure(lambda *each: np.concatenate(each), *fields)
         return x, outcomes
@@ -248,7 +248,7 @@ class Pairs:
           num_records: N.
           clip: C.
           noise: variance of the noise on a coordinate of the window's mean score.
-          precision: of the coordinates' priors, shape [d].
+          precision: precisions of the coordinates' priors, shape [d].
         """
         found = self.curvature_prior(num_records, clip)
         assert found.curvature is not None
@@ -257,7 +257,7 @@ class Pairs:
         return float(np.median(np.sqrt(np.diag(np.linalg.inv(np.diag(precision) + seen)))))
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns what the simulation says of the curvature at its parameters, for N records.
+        """Returns the simulation's prior of the curvature at its parameters, for N records.
 
         Args:
           num_records: N.
@@ -265,7 +265,7 @@ class Pairs:
         """
         psi, num = clipped(self.deltas, clip), len(self.deltas)
         prior = curvature_prior(psi, self.deltas, np.full(num, self.share / num), clip, num_records)
-        # Squared distances from what they estimate, of the mean of n independent pairs and of that of N records.
+        # Squared errors of the means over n independent pairs and over N records.
         error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * (num_records * self.share / (2.0 * num)) ** 2
         return dataclasses.replace(prior, error=float(error * (1.0 + num / (num_records * self.share))))
 
@@ -273,12 +273,12 @@ class Pairs:
 def curvature_prior(
     psi: np.ndarray, deltas: np.ndarray, weights: np.ndarray, clip: float, num_records: int
 ) -> CurvaturePrior:
-    """Returns what simulated pairs say of the curvature of N records.
+    """Returns the prior of the curvature of N records from simulated pairs.
 
     Args:
       psi: clipped differences of scores, shape [n, d].
-      deltas: not clipped.
-      weights: of the pairs, shape [n]; those of pairs that do not differ are left out.
+      deltas: unclipped differences of scores, shape [n, d].
+      weights: weights of the pairs, shape [n], without those of equal pairs.
       clip: C, or `math.inf`.
       num_records: N.
     """
@@ -298,7 +298,7 @@ def curvature_prior(
 
 
 def clipped(deltas: np.ndarray, clip: float) -> np.ndarray:
-    """Returns differences of shape [..., d], each clipped to length C."""
+    """Clips differences of shape [..., d] to norm C."""
     norms = np.linalg.norm(deltas, axis=-1, keepdims=True)
     psi: np.ndarray = deltas * np.minimum(1.0, clip / np.maximum(norms, 1e-12))
     return psi

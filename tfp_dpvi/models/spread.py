@@ -1,4 +1,4 @@
-"""Whether a surrogate posterior has run away from its prior: from released variables alone."""
+"""Detects a diverging surrogate posterior from released variables alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.predictive import posterior_draws
 
 _TIMES_WIDER, _LEAST = 10.0, 3.0
-"""Than the prior, and of a deviation on the real line: no data make a posterior as wide as that."""
+"""Ratio of the surrogate's to the prior's standard deviation on the real line that no posterior reaches."""
 
 
 class Spread:
-    """Compares a surrogate's deviations with the prior's, on the real line.
+    """Compares a surrogate's standard deviations with the prior's, on the real line.
 
     Args:
-      prior: the prior; where TFP has no map from its support to the real line, nothing is compared.
+      prior: the prior; without a TFP bijector from its support to the real line, nothing is compared.
       surrogate: the surrogate posterior.
     """
 
@@ -34,11 +34,11 @@ class Spread:
         self._draws = function_of_model(draws)
 
     def fault(self) -> str | None:
-        """Returns what is wrong, or None."""
+        """Returns a description of the divergence, or None."""
         if not len(self._known):
             return None
         deviations = self._draws().numpy().astype(np.float64).std(axis=0)
         ratio = float(np.max(np.where(deviations <= _LEAST, 0.0, deviations / self._known)))
-        if ratio <= _TIMES_WIDER:  # NaN, of draws that overflow, is wider.
+        if ratio <= _TIMES_WIDER:  # False for NaN, from draws that overflow.
             return None
         return f"the surrogate posterior is {ratio:.3g} times as wide as the prior, and diverges"

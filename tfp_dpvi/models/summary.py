@@ -14,14 +14,14 @@ from tfp_dpvi.posterior import Checks
 
 @dataclasses.dataclass(frozen=True)
 class PosteriorSummary:
-    """What the posterior says of each parameter; `print` it, or take `columns`.
+    """Summary statistics of each parameter; `print` it, or use `columns`.
 
     Attributes:
-      names: of the parameters' entries, as "w[0]".
-      columns: by name arrays with one entry each: "mean", "sd", "5%", "50%", "95%" of the parameter in its own support, and for a
+      names: names of the parameters' entries, such as "w[0]".
+      columns: arrays by name, with one entry for each parameter: "mean", "sd", "5%", "50%", "95%" in its own support, and for a
         calibrated posterior the shares of its variance on the real line: "noise", "data" and "prior" (NaN for entries that are
         no coordinate of their own).
-      checks: of the window, or None where the posterior is the raw surrogate.
+      checks: diagnostics of the fit, or None if the posterior is the raw surrogate.
     """
 
     names: list[str]
@@ -35,9 +35,7 @@ class PosteriorSummary:
             lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
         one = self.checks
         if one is None:
-            lines.append(
-                "Not calibrated: the spread does not include the noise that was added, nor what clipping distorts."
-            )
+            lines.append("Not calibrated: the spread includes neither the added noise nor the bias of clipping.")
         else:
             lines.append(
                 f"Distance {one.distance:.2f} (limit 1.3), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
@@ -57,7 +55,7 @@ def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated
     columns.update(zip(("5%", "50%", "95%"), quantiles, strict=True))
     if calibrated is not None:
         own = np.full((len(names), 3), np.nan)
-        if coordinates.sizes == [part[0].size for part in parts]:  # Not those of a simplex, say.
+        if coordinates.sizes == [part[0].size for part in parts]:  # Not for a simplex, for instance.
             own = calibrated.shares
         columns.update(zip(("noise", "data", "prior"), own.T, strict=True))
     return PosteriorSummary(names, columns, None if calibrated is None else calibrated.checks)

@@ -36,23 +36,23 @@ from tfp_dpvi.synthetic import (
 )
 
 _METHODS = ("pairs", "gradients")
-_SHARE = 0.1  # Of the budget, for the histograms that choose levels.
+_SHARE = 0.1  # Fraction of the budget for the histograms that choose levels.
 _COMPONENTS = {"pairs": 64, "gradients": 24}
 _CONCENTRATIONS = {"pairs": 0.5, "gradients": 1.0}
 _STEPS = {"pairs": 2000, "gradients": 200}
 _OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
-_NEARLY = 0.99  # Of a budget that counts as spent.
+_NEARLY = 0.99  # Fraction of a budget at which it counts as spent.
 
 
 @dataclasses.dataclass
 class _Counts:
-    """Counts that a fit releases, which the next one takes over if it did not end.
+    """The noisy counts of a fit, which the next fit reuses if the first was interrupted.
 
     Attributes:
-      settings: what must be the same for that, a digest of the records with it.
-      plans: one for each release, once they are made.
-      keys: of their noise.
-      released: counts with noise, of those that are paid.
+      settings: the settings, with a digest of the records; they must be equal for a reuse.
+      plans: one plan for each release.
+      keys: keys of the noise.
+      released: the noisy counts that are paid for.
     """
 
     settings: tuple[Any, ...]
@@ -62,7 +62,7 @@ class _Counts:
 
 
 class Synthesizer:
-    """Learns a described table as a mixture, privately, and samples synthetic tables from it.
+    """Fits a mixture model to a described table privately, and samples synthetic tables from it.
 
     ```python
     table = dpvi.synthetic.Table({"age": dpvi.synthetic.Integer(17, 90), "sex": dpvi.synthetic.Binary()})
@@ -72,29 +72,29 @@ class Synthesizer:
     synthesizer.save("table.keras")           # dpvi.Synthesizer.load("table.keras")
     ```
 
-    `fit` releases, from one budget, histograms of the columns whose levels are still to be chosen (numbers with `bins=16`), then
-    noisy counts of all pairs of columns. The mixture is fitted to these by variational inference that knows the noise.
-    `.model` is a `DPVI` on `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on public data (Adult).
+    `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with `bins=16`), then noisy counts
+    of all pairs of columns. Variational inference that models the noise fits the mixture to these counts. `.model` is a `DPVI` on
+    `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on public data (Adult).
 
     Args:
       table: the public description.
-      num_components: K, by default 64, or 24 with gradients; those that the budget cannot afford stay small or alike.
-      target: a column that the synthetic records are to predict: its pairs are counted twice as exactly, and components
-        start out dealt over its levels. None for none.
-      method: "pairs"; or "gradients", private steps on the records themselves, for tables of so many columns that their pairs
-        drown in noise.
-      concentration: of the Dirichlet priors, by default 0.5, or 1 with gradients.
-      seed: makes start, noise and fit repeatable and hence *not private*; see `DPModel`.
+      num_components: K, by default 64, or 24 with gradients; under a small budget, some stay small or alike.
+      target: a column that the synthetic records should predict: its pairs are counted twice as precisely, and components are
+        initially spread over its levels. None for no such column.
+      method: "pairs"; or "gradients", private gradient steps on the records, for tables of so many columns that noise dominates
+        the counts of pairs.
+      concentration: concentration of the Dirichlet priors, by default 0.5, or 1 with gradients.
+      seed: makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
       ValueError, TypeError: a bad argument.
 
     #### Formal guarantee
 
-    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise for the
-    norm of what a record adds to them (`Pairs.counts`, `histograms`); gradients are `DPVI`'s; all else is post-processing.
-    Names, order and dtypes of columns and the number of records (unless `num_records` is declared) are taken as public;
-    checking values against the description is outside the guarantee.
+    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise calibrated
+    to the norm of a record's contribution (`Pairs.counts`, `histograms`); gradients are `DPVI`'s; all else is post-processing.
+    Names, order and dtypes of columns and the number of records (unless `num_records` is declared) are considered public; the
+    check of values against the description is outside the guarantee.
     """
 
     def __init__(
@@ -113,16 +113,16 @@ class Synthesizer:
         num = check.count("num_components", _COMPONENTS[method] if num_components is None else num_components, 1)
         concentration = _CONCENTRATIONS[method] if concentration is None else concentration
         self.table, self.target = table, target
-        # With as many levels as after a fit, where no record chose them.
+        # The same number of levels as after a fit, but independent of records.
         nobody = {name: np.zeros(0, np.int32) for name in table.open}
         chosen = _grouped(table, {name: histograms(table.columns[name], nobody[name]) for name in nobody}, 0.0)
         start = starting_point(chosen, num, target=target, seed=seed)
-        # Gradients by the parameters ("aligned"): these are logits, by which a record's gradient is bounded.
+        # Gradients in the parameters ("aligned"), which are logits: a record's gradient is then bounded.
         made = functools.partial(make_prior, chosen, num, concentration=concentration)
         surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
         self.model = TableModel(chosen, made, surrogate, method=method, target=target, seed=seed)
 
-    _unfinished: _Counts | None = None  # Of a fit that did not end.
+    _unfinished: _Counts | None = None  # Of an interrupted fit.
 
     @property
     def num_components(self) -> int:
@@ -145,29 +145,29 @@ class Synthesizer:
         noise_multiplier: float | None = None,
         **optimizer: Any,
     ) -> Synthesizer:
-        """Learns from private records; returns itself.
+        """Fits the model to private records; returns itself.
 
-        Called again on the same object, with the same data and settings, after a fit that was interrupted, it takes the counts
-        that are paid for and goes on.
+        A second call on the same object, with the same data and settings, after an interrupted fit reuses the counts that are
+        paid for.
 
         Args:
           data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns.
-          epsilon: lifetime total for these data, given with `delta`; what the ledger holds already counts.
+          epsilon: lifetime total for these data, with `delta`; includes earlier releases in the ledger.
           delta: see `epsilon`.
-          ledger: the data's `PrivacyLedger`; by default one of its own.
+          ledger: the data's `PrivacyLedger`; by default a new one.
           num_records: the public number of records, by default `len(data)`.
-          batch_size: of gradients: expected batch size; by default all records in every step, which few steps make affordable.
-          steps: number of steps, by default 200 of gradients, or 2,000 from noisy pairs, where they cost nothing.
-          verbose: of gradients: as in Keras.
+          batch_size: with gradients: expected batch size; by default all records in every step.
+          steps: number of steps, by default 200 with gradients, or 2,000 from noisy pairs, which cost no privacy.
+          verbose: with gradients: as in Keras.
           neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
           accountant: as in `DPModel.compile`.
-          noise_multiplier: instead of `epsilon`: of one release that costs as much as all counts, and of each step of gradients.
-          **optimizer: of gradients: for `DPKerasAdamOptimizer`, over `l2_norm_clip=1.0`, `learning_rate=0.1`, `use_ema=True` and
-            `ema_momentum=0.97` (the average of iterates loses most of the noise).
+          noise_multiplier: instead of `epsilon`: that of one release with the cost of all counts, or of each gradient step.
+          **optimizer: with gradients: arguments of `DPKerasAdamOptimizer`, by default `l2_norm_clip=1.0`, `learning_rate=0.1`,
+            `use_ema=True` and `ema_momentum=0.97` (averaging iterates removes most of the noise).
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError: nothing was spent. (Where another fit spends a shared ledger's budget between
-            the two releases, the histograms are spent; so are they of gradients, where a ledger's own budget ends first.)
+          ValueError, TypeError, BudgetExhaustedError: no privacy was spent. (Except for the histograms, if another fit spends
+            a shared ledger's budget between the two releases or, with gradients, the ledger's own budget ends first.)
         """
         model = self.model
         steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
@@ -214,7 +214,7 @@ class Synthesizer:
         return found.digest()
 
     def _release(self, counts: np.ndarray, kept: _Counts, number: int) -> np.ndarray:
-        """Returns one of a fit's releases, paid for now or before."""
+        """Returns one of a fit's releases, charged now or reused."""
         if number == len(kept.released):
             kept.released.append(self.model.release(counts, kept.plans[number], kept.keys[number]))
             self._unfinished = kept
@@ -242,14 +242,12 @@ class Synthesizer:
         noisy = self._release(pairs.counts(table.encode(data)), kept, len(kept.plans) - 1)
         released = NoisyPairs.of(pairs, noisy, plan.deviation, num)
         model.learn(released, plan, steps=steps, declared=declared is not None)
-        model.describe(
-            table, layout
-        )  # Not before: an interrupted fit leaves the former levels with the former weights.
+        model.describe(table, layout)  # Set last: an interrupted fit keeps the former levels with the former weights.
         for place, (name, column) in enumerate(table.columns.items()):
             if (bounds := crowded(column, released.column(place))) is not None:
                 warnings.warn(
                     f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to {bounds[1]:g}, and differences within "
-                    "it are lost: narrow its bounds by public knowledge, or give spikes= or inner edges as bins=.",
+                    "it are lost: narrow its bounds by public knowledge, or pass spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
 
@@ -266,13 +264,13 @@ class Synthesizer:
         verbose: int | str,
     ) -> None:
         num = records if declared is None else declared
-        epochs = math.gcd(steps, 10)  # Shown as ten where that divides the steps.
+        epochs = math.gcd(steps, 10)  # Ten epochs if that divides the steps.
         settings: dict[str, Any] = {
             "batch_size": num if batch_size is None else batch_size,
             "num_records": declared,
             "steps_per_epoch": steps // epochs,
         }
-        # Refused here, before the histograms are paid for.
+        # Raises before the histograms are charged.
         self.model.mechanism(self.model.make_data(self.table.encode(data), **settings)).plan(1)
         self._plan(kept, self._histograms(), num)
         table = self._with_levels(data, kept)
@@ -280,7 +278,7 @@ class Synthesizer:
         self.model.describe(table, layout)
 
     def _histograms(self) -> list[tuple[str, float, float]]:
-        """Returns purpose, norm and share of the budget of the histograms that choose levels, if any are to be chosen."""
+        """Returns purpose, norm and budget share of the histograms that choose levels, if any."""
         columns = [self.table.columns[name] for name in self.table.open]
         if not columns:
             return []
@@ -294,7 +292,7 @@ class Synthesizer:
             kept.keys = self.model.new_keys(len(kept.plans))
 
     def _with_levels(self, data: TableData, kept: _Counts) -> Table:
-        """Releases the histograms, if any, and returns the table with the levels chosen by them."""
+        """Releases the histograms, if any, and returns the table with the chosen levels."""
         if not self.table.open:
             return self.table
         fine = self.table.fine
@@ -307,14 +305,14 @@ class Synthesizer:
         return _grouped(self.table, released, kept.plans[0].deviation)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
-        """Draws one synthetic table from one draw of the posterior, with the columns and dtypes that `fit` was given.
+        """Returns one synthetic table from one posterior draw, with the columns and dtypes of `fit`'s data.
 
         Args:
-          num_rows: number of records, by default the public number that was learned from.
+          num_rows: number of records, by default the public number of records.
           seed: makes it repeatable. That costs no privacy: the model has been released.
 
         Raises:
-          RuntimeError: not fitted.
+          RuntimeError: the model is not fitted.
         """
         layout, num = self._fitted("sample")
         num = num if num_rows is None else check.count("num_rows", num_rows, 1)
@@ -326,35 +324,35 @@ class Synthesizer:
         return self.model.table.decode(codes, layout, generator)
 
     def sample_many(self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None) -> list[TableData]:
-        """Draws synthetic tables for multiple imputation, each from its own draw of the posterior: see `dpvi.synthetic.rubin`.
+        """Returns synthetic tables for multiple imputation, each from its own posterior draw: see `dpvi.synthetic.rubin`.
 
         Args:
-          num_sets: m.
-          num_rows: number of records of each.
+          num_sets: number of tables m.
+          num_rows: number of records in each.
           seed: makes them repeatable.
 
         Raises:
-          RuntimeError: not fitted.
+          RuntimeError: the model is not fitted.
         """
         seeds = np.random.default_rng(seed).integers(2**63, size=check.count("num_sets", num_sets, 1))
         return [self.sample(num_rows, seed=int(one)) for one in seeds]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves what was learned, description and ledger in one `.keras` file, which holds no record; see `DPModel.save`.
+        """Saves model, description and ledger in one `.keras` file without records; see `DPModel.save`.
 
         Raises:
-          RuntimeError: not fitted.
-          ValueError: a path that does not end in ".keras", or that cannot be written.
+          RuntimeError: the model is not fitted.
+          ValueError: a path that does not end in ".keras" or is not writable.
         """
         self._fitted("save")
         self.model.save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Synthesizer:
-        """Returns the synthesizer that `save` wrote, with its ledger: it samples, reports, and goes on from what was spent.
+        """Loads a synthesizer that `save` wrote, with its ledger; it can sample, report and fit again.
 
         Raises:
-          ValueError: no file that `save` wrote.
+          ValueError: not a file that `save` wrote.
         """
         model = load_model(path)
         if not isinstance(model, TableModel) or model.layout is None:
@@ -372,7 +370,7 @@ class Synthesizer:
         layout, num = self.model.layout, self.model.num_records
         if layout is None or num is None:
             raise RuntimeError(
-                f"Synthesizer.{call} before fit: call fit(data, epsilon=1.0, delta=1e-5) first, with a budget of your choice."
+                f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5) first, with your budget."
             )
         return layout, num
 
@@ -386,8 +384,7 @@ def _refuse(given: dict[str, Any]) -> None:
     if given:
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise TypeError(
-            f"fit got {shown}, of which pairs have no use: leave it out, or say Synthesizer(table, method='gradients') for "
-            "gradient steps."
+            f"fit got {shown}, which method='pairs' does not use: leave it out, or use Synthesizer(table, method='gradients')."
         )
 
 
@@ -395,7 +392,7 @@ def _check_budget(
     ledger: check.Unchecked, epsilon: check.Unchecked, delta: check.Unchecked, noise: check.Unchecked, accountant: str
 ) -> None:
     if epsilon is None and noise is None:
-        raise ValueError("epsilon is missing: give fit a budget, such as fit(data, epsilon=1.0, delta=1e-5).")
+        raise ValueError("epsilon is missing: pass fit a budget, such as fit(data, epsilon=1.0, delta=1e-5).")
     if epsilon is None:
         return
     epsilon = check.epsilon(epsilon)
@@ -408,5 +405,5 @@ def _check_budget(
         if spent >= _NEARLY * epsilon:
             raise BudgetExhaustedError(
                 f"epsilon={epsilon:g} is the lifetime total for these data, and {spent:.4g} of it is spent at delta={delta:g}: "
-                "sample from what was learned, or call fit with a larger epsilon."
+                "sample from the fitted model, or call fit with a larger epsilon."
             )

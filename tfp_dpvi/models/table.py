@@ -25,10 +25,10 @@ _RATE = 0.1
 
 @register_keras_serializable("tfp_dpvi", "TableModel")
 class TableModel(DPVI):
-    """`DPVI` of a table's coded records, whose steps never form a record's gradient: see `table_clipped_sum`.
+    """A `DPVI` of a table's coded records, with clipped sums from the closed form of `table_clipped_sum`.
 
-    Where that formula does not hold (several draws, other gradients or clippings, sample weights) it is `DPVI`. The guarantee is
-    `DPVI`'s: the sum of clipped gradients is the same.
+    If that does not apply (several draws, other gradients or clippings, sample weights), it is a plain `DPVI`. The sum of clipped
+    gradients, and hence the guarantee, is the same.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class TableModel(DPVI):
         self._layout = None if layout is None else Layout.from_config(layout)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the description, which is public, and the ledger."""
-        # The starting point is left out: weights are loaded over it.
+        """Returns the public description and the ledger."""
+        # The initial values are left out: loaded weights replace them.
         parts = {
             "table": self._table,
             "layout": None if self._layout is None else self._layout.to_config(),
@@ -67,43 +67,43 @@ class TableModel(DPVI):
 
     @property
     def table(self) -> Table:
-        """The table with the levels that the model knows, chosen by a private histogram or as described."""
+        """The table with the model's levels, chosen by a private histogram or as described."""
         return self._table
 
     @property
     def layout(self) -> Layout | None:
-        """What synthetic tables look like; None before a fit."""
+        """The layout of synthetic tables; None before a fit."""
         return self._layout
 
     @property
     def method(self) -> str:
-        """What it learns from: "pairs" or "gradients"."""
+        """The method: "pairs" or "gradients"."""
         return self._method
 
     @property
     def target(self) -> str | None:
-        """The column whose pairs weigh more."""
+        """The column whose pairs have more weight, or None."""
         return self._target
 
     @property
     def num_records(self) -> int | None:
-        """The public number of records that were learned from; None before a fit."""
+        """The public number of records; None before a fit."""
         return self._dp.num_records
 
     def new_keys(self, num: int) -> list[np.ndarray]:
-        """Returns keys for noise: fresh ones, unless the model has a seed."""
+        """Returns keys for noise, fresh unless the model has a seed."""
         root = tf.constant(_random.new_key(self._dp.seed))
         return [_random.fold_in(root, number).numpy() for number in range(num)]
 
     def describe(self, table: Table, layout: Layout) -> None:
-        """Sets what is public or released: the levels, as many as before, and the layout."""
+        """Sets the released levels, of the same number as before, and the public layout."""
         assert Segments.of(table).sizes == self._segments.sizes
         self._table, self._layout = table, layout
 
-    # ------------------------------------------------------------------ learning from counts
+    # ------------------------------------------------------------------ fits to counts
 
     def plans(self, releases: Sequence[tuple[str, float, float]], num_records: int) -> list[PrivacyPlan]:
-        """Returns the plans of counts, (purpose, norm, share of the budget) each, after all that is in the ledger."""
+        """Returns the plans of releases (purpose, norm, share of the budget), in addition to all that is in the ledger."""
         target, ledger = self._dp.target, self._dp.ledger
         assert target is not None
         plans = plan_counts(
@@ -116,9 +116,7 @@ class TableModel(DPVI):
             accountant=target.accountant,
             num_records=num_records,
         )
-        if (
-            ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1
-        ):  # Before the first is paid for.
+        if ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1:  # Before the first is charged.
             budget = EpsilonBudget(*ledger.budget)
             every = compose([*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event)
             if not budget.allows(every, target.neighboring_relation):
@@ -128,7 +126,7 @@ class TableModel(DPVI):
         return plans
 
     def release(self, counts: np.ndarray, plan: PrivacyPlan, key: np.ndarray) -> np.ndarray:
-        """Reserves a plan's one release (contract C6), and returns counts of any shape with its noise."""
+        """Reserves a plan's release (contract C6), and returns counts of any shape with noise."""
         state = self._dp
         assert state.target is not None
         with state.ledger.reserved(plan, seeded=state.seed is not None, budgets=state.target.budgets):
@@ -161,11 +159,11 @@ class TableModel(DPVI):
         if self.method == "gradients":
             return super().caveats
         return (
-            "the posterior knows of the noise, and takes its parameters (mean field) and all counts as independent of each other: "
-            "of many columns its intervals are too narrow.",
+            "the posterior includes the noise, but assumes independent parameters (mean field) and independent counts: for many "
+            "columns its intervals are too narrow.",
         )
 
-    # ------------------------------------------------------------------ learning by gradients
+    # ------------------------------------------------------------------ fits by gradients
 
     @property
     def _has_formula(self) -> bool:
@@ -173,14 +171,14 @@ class TableModel(DPVI):
 
     @property
     def batch_needs(self) -> BatchNeeds:
-        """Memory that the formula needs of a physical batch."""
+        """The memory that the closed form needs per physical batch."""
         if not self._has_formula:
             return super().batch_needs
         floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])
         return BatchNeeds(bytes_each=4 * floats, batchwise=True)
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns `DPVI`'s clipped gradient, by the formula where that holds."""
+        """Returns `DPVI`'s clipped gradient, by the closed form if that applies."""
         general = super().clipped_gradient(spec)
         if not self._has_formula:
             return general

@@ -1,4 +1,4 @@
-"""A likelihood tried before anything is spent: its shapes, what it reads, and whether it can have made the records."""
+"""Checks of a likelihood before privacy is spent: its shapes, the variables that it reads, and its support."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
 
 _NUM = 3
-"""Records that a likelihood is traced on: not 1, which would hide a shape that broadcasts."""
+"""Number of records that a likelihood is traced on: 1 would hide a shape that broadcasts."""
 _FEW = 30
-"""Records up to which a parameter of the same length may be a coincidence."""
+"""Number of records up to which a parameter of the same length may be a coincidence."""
 _AT_ONCE = 65_536
 
 
@@ -51,19 +51,19 @@ def check_likelihood(model: DPVI, records: Records) -> None:
         raise ValueError(
             f"likelihood returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for a batch of "
             f"{_NUM} records; it must be [{_NUM}]. Wrap several outputs in tfd.Independent(..., "
-            "reinterpreted_batch_ndims=1), and see that y has no extra dimension that broadcasts."
+            "reinterpreted_batch_ndims=1), and check that y has no extra dimension that broadcasts."
         )
     frozen = {variable.ref() for layer in layers_of(model.likelihood) for variable in layer.non_trainable_weights}
     read = [variable for variable in read if variable.ref() not in frozen]
     if read:
         raise ValueError(
-            f"likelihood reads the trainable variable {read[0].name!r}, as of a Keras layer, which this model would leave as it is: "
-            "give its\nweights a prior (params), write a DPModel, which learns layers, or set trainable=False for one that is fixed."
+            f"likelihood reads the trainable variable {read[0].name!r}, for instance of a Keras layer, which DPVI would not train.\n"
+            "Add its weights to the prior (params), write a DPModel, which trains layers, or set trainable=False if it is fixed."
         )
 
 
 def check_no_locals(prior: tfd.Distribution, records: Records) -> None:
-    """Raises where a part of the prior has an entry for each record, as far as shapes tell."""
+    """Raises if a part of the prior has an entry for each record, judging by its shape."""
     sizes = {size for part in records.arrays() for size in part.shape[1:]}
     if records.num <= _FEW or records.num in sizes:
         return
@@ -71,12 +71,12 @@ def check_no_locals(prior: tfd.Distribution, records: Records) -> None:
         if records.num in shape.tolist():
             raise ValueError(
                 f"prior has a part of shape {shape.tolist()}, one entry for each of the {records.num} records: such a latent would be "
-                "released, and\nonly its own record informs it. Sum it out or fit it inside the loss: dpvi.local, in likelihood."
+                "released, but\nonly its own record informs it. Sum it out or fit it in the likelihood with dpvi.local."
             )
 
 
 def check_labels(model: DPVI, records: Records) -> None:
-    """Raises where the likelihood's own checks refuse an outcome that they allow for its draws."""
+    """Raises if the likelihood's own checks refuse an outcome but accept its own draws."""
     observed = records.x if records.y is None else records.y
     if tf.nest.is_nested(observed):
         return
@@ -87,11 +87,11 @@ def check_labels(model: DPVI, records: Records) -> None:
         try:
             distribution = _strict(model.distribution_at(params, x))
             if not np.isfinite(mean_of(distribution)).all():
-                return  # Some samplers never end at NaN.
+                return  # Some samplers never terminate at NaN.
             shape = [len(value)] if model.generative else []
             distribution.log_prob(distribution.sample(shape, seed=tf.constant([0, 2])))
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
-            return  # It refuses what it makes itself, or makes nothing.
+            return  # It refuses its own draws, or has none.
         reason = _refusal(distribution, as_event(value, distribution))
         if reason is not None:
             raise ValueError(
@@ -101,15 +101,13 @@ def check_labels(model: DPVI, records: Records) -> None:
 
 
 def _refusal(distribution: tfd.Distribution, value: tf.Tensor) -> str | None:
-    """Returns why a distribution cannot have made outcomes, without saying what they are; or None."""
+    """Returns the reason why outcomes are outside a distribution's support, without their values; or None."""
     try:
         distribution.log_prob(value)
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(
-            r"Sample must be [\w\s-]*(`[\d.]+`)?", str(error.message)
-        )  # Other sentences print the values.
+        found = re.search(r"Sample must be [\w\s-]*(`[\d.]+`)?", str(error.message))  # Other messages print the values.
         return "" if found is None else f" ({found[0].strip()})"
-    if has_classes(distribution):  # TFP looks for no upper end of ordinal ones.
+    if has_classes(distribution):  # TFP does not check the upper end of ordinal ones.
         most = mean_of(distribution).shape[-1]
         if bool(tf.reduce_any(value >= tf.cast(most, value.dtype))):
             return f" (classes 0 to {most - 1})"

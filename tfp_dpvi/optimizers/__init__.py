@@ -1,4 +1,4 @@
-"""DP-Keras optimizers: any Keras optimizer, carrying clip and noise, that applies privatised gradients only."""
+"""DP-Keras optimizers: Keras optimizers with a clip and a noise multiplier that apply only privatised gradients."""
 
 from tfp_dpvi.optimizers.adapter import as_dp_optimizer
 from tfp_dpvi.optimizers.dp_keras import (

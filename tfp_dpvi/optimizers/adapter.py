@@ -1,8 +1,8 @@
 """Conversion of `compile(optimizer=)` to a DP-Keras optimizer.
 
 TensorFlow Privacy's optimizers wrap legacy Keras optimizers and `DPKerasAdamOptimizer` there is a function, so they
-are recognised by their attributes. Clip, noise and hyperparameters are read and the update rebuilt as this library's
-class; their own `apply_gradients` is never called, since it lets gradients through without noise after one `minimize`.
+are recognised by their attributes. Clip, noise multiplier and hyperparameters go to this library's class of the same update
+rule. Their own `apply_gradients` is never called, since it accepts gradients without noise after one `minimize`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
       optimizer: a `DPKeras*Optimizer` of this library (returned as it is); a `DPKeras*Optimizer` or
         `VectorizedDPKeras*Optimizer` object of TensorFlow Privacy; a Keras optimizer object, its name, or its
         serialised configuration.
-      **privacy: `l2_norm_clip`, needed for a plain Keras optimizer and refused where the optimizer carries one, and
+      **privacy: `l2_norm_clip`, needed for a plain Keras optimizer and refused if the optimizer has one; and
         `noise_multiplier`, likewise, optional (None: to be calibrated).
 
     Returns:
@@ -33,7 +33,7 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
 
     Raises:
       TypeError: not an optimizer.
-      ValueError: no clip, two clips, or a TensorFlow Privacy option that has no sound counterpart.
+      ValueError: no clip, two clips, or an unsupported option of TensorFlow Privacy.
     """
     refuse_keras_3("optimizer", optimizer)
     if isinstance(optimizer, (str, dict)):
@@ -53,9 +53,9 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
         return _from_tensorflow_privacy(optimizer, privacy)
     if hasattr(optimizer, "_noise_multiplier") and hasattr(optimizer, "_l2_norm_clip"):
         raise ValueError(
-            f"optimizer={_describe(optimizer)} carries l2_norm_clip={optimizer._l2_norm_clip} and noise_multiplier="
-            f"{optimizer._noise_multiplier} in a way that is not known here (TensorFlow Privacy's sparse optimizers add noise "
-            "to chosen rows only). Use dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=..., noise_multiplier=...)."
+            f"optimizer={_describe(optimizer)} has l2_norm_clip={optimizer._l2_norm_clip} and noise_multiplier="
+            f"{optimizer._noise_multiplier}, but no supported query (TensorFlow Privacy's sparse optimizers add noise only to "
+            "some rows).\nUse dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
     if not isinstance(optimizer, (Optimizer, LegacyOptimizer)):
         raise TypeError(
@@ -64,7 +64,7 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
         )
     if privacy.get("l2_norm_clip") is None:
         raise ValueError(
-            f"optimizer={_describe(optimizer)} carries no clip: give compile(l2_norm_clip=...) as well, or use "
+            f"optimizer={_describe(optimizer)} has no clip: pass compile(l2_norm_clip=...), or use "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
         )
     return _rebuild(optimizer, privacy)
@@ -78,8 +78,8 @@ def _refuse_second(given: dict[str, float | None], own: dict[str, float | None])
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} was given to compile, but the optimizer carries its own ({own[name]!r}): give it to the "
-                "optimizer alone."
+                f"{name}={value!r} was passed to compile, but the optimizer has its own ({own[name]!r}): pass it only to the "
+                "optimizer."
             )
 
 
@@ -90,20 +90,20 @@ def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | No
     deviation = getattr(query, "_stddev", None)
     if own_clip is None or deviation is None:
         raise ValueError(
-            f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query can be accounted for here. "
+            f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query is supported. "
             "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
         )
     own_clip, deviation = Clip(float(own_clip)).bound, float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(
-            f"optimizer={name} has num_microbatches={optimizer._num_microbatches}: clipping the mean gradient of several "
-            "records changes what the noise protects. Records are clipped one by one here; leave num_microbatches out."
+            f"optimizer={name} has num_microbatches={optimizer._num_microbatches}, which clips the mean gradient of several "
+            "records. Here each record is clipped; leave num_microbatches out."
         )
     steps = getattr(optimizer, "gradient_accumulation_steps", 1)
     if steps != 1:
         raise ValueError(
             f"optimizer={name} has gradient_accumulation_steps={steps}, which adds noise in each partial step. Leave it "
-            "out and use compile(physical_batch_size=...): one noise draw for each whole batch."
+            "out and use compile(physical_batch_size=...), with one noise draw per batch."
         )
     own: dict[str, float | None] = dict(zip(_PRIVACY, (own_clip, deviation / own_clip), strict=True))
     _refuse_second(privacy, own)
@@ -111,13 +111,13 @@ def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | No
 
 
 def _rebuild(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimizer:
-    """Returns the same update rule and hyperparameters as a DP class over the (new-style) Keras class of the same name."""
+    """Returns a DP optimizer with the same update rule and hyperparameters, over the new-style Keras class."""
     keras_class = _keras_class(optimizer)
     variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     if len(variables) > (0 if isinstance(optimizer, LegacyOptimizer) else 2):
         raise ValueError(
-            f"optimizer={_describe(optimizer)} has been used or restored and holds slot variables, which cannot be taken "
-            "over. Pass a fresh one with the same settings."
+            f"optimizer={_describe(optimizer)} has been used or restored and has slot variables, which cannot be converted. Pass a "
+            "new one with the same settings."
         )
     config = optimizer.get_config()
     if config.get("decay"):
@@ -138,8 +138,7 @@ def _keras_class(optimizer: Optimizer) -> Any:
     if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LegacyOptimizer):
         if type(optimizer).__name__.startswith("LossScaleOptimizer"):
             raise ValueError(
-                "optimizer=LossScaleOptimizer(...) rescales losses, which changes what the clip means. Pass the "
-                "optimizer that it wraps."
+                "optimizer=LossScaleOptimizer(...) rescales losses and with them the clip. Pass the optimizer that it wraps."
             )
         return type(optimizer)
     for parent in type(optimizer).__mro__:

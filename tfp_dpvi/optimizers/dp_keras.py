@@ -1,4 +1,4 @@
-"""The Gaussian mechanism, and Keras optimizers that carry clip and noise and refuse gradients that were not privatised."""
+"""The Gaussian mechanism, and Keras optimizers that refuse gradients that were not privatised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum, exactly
 
-_Base: Any = object  # Behind the mixin comes a Keras class, see `make_dp_optimizer_class`.
+_Base: Any = object  # The mixin precedes a Keras class, see `make_dp_optimizer_class`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +40,23 @@ def privatize(
     pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     data_independent: Sequence[tf.Tensor] | None = None,
 ) -> PrivatizedGradients:
-    """`pull_back((sum + z C Z) / (q N)) + exact`: contracts C1 and C2.
+    """Returns `pull_back((sum + z C Z) / (q N)) + exact` (contracts C1 and C2).
 
     Args:
       clipped: the clipped sum, with its bound C.
       noise_multiplier: z >= 0, the noise's standard deviation over C; a number or a scalar tensor.
       key: int64 tensor of shape [2], used once.
       expected_batch_size: the public denominator qN; never the realised batch size, which is secret.
-      pull_back: turns the gradient's noisy mean into one tensor for each variable, without looking at records; None: it is that.
-      data_independent: exact gradient of the terms that touch no record, added without clip or noise.
+      pull_back: maps the gradient's noisy mean to one tensor for each variable, without reading records; None for the identity.
+      data_independent: exact gradient of the terms that depend on no record, added without clip and noise.
 
     Returns:
       Privatised gradients, one for each variable.
 
     #### Formal guarantee
 
-    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's `noise_scales`),
-    independent across coordinates and keys, followed by post-processing. An empty batch is noise alone, and a release like any other.
+    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's `noise_scales`), independent
+    across coordinates and keys, followed by post-processing. An empty batch is a release too, of noise alone.
     """
     dtype = clipped.tensors[0].dtype
     noise = _random.normals(key, [part.shape.as_list() for part in clipped.tensors], dtype)
@@ -64,7 +64,7 @@ def privatize(
     released = []
     for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
         deviation = multiplier * exactly(clipped.clip.bound * scale, dtype)
-        # Selected, since zero noise on an infinite clip (both off) must give no noise and not 0 x Inf.
+        # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
         released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
     num = len(released) - clipped.num_joint
@@ -78,11 +78,11 @@ def privatize(
 
 
 class UnprivatizedGradientError(RuntimeError):
-    """A gradient reached the optimizer without clip and noise, or a second time."""
+    """Raised if an optimizer gets a gradient without clip and noise, or one that was applied before."""
 
 
 class _Minted:
-    """The gradients made by the last `privatize`, until they are applied. A plain object: Keras must not track it."""
+    """The gradients of the last `privatize`, until they are applied. A plain object, which Keras does not track."""
 
     tensors: Sequence[Any] | None = None
 
@@ -92,7 +92,7 @@ class DPOptimizer(_Base):
 
     Attributes:
       l2_norm_clip: bound C on the l2 norm of one record's gradient.
-      noise_multiplier: noise standard deviation over C, or None if `compile(epsilon=, delta=)` is to calibrate it.
+      noise_multiplier: noise standard deviation over C, or None for `compile(epsilon=, delta=)` to calibrate it.
       clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`.
     """
 
@@ -113,18 +113,18 @@ class DPOptimizer(_Base):
         self.l2_norm_clip = self.clip.bound
         self.noise_multiplier = None
         if noise_multiplier is not None:
-            fix = "pass the noise's standard deviation over l2_norm_clip, or None to have it calibrated"
+            fix = "pass the noise's standard deviation over l2_norm_clip, or None to calibrate it"
             self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
                 f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}): without a clip no "
-                "amount of noise makes the release private. Give a finite l2_norm_clip."
+                "amount of noise makes the release private. Pass a finite l2_norm_clip."
             )
         self._minted = _Minted()
 
     @property
     def clip(self) -> Clip:
-        """The clip, as engines take it."""
+        """The clip and its scheme."""
         return Clip(self.l2_norm_clip, self.clipping)
 
     def privatize(
@@ -137,23 +137,23 @@ class DPOptimizer(_Base):
         data_independent: Sequence[tf.Tensor] | None = None,
         noise_multiplier: float | tf.Tensor | None = None,
     ) -> PrivatizedGradients:
-        """Adds noise to a clipped sum; what it returns may be applied once, by this optimizer.
+        """Adds noise to a clipped sum. This optimizer may apply the result once.
 
-        Arguments and guarantee are those of `tfp_dpvi.optimizers.privatize`; `noise_multiplier` is by default the optimizer's own.
+        Arguments and guarantee are those of `tfp_dpvi.optimizers.privatize`; `noise_multiplier` defaults to the optimizer's.
 
         Raises:
           ValueError: the sum was clipped to another bound, or there is no noise multiplier.
         """
         if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
-                f"clipped has the bound {clipped.clip.bound}, the optimizer's l2_norm_clip is {self.l2_norm_clip}: the noise "
-                "would not fit the sum. Clip to optimizer.clip."
+                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}. Clip to "
+                "optimizer.clip, for which the noise is scaled."
             )
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
         if noise_multiplier is None:
             raise ValueError(
-                "noise_multiplier is None: give one to the optimizer, or have compile(epsilon=, delta=) calibrate it."
+                "noise_multiplier is None: pass one to the optimizer, or let compile(epsilon=, delta=) calibrate it."
             )
         private = privatize(
             clipped,
@@ -170,19 +170,19 @@ class DPOptimizer(_Base):
         minted, self._minted.tensors = self._minted.tensors, None
         if minted is None:
             raise UnprivatizedGradientError(
-                "apply_gradients: these gradients were not privatised in this step. Take them from "
+                "apply_gradients: these gradients were not privatised in this step. Use those of "
                 "optimizer.privatize(clipped_sum, ...), once for each step; those of a tape are not private."
             )
         if len(minted) != len(gradients) or any(g is not m for g, m in zip(gradients, minted, strict=True)):
             raise UnprivatizedGradientError(
-                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply them "
-                "unchanged, all of them and in their order; transformations belong before the clip or in the optimizer."
+                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply all of them "
+                "unchanged and in order; transform gradients before the clip or in the optimizer."
             )
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
     ) -> tf.Variable:
-        """Makes one Keras update with gradients that `privatize` returned last; anything else raises.
+        """Makes one Keras update with the gradients of the last `privatize`; raises for others.
 
         Raises:
           UnprivatizedGradientError: the gradients were not privatised in this step.
@@ -192,7 +192,7 @@ class DPOptimizer(_Base):
         return super().apply_gradients(pairs, *args, **kwargs)
 
     def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: it would apply a gradient that is neither clipped per record nor noisy."""
+        """Raises: it would apply a gradient without per-record clip and noise."""
         raise UnprivatizedGradientError(
             f"{type(self).__name__}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
             "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
@@ -211,9 +211,8 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
     Args:
       *args: as for the Keras class.
       l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
-      noise_multiplier: noise standard deviation over C; None to have `compile(epsilon=, delta=)` calibrate it.
-      clipping: how a record's gradient is brought to norm C: "flat", "per_layer" or "normalized", see
-        `tfp_dpvi.gradients.Clip`. The same guarantee for each.
+      noise_multiplier: noise standard deviation over C; None for `compile(epsilon=, delta=)` to calibrate it.
+      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`. The guarantee is the same for each.
       **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
         privacy.
 
@@ -235,7 +234,7 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
 
     Returns:
       A subclass of it named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip` and `noise_multiplier`
-      (None: to be calibrated) as keyword arguments beside all of the Keras class's own. The same class for the same
+      (None: to be calibrated) as keyword arguments, besides those of the Keras class. The same class for the same
       argument.
 
     Raises:

@@ -1,8 +1,8 @@
 """Optimizers for a loss of two terms: one for each record, one for each random group of records.
 
 Takahashi et al. 2020, "Differentially Private Variational Autoencoders with Term-wise Gradient Aggregation"
-(arXiv:2006.11204), with the sensitivity of the batch-wise term corrected: a record that joins a group turns one vector
-of norm at most C2 into another, which is a move of up to 2 C2.
+(arXiv:2006.11204), with the corrected sensitivity of the batch-wise term: a record that joins a group replaces one vector
+of norm at most C2 by another, a change of up to 2 C2.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class TermwiseOptimizer(DPOptimizer):
 
     Attributes:
       batch_l2_norm_clip: bound C2 on the l2 norm of one group's gradient.
-      num_partitions: number b of groups that the records of a batch fall into, independently and uniformly.
+      num_partitions: number b of groups, to which the records of a batch are assigned independently and uniformly.
       noise: "blocks", "single" or "split".
-      split: "optimal" or "paper", how noise="split" divides the budget.
+      split: "optimal" or "paper": the division of the budget for noise="split".
     """
 
     batch_l2_norm_clip: float
@@ -43,7 +43,7 @@ class TermwiseOptimizer(DPOptimizer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        fix = "the two clips weigh the terms' noise against each other; for runs that are not private give large ones"
+        fix = "the two clips determine the terms' relative noise; for runs that are not private pass large ones"
         check.positive("l2_norm_clip", self.l2_norm_clip, fix)
         self.batch_l2_norm_clip = check.positive("batch_l2_norm_clip", batch_l2_norm_clip, fix)
         self.num_partitions = check.count("num_partitions", num_partitions, 1)
@@ -64,7 +64,7 @@ class TermwiseOptimizer(DPOptimizer):
         sampling: SamplingScheme,
         neighboring_relation: NeighboringRelation,
     ) -> TermwiseNoise:
-        """Returns noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
+        """Returns the noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
 
         Raises:
           ValueError: `num_partitions` exceeds the expected batch size.
@@ -91,15 +91,15 @@ _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
       batch_l2_norm_clip: bound C2 on the l2 norm of one group's gradient of the batch-wise term.
       num_partitions: number b of groups; at most the expected batch size.
       noise_multiplier: noise standard deviation over C1 (of the parameters that the batch-wise term does not reach);
-        None to have `compile(epsilon=, delta=)` calibrate it.
-      noise: "blocks" (default) gives the parameters that the batch-wise term reaches, and the rest, the noise that has
-        the least total variance; "single" gives all the same; "split" draws for each term by itself.
-      split: how "split" divides the budget: "optimal", or "paper", both terms alike.
+        None for `compile(epsilon=, delta=)` to calibrate it.
+      noise: "blocks" (default) uses two noise scales, for the parameters that the batch-wise term reaches and for the others,
+        with the least total variance; "single" uses one scale for all; "split" draws noise for each term.
+      split: the division of the budget for "split": "optimal", or "paper", equal for both terms.
       **kwargs: as for the DPKeras class.
 
     #### Formal guarantee
 
-    One Gaussian release of `sum of clipped records + (B / b) sum of clipped groups`, priced for the whole, then
+    One Gaussian release of `sum of clipped records + (B / b) sum of clipped groups`, accounted for as a whole, then
     post-processing. One record moves one group's gradient by at most 2 C2 (not C2, as the paper says).
     """
 

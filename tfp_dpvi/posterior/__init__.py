@@ -1,4 +1,4 @@
-"""From released values to a calibrated posterior: NumPy alone, post-processing at no cost."""
+"""Computes a calibrated posterior from released values: post-processing at no cost, in NumPy alone."""
 
 from tfp_dpvi.posterior.curvature import CurvaturePrior, draw_curvature
 from tfp_dpvi.posterior.mixture import (

@@ -1,4 +1,4 @@
-"""Draws of the curvature, given its noisy release: a Wishart prior, a Gaussian likelihood, Hamiltonian Monte Carlo."""
+"""Draws of the curvature given its noisy release: a Wishart prior, a Gaussian likelihood, Hamiltonian Monte Carlo."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NUM_DRAWS = 32
 
 @dataclasses.dataclass(frozen=True)
 class CurvaturePrior:
-    """What is known of the curvature before it is released.
+    """A prior of the curvature.
 
     Attributes:
       matrix: M0, its expected value up to a factor, shape [d, d].
-      degrees: degrees of freedom of the Wishart prior whose mean is a multiple of `matrix`; of d dimensions, k < d of them make
-        a matrix of rank k. Several are a mixture of equal weights.
+      degrees: degrees of freedom of the Wishart prior, whose mean is a multiple of `matrix`; k < d degrees give a matrix of
+        rank k. Several values are a mixture with equal weights.
       log_factor_sd: standard deviation of the logarithm of that multiple, whose median is 1.
-      kappa: mean and standard deviation of the curvature over M, before it is released.
-      curvature: expected value of the curvature A for which `matrix` is that of M, or None: a multiple of it.
-      error: squared distance of `matrix` from what N records would show, as expected of its simulation.
+      kappa: prior mean and standard deviation of the curvature over M.
+      curvature: expected value of the curvature A if `matrix` is that of M, or None for a multiple of it.
+      error: expected squared distance of a simulated `matrix` from that of N records.
     """
 
     matrix: np.ndarray
@@ -37,19 +37,19 @@ class CurvaturePrior:
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns the prior where only the clip is known: about a fifth of the largest trace, and no direction preferred.
+        """Returns an isotropic prior from the clip alone, with about a fifth of the maximal trace.
 
-        Its rank is anything from an eighth of d up: inputs are often collinear, and where they say nothing neither must the
-        posterior.
+        Its rank is uncertain, from d / 8 to d: inputs are often collinear, and in directions without information the
+        posterior must equal the prior.
         """
         degrees = {max(1.0, round(size * share)) for share in (0.125, 0.25, 0.5, 1.0, 2.0, 8.0)}
         return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), tuple(sorted(degrees)), 0.8)
 
     def weights(self, window: Window) -> np.ndarray:
-        """Returns probabilities of the degrees given trace, squared length and rank of the release.
+        """Returns probabilities of the degrees given trace, squared norm and rank of the release.
 
-        For several degrees `matrix` is a multiple of I. Trace and length are taken as normal, with the moments of a Wishart
-        matrix; a rank counts less where the release has more beside it than noise has.
+        For several degrees `matrix` is a multiple of I. Trace and norm are approximated as normal, with the moments of a Wishart
+        matrix; a rank has less weight if the rest of the release exceeds its noise.
         """
         if len(self.degrees) == 1:
             return np.ones(1)
@@ -61,7 +61,7 @@ class CurvaturePrior:
         trace = trace * np.exp(log_factor)
         length = trace**2 * (degrees + size + 1.0) / (degrees * size)
         pairs = size * (size + 1) / 2.0
-        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of the trace, and what other spectra differ by.
+        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of the trace, plus an allowance for other spectra.
         means = trace, length + noise * pairs
         variances = (
             noise * size + trace**2 * spread,
@@ -79,21 +79,21 @@ class CurvaturePrior:
         return special.softmax(logs)
 
     def mismatch(self, window: Window) -> float:
-        """Returns how far the release is from any multiple of `matrix`, beyond its noise, over the length of that multiple."""
+        """Returns the release's distance from the nearest multiple of `matrix`, beyond noise, over that multiple's norm."""
         size = len(self.matrix)
         factor = np.sum(window.matrix * self.matrix) / np.sum(self.matrix**2)
-        free = (
-            size * (size + 1) / 2 - 1
-        )  # Of chi-squared noise, whose mean and three standard deviations are allowed for.
+        free = size * (size + 1) / 2 - 1  # Chi-squared noise: its mean plus three standard deviations.
         allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free)) + 2.0 * self.error
         away = np.sum((window.matrix - factor * self.matrix) ** 2) - allowed
         length = abs(factor) * np.linalg.norm(self.matrix)
         return float(math.sqrt(max(away, 0.0)) / length) if length else math.inf
 
     def release_share(self, window: Window) -> float:
-        """Returns the release's share in what is known of the shape of M: 0 where noise drowns it, 1 without noise."""
+        """Returns the release's share of the information on the shape of M: 0 if noise dominates, 1 without noise."""
         size = len(self.matrix)
-        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[-1]  # Of a Wishart matrix.
+        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[
+            -1
+        ]  # A Wishart matrix's variance.
         noise = window.matrix_sd**2 * size * (size + 1) / 2.0
         return float(before / (before + noise))
 
@@ -105,12 +105,12 @@ def draw_curvature(
 
     Args:
       window: averages of released values.
-      prior: of M.
-      generator: of the draws.
-      num_steps: of HMC, from draws of the Laplace approximation; none make starting points.
+      prior: the prior of M.
+      generator: generator of the draws.
+      num_steps: HMC steps from draws of the Laplace approximation; 0 returns those draws.
 
     Returns:
-      Arrays of shape [K, d, d]; K = 1 where there is no noise.
+      Arrays of shape [K, d, d]; K = 1 without noise.
     """
     matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator, num_steps)
     traces = np.trace(matrices, axis1=1, axis2=2)
@@ -127,7 +127,7 @@ def draw_curvature(
 
 
 def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
-    """Returns A / kappa: M itself, or with the directions in which the clip cuts more raised as in the prior's simulation."""
+    """Returns A / kappa: M itself, or corrected by the prior's simulation for directions that are clipped more."""
     if prior.curvature is None:
         return matrices
     root = linalg.cholesky(prior.matrix, lower=True)
@@ -138,7 +138,7 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
 
 
 def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator, num_steps: int) -> np.ndarray:
-    """Returns draws of M, in numbers as its degrees of freedom are probable."""
+    """Returns draws of M, with numbers proportional to the probabilities of the degrees of freedom."""
     edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
     drawn = [
@@ -150,9 +150,10 @@ def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.G
 
 
 class _Bartlett:
-    """log p(T, log a | M_hat) with M = a L0 T T' L0' / nu: entries of T by row, diagonal ones as logarithms, then log a.
+    """The density log p(T, log a | M_hat) with M = a L0 T T' L0' / nu, as a function of a vector.
 
-    Bartlett's factor T of a Wishart matrix with nu degrees of freedom is lower triangular, of min(d, nu) columns.
+    Bartlett's factor T of a Wishart matrix with nu degrees of freedom is lower triangular with min(d, nu) columns. The vector
+    has the entries of T by row, diagonal ones as logarithms, then log a.
     """
 
     def __init__(self, window: Window, prior: CurvaturePrior, degrees: float) -> None:
@@ -164,7 +165,7 @@ class _Bartlett:
         self._rows, self._columns = np.tril_indices(size, 0, self._rank)
         self._diagonal = np.flatnonzero(self._rows == self._columns)
         self._size = size
-        self._shape = self._nu - np.arange(self._rank)  # Of chi-squared variables on the diagonal.
+        self._shape = self._nu - np.arange(self._rank)  # Degrees of the chi-squared variables on the diagonal.
 
     def draws(self, num: int, generator: np.random.Generator, num_steps: int) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
@@ -172,10 +173,10 @@ class _Bartlett:
         normals = generator.normal(size=(num, len(mode)))
         start = mode + linalg.solve_triangular(root, normals.T, trans=1, lower=True).T
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
-        start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Beyond, steps would diverge.
+        start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Larger traces would make HMC diverge.
         if not num_steps:
             return self.matrices(start)
-        # In float32, whose products take half the time: a proposal's error is none of the acceptance's.
+        # Proposals in float32, at half the time: the acceptance step corrects their error.
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
         def times_inverse(z: np.ndarray, transposed: int) -> np.ndarray:
@@ -228,7 +229,7 @@ class _Bartlett:
         return value, gradient
 
     def _start(self) -> np.ndarray:
-        """Returns the better of two: the release without its smallest and negative eigenvalues, and a multiple of the prior's mean."""
+        """Returns the better start: the release without small and negative eigenvalues, or a multiple of the prior's mean."""
         inverse = linalg.solve_triangular(self._root, np.eye(self._size), lower=True)
         values, vectors = np.linalg.eigh(inverse @ self._seen @ inverse.T)
         kept = vectors[:, -self._rank :] * np.sqrt(self._nu * np.maximum(values[-self._rank :], 0.1))
@@ -243,7 +244,7 @@ class _Bartlett:
         return x[[np.argmax(self.log_density(x)[0])]]
 
     def laplace(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian, there or a last small step before."""
+        """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian at or one small step before it."""
         x = self._start()
         (value,), gradient = self.log_density(x)
         damping = 1e-3
@@ -270,7 +271,7 @@ class _Bartlett:
         left, right, (scale,) = self._root, factor[0], scale
         i, j = self._rows, self._columns
         across = left.T @ right
-        # Rows, then columns: several times as fast as one index of both.
+        # Indexing rows, then columns is several times as fast as both at once.
         gram = np.take((left.T @ left)[i], i, axis=1)
         gram *= np.take((right.T @ right)[j], j, axis=1)
         gram += np.take(across[i], j, axis=1) * np.take(across.T[j], i, axis=1)
@@ -301,17 +302,17 @@ def hamiltonian(
     num_leapfrogs: int,
     keep: int = 1,
 ) -> np.ndarray:
-    """Returns states of chains of Hamiltonian Monte Carlo, on a density that is whitened: array of shape [keep, n, d].
+    """Runs chains of Hamiltonian Monte Carlo on a whitened density; returns states of shape [keep, n, d].
 
-    The step size is adapted to an acceptance of 0.8 over the chains in the first half, and kept in the second.
+    The step size is adapted to a mean acceptance of 0.8 in the first half of the steps, and fixed in the second.
 
     Args:
-      log_density: values and gradients at points of shape [n, d].
-      start: of shape [n, d].
-      generator: of momenta and acceptances.
-      num_steps: how many.
-      num_leapfrogs: in each.
-      keep: how many states to keep, of the second half.
+      log_density: returns values and gradients at points of shape [n, d].
+      start: initial states, shape [n, d].
+      generator: generator of momenta and acceptances.
+      num_steps: number of steps.
+      num_leapfrogs: leapfrog steps in each.
+      keep: number of states of the second half to return.
     """
     x, (value, gradient) = start, log_density(start)
     kept: list[np.ndarray] = []
@@ -321,7 +322,7 @@ def hamiltonian(
         new, slope, p = x, gradient, momentum
         length = size * generator.uniform(0.8, 1.2)
         p = p + length / 2.0 * slope
-        with np.errstate(over="ignore", invalid="ignore"):  # Far off: rejected below.
+        with np.errstate(over="ignore", invalid="ignore"):  # Such proposals are rejected below.
             for leap in range(num_leapfrogs):
                 new = new + length * p
                 proposed, slope = log_density(new)

@@ -16,20 +16,20 @@ LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Values and gradients at points of shape [n, d]."""
 
 DensityOfChains = Callable[[int], LogDensity]
-"""Of n chains, each of which has its own draw of the curvature."""
+"""Returns the density of n chains, each with its own draw of the curvature."""
 
 _CHAINS_OF_EACH, _KEPT, _CHAINS = 4, 8, 32
 MOST_MISMATCH = 0.4
-_BANDWIDTH = 0.25  # Of a kernel, in standard deviations of all draws.
+_BANDWIDTH = 0.25  # Standard deviation of a kernel over that of all draws.
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Normals of equal weight.
+    """An equal-weight mixture of normals.
 
     Attributes:
-      locs: of shape [K, d].
-      scales: lower triangular, of shape [K, d, d] or [1, d, d].
+      locs: means, shape [K, d].
+      scales: lower triangular factors of the covariances, shape [K, d, d] or [1, d, d].
     """
 
     locs: np.ndarray
@@ -42,18 +42,18 @@ class Mixture:
 
     @property
     def covariance(self) -> np.ndarray:
-        """Shape [d, d]."""
+        """Returns the covariance, shape [d, d]."""
         away = self.locs - self.mean
         within: np.ndarray = np.mean(self.scales @ np.swapaxes(self.scales, 1, 2), axis=0)
         return within + away.T @ away / len(away)
 
     def sample(self, num: int, generator: np.random.Generator, wider: float = 1.0) -> np.ndarray:
-        """Returns draws, shape [num, d], their distance to the mean multiplied by `wider`."""
+        """Returns draws, shape [num, d], with distances to the mean multiplied by `wider`."""
         draws = self.draws_of(generator.integers(len(self.locs), size=num), generator)
         return self.mean + wider * (draws - self.mean)
 
     def draws_of(self, picks: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns a draw of each of these components, shape [n, d]."""
+        """Returns a draw from each of these components, shape [n, d]."""
         scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
         normals = generator.normal(size=(len(picks), self.locs.shape[1]))
         return self.locs[picks] + np.einsum("nij,nj->ni", scales, normals)
@@ -61,12 +61,12 @@ class Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The likelihood of the parameters given released values, for each draw of the curvature: normal and linear in them.
+    """The linear Gaussian likelihood of the parameters given released values, for each draw of the curvature.
 
     Attributes:
       index: the coordinates that it reads, shape [m].
-      precisions: of shape [K, m, m].
-      linear: of shape [K, m]: the precision times the mean.
+      precisions: precisions, shape [K, m, m].
+      linear: precisions times means, shape [K, m].
     """
 
     index: np.ndarray
@@ -90,8 +90,8 @@ def gaussian_prior(log_prior: LogDensity, draws: np.ndarray) -> tuple[np.ndarray
     """Returns precision and precision times mean of a prior that is normal on the real line, else None.
 
     Args:
-      log_prior: on the real line.
-      draws: from it, of shape [n, D]: units and places to try it at.
+      log_prior: log density on the real line.
+      draws: draws from it, shape [n, D], which set scales and points for the check.
     """
     centre, unit = draws.mean(axis=0), draws.std(axis=0)
     size = len(centre)
@@ -118,13 +118,13 @@ def exact_mixture(terms: Terms, precision: np.ndarray, linear: np.ndarray) -> Mi
 
 
 def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, generator: np.random.Generator) -> Mixture:
-    """Returns the posterior under any prior: equal numbers of HMC draws for each draw of the curvature, as kernels.
+    """Returns the posterior under any prior: kernels at HMC draws, equally many for each draw of the curvature.
 
     Args:
       terms: the likelihood.
-      log_prior: on the real line.
-      start: points to start from, of shape [n, d].
-      generator: of the draws.
+      log_prior: log density on the real line.
+      start: initial states, shape [n, d].
+      generator: generator of the draws.
     """
     chains = np.tile(np.arange(len(terms.precisions)), _CHAINS_OF_EACH * 32 // len(terms.precisions))
     precisions, linear = terms.precisions[chains], terms.linear[chains]
@@ -141,7 +141,7 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
     spread = np.cov(start.T).reshape(len(x[0]), -1)
     reached = np.diag(linalg.inv(spread + 1e-9 * np.eye(len(spread)))).copy()
     reached[terms.index] += np.mean(np.diagonal(terms.precisions, axis1=1, axis2=2), axis=0)
-    root = np.diag(1.0 / np.sqrt(reached))  # Of the covariance.
+    root = np.diag(1.0 / np.sqrt(reached))  # A root of the covariance.
     kept = x[None]
     for num_steps, keep in ((60, 4), (60, 4), (100, _KEPT)):
         kept = _chains(log_density, kept[-1], root, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep)
@@ -151,12 +151,12 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
 
 
 def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.random.Generator) -> Mixture:
-    """Returns HMC draws of a density that bends, as kernels; chains start from the mixture where it does not.
+    """Returns kernels at HMC draws for a nonlinear score; chains start from the posterior for a linear one.
 
     Args:
-      linear: the posterior without the bend, whose covariance whitens.
+      linear: the posterior for a linear score, whose covariance whitens.
       density_of: the density, given each chain's draw of the curvature.
-      generator: of the draws.
+      generator: generator of the draws.
     """
     start = linear.draws_of(np.arange(_CHAINS) % len(linear.locs), generator)
     root = linalg.cholesky(linear.covariance, lower=True)
@@ -167,7 +167,7 @@ def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.
 def _chains(
     log_density: LogDensity, start: np.ndarray, root: np.ndarray, generator: np.random.Generator, **settings: int
 ) -> np.ndarray:
-    """Returns states of chains of HMC, whitened by a Cholesky factor of the covariance; `settings` are of `hamiltonian`."""
+    """Runs HMC whitened by a Cholesky factor of the covariance; `settings` are arguments of `hamiltonian`."""
 
     def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = log_density(z @ root.T)
@@ -184,23 +184,23 @@ def _root_of(draws: np.ndarray) -> np.ndarray:
 
 
 def _kernels(draws: np.ndarray) -> Mixture:
-    """Returns a mixture of small normals at draws, shrunk so that mean and covariance stay (Liu and West 2001)."""
+    """Returns a mixture of narrow normals at draws, shrunk to keep mean and covariance (Liu and West 2001)."""
     mean = draws.mean(axis=0)
     return Mixture(mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * _root_of(draws)[None])
 
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Whether the intervals can be trusted, from released values.
+    """Diagnostics of the posterior's intervals, from released values.
 
     Attributes:
-      distance: of the window's mean parameters from the posterior's mean, in posterior standard deviations over sqrt(d).
+      distance: distance of the window's mean parameters from the posterior's mean, in posterior standard deviations over
+        sqrt(d).
       halves: p-value of the difference of the window's halves.
-      kappa: the curvature over the variance's: 1 without a clip, and at most 2.5.
-      curvature_signal: length of the curvature over that of its noise.
-      bend: how far the posterior's mean moves where the expected score bends as in the pilot's simulation, in the units of
-        `distance`; NaN without a pilot.
-      mismatch: how far the released curvature is from that at the pilot's inputs, as a share of it; NaN without a pilot.
+      kappa: ratio of the curvature to the variance of clipped pairs: 1 without a clip, and at most 2.5.
+      curvature_signal: the curvature's norm over that of its noise.
+      bend: shift of the posterior's mean by the simulation's nonlinear score, in units of `distance`; NaN without a pilot.
+      mismatch: relative distance of the released curvature from that at the pilot's inputs; NaN without a pilot.
     """
 
     distance: float
@@ -214,19 +214,19 @@ class Checks:
     def warnings(self) -> list[str]:
         """Returns a sentence for each check that failed."""
         found = []
-        if self.distance > 1.3 and not self.bend <= 1.0:  # A small bend was seen, where there was a pilot.
+        if self.distance > 1.3 and not self.bend <= 1.0:  # A pilot's small bend makes the distance harmless.
             found.append(
-                f"training had not arrived: its mean lies {self.distance:.1f} posterior standard deviations off (limit 1.3)"
+                f"training did not converge: its mean is {self.distance:.1f} posterior standard deviations off (limit 1.3)"
             )
         if self.halves < 0.001:
-            found.append(f"the two halves of the window differ (p = {self.halves:.1g}): training still moved")
+            found.append(f"the two halves of the window differ (p = {self.halves:.1g}): training did not converge")
         if self.mismatch > MOST_MISMATCH:
             found.append(
-                f"the released curvature is far from that at the pilot's inputs (mismatch {self.mismatch:.2g}): give the pilot "
-                "inputs that look like the private ones"
+                f"the released curvature is far from that at the pilot's inputs (mismatch {self.mismatch:.2g}): pass inputs to "
+                "the pilot that resemble the private ones"
             )
         if self.kappa >= 2.4:
-            found.append(f"the clip cuts off too much (kappa {self.kappa:.2g}): raise l2_norm_clip")
+            found.append(f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip")
         return found
 
 
@@ -247,8 +247,8 @@ def check(
       matrices: draws of M.
       mixture: the posterior.
       index: the coordinates that the likelihood reads.
-      linear: the posterior without the bend, or None where that is `mixture`.
-      mismatch: of the release and the prior of the curvature.
+      linear: the posterior for a linear score, or None if that is `mixture`.
+      mismatch: see `CurvaturePrior.mismatch`.
     """
     spread = mixture.covariance[np.ix_(index, index)]
 

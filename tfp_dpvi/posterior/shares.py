@@ -1,4 +1,4 @@
-"""Where a calibrated posterior's variance comes from."""
+"""The decomposition of a calibrated posterior's variance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def variance_shares(
     index: np.ndarray,
     log_prior: LogDensity,
 ) -> np.ndarray:
-    """Returns for each coordinate the shares of privacy noise, of the data and of the prior: shape [D, 3], rows sum to 1.
+    """Returns the variance shares of privacy noise, data and prior for each coordinate: shape [D, 3], rows sum to 1.
 
     With V the posterior's covariance at the mean curvature, S = B + R and L0 the prior's precision, `V = V A S^-1 R S^-1 A V
-    + V A S^-1 B S^-1 A V + V L0 V`. What the mixture adds to V comes from noise on the curvature, and counts as such.
+    + V A S^-1 B S^-1 A V + V L0 V`. The mixture's excess over V is due to noise on the curvature, and counts as noise.
 
     Args:
       window: averages of released values.
@@ -29,7 +29,7 @@ def variance_shares(
       matrices: draws of M.
       mixture: the posterior.
       index: the coordinates that the likelihood reads.
-      log_prior: on the real line.
+      log_prior: log density on the real line.
     """
     size, slope = len(mixture.mean), slopes.mean(axis=0)
     data = window.simulation * matrices.mean(axis=0)

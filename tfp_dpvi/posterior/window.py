@@ -1,4 +1,4 @@
-"""Averages of released values over the window: the last part of training, after it has arrived."""
+"""Averages of released values over the window, the last part of training, after convergence."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import math
 import numpy as np
 
 BURN_IN = 0.3
-"""Share of a fit's steps before the window."""
+"""Fraction of a fit's steps before the window."""
 
 MOST_KAPPA = 2.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseNoise:
-    """The public numbers of a fit that its released values are read with.
+    """The public numbers that describe the noise of a fit's released values.
 
     Attributes:
       num_records: N.
@@ -23,7 +23,7 @@ class ReleaseNoise:
       clip: C, or `math.inf`.
       gradient: standard deviation of the noise on a step's sum of clipped pairs.
       matrix: likewise on entries of the sum of their outer products over 2.
-      scale: likewise on the sum that says what the clip cut off.
+      scale: likewise on the sum of `ClippedAway`.
     """
 
     num_records: int
@@ -42,16 +42,16 @@ class Window:
       num_steps: n.
       theta: mean of the parameters' draws, shape [d].
       path: their means in each block of the window, shape [b, d].
-      jitter: their standard deviations there.
+      jitter: their standard deviations in each block.
       score: mean of the sums of clipped pairs of scores, shape [d].
       matrix: mean of their outer products over 2, symmetric, shape [d, d].
-      scale: mean of the sum that says what the clip cut off.
-      score_sd: noise on a coordinate of `score`.
-      matrix_sd: noise on the diagonal of `matrix`; off it `matrix_sd / sqrt(2)`.
-      scale_sd: noise on `scale`.
-      simulation: the variance of `score` over that of one full batch of observed records, but for noise.
-      half_difference: of the halves' mean scores and mean parameters.
-      half_variance: the variance of the former over that of `score`: 4 for halves of one length.
+      scale: mean of the sums of `ClippedAway`.
+      score_sd: standard deviation of the noise on a coordinate of `score`.
+      matrix_sd: likewise on the diagonal of `matrix`; `matrix_sd / sqrt(2)` off the diagonal.
+      scale_sd: likewise on `scale`.
+      simulation: the variance of `score` without noise, over that of one full batch of observed records.
+      half_difference: differences of the halves' mean scores and mean parameters.
+      half_variance: the variance of the former over that of `score`: 4 for halves of equal length.
       most_trace: bound on the trace of `matrix`.
     """
 
@@ -72,23 +72,23 @@ class Window:
 
     @property
     def kappa(self) -> float:
-        """The curvature over the matrix, by which the clip's loss is made good."""
+        """Returns the ratio of the curvature to the matrix, which corrects for the clip."""
         return float(np.clip(self.scale / max(np.trace(self.matrix), 1e-300), 1.0, MOST_KAPPA))
 
     @property
     def curvature_signal(self) -> float:
-        """The matrix's length over that of the noise on it; inf without noise."""
+        """Returns the matrix's norm over that of its noise; inf without noise."""
         size = len(self.theta)
         noise = self.matrix_sd * math.sqrt(size * (size + 1) / 2.0)
         return float(np.linalg.norm(self.matrix)) / noise if noise else math.inf
 
 
 def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseNoise) -> Window | None:
-    """Returns the window's averages from sums over blocks of steps, or None where it has fewer than four steps.
+    """Returns the window's averages from sums over blocks of steps, or None if it has fewer than four steps.
 
     Args:
       blocks: the accumulator of `gradients.Curvature`.
-      scales: that of `gradients.ClippedAway`.
+      scales: the accumulator of `gradients.ClippedAway`.
       noise: the public numbers.
     """
     steps = blocks["steps"]
