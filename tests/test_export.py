@@ -374,7 +374,7 @@ def test_a_seeded_models_key_is_not_in_it_and_its_report_warns(tmp_path):
 
 def test_a_model_that_was_never_fitted_is_refused(tmp_path):
     model = make_regression()
-    with pytest.raises(RuntimeError, match=r"DPVI.export before fit.*Call fit first"):
+    with pytest.raises(RuntimeError, match=r"DPVI.export was called before fit.*Call fit first"):
         model.export(tmp_path / "model")
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5)
     with pytest.raises(RuntimeError, match="export was called before fit"):

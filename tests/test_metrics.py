@@ -381,7 +381,7 @@ def test_a_fit_pays_for_its_metrics_and_the_report_says_how_much():
     assert report.epsilon_without_metrics == pytest.approx(alone.epsilon(1e-5), rel=1e-6)
     assert report.to_json()["epsilon_without_metrics"] == report.epsilon_without_metrics
     assert report.to_json()["releases"][0]["metrics"] == ["private_elbo"]
-    assert "private_elbo: privatised, released with the steps and paid for here" in " ".join(str(report).split())
+    assert "private_elbo: privatised, released with the steps and included" in " ".join(str(report).split())
     assert without.privacy_report().epsilon_without_metrics is None
     assert PrivacyPlan.from_json(with_metrics.privacy_plan.to_json()) == with_metrics.privacy_plan
 

@@ -266,7 +266,7 @@ def test_it_adds_up_with_a_fit_and_the_report_lists_it():
     text = " ".join(str(report).split())
     purpose = "means and variances of 3 columns clipped to public bounds, for standardising"
     assert f"part 1: {purpose}; full batches" in text
-    assert f"{purpose}, which were released with noise and paid for here." in text
+    assert f"{purpose}, which were released with noise and are included." in text
     assert "3 steps; full batches" in text
     assert "statistics computed on the records outside this ledger" in text  # Still true of others.
     saved = json.loads(json.dumps(report.to_json()))
@@ -279,7 +279,7 @@ def test_a_model_without_it_reports_as_before():
     ledger = dpvi.PrivacyLedger()
     ledger.reserve(dpvi.PrivacyPlan(dpvi.privacy.FullBatch(), 5.0, 1), 1)
     report = dpvi.PrivacyReport.from_ledger(ledger, delta=1e-5)
-    assert "released with noise and paid for" not in str(report)
+    assert "released with noise and are included" not in str(report)
     assert "purpose" not in ledger.to_json()["entries"][0]["plan"]
 
 

@@ -107,7 +107,7 @@ def test_metrics_that_compare_nothing_are_refused_before_they_cost():
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
     pair = {"a": Y[:, None], "b": X[:, 0]}
     cases = [
-        (Linear(1), (X,), "no y"),
+        (Linear(1), (X,), "y is missing"),
         (dpvi.DPVI(prior, lambda w: tfd.Independent(tfd.Normal(w, 1.0), 1), clipping="flat"), (X,), "predicts nothing"),
         (dpvi.DPVI(prior, two, clipping="flat"), (X, pair), "several|log_prob has shape"),
     ]

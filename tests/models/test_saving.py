@@ -378,12 +378,12 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
     for name in ("ward eight", "ward seven"):
         with (
             dpvi.PrivacyLedger(tmp_path / "books", dataset_id=name),
-            pytest.raises(LedgerError, match=r"is another ledger .*'ward seven'"),
+            pytest.raises(LedgerError, match=r"is not the saved model's ledger .*'ward seven'"),
         ):
             keras.models.load_model(tmp_path / "model.keras")
         (tmp_path / "books").unlink()
     shutil.copy(older, tmp_path / "books")
-    with pytest.raises(LedgerError, match=r"is another ledger .*or an older copy"):
+    with pytest.raises(LedgerError, match=r"is not the saved model's ledger .*or an older copy"):
         keras.models.load_model(tmp_path / "model.keras")
 
 
@@ -515,7 +515,7 @@ def test_a_broken_file_is_named_and_nothing_is_spent(tmp_path):
     for damage in (*DAMAGES.values(), flipped):
         (tmp_path / "broken.keras").write_bytes(damage(whole))
         with pytest.raises(
-            ValueError, match=r"filepath='[^']*broken\.keras' is not a whole \.keras file.*another copy"
+            ValueError, match=r"filepath='[^']*broken\.keras' is not a complete \.keras file.*another copy"
         ):
             dpvi.load_model(tmp_path / "broken.keras")
         assert (tmp_path / "ledger").read_bytes() == before

@@ -265,7 +265,7 @@ def _poisson_event(q=2.6e-7, z=2.0, releases=10**7):
 
 def test_rdp_of_poisson_under_replace_one_is_refused_everywhere():
     """Ours once said epsilon 0 here, where the true delta is 3e-4; dp_accounting 0.6 would, too."""
-    refused = r"accountant='rdp' has no price for Poisson sampling.* under replace_one"
+    refused = r"accountant='rdp' does not support Poisson sampling.* under replace_one"
     rdp = get_accountant("rdp")
     for price in (
         lambda: rdp.epsilon(_poisson_event(), 1e-9, REPLACE),
@@ -421,7 +421,7 @@ def test_a_new_accountant_is_one_class_and_one_registration():
         plan = PrivacyPlan(PoissonSampling(0.1), 1.0, 3, accountant="worst")
         assert plan.epsilon(1e-5) == 15.0
         assert EpsilonCurve(plan)(3) == 15.0
-        with pytest.raises(UnsupportedPairError, match="'worst' has no price for fixed-size"):
+        with pytest.raises(UnsupportedPairError, match="'worst' does not support fixed-size"):
             PrivacyPlan(FixedSizeSampling(10, 1), 1.0, 3, "replace_one", accountant="worst")
         assert any(
             p.what == "worst, replace_one"

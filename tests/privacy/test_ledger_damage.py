@@ -342,6 +342,6 @@ def test_a_folder_that_cannot_hold_a_ledger_gets_a_sentence(tmp_path, monkeypatc
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(LedgerError, match="cannot be made: Operation not permitted"):
+    with pytest.raises(LedgerError, match="cannot be created: Operation not permitted"):
         PrivacyLedger(tmp_path / "a.ledger")
     assert not list(tmp_path.iterdir())

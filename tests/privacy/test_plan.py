@@ -299,12 +299,12 @@ def test_relations_by_name_and_numpy_numbers():
 
 
 UNSUPPORTED = [
-    (FixedSizeSampling(10, 2), "add_or_remove_one", "rdp", "has no price under add_or_remove_one; use replace_one"),
-    (FixedSizeSampling(10, 2), "add_or_remove_one", "pld", "has no price under add_or_remove_one; use replace_one"),
-    (FixedSizeSampling(10, 2), "replace_one", "pld", "accountant='pld' has no price for fixed-size .*='rdp'"),
+    (FixedSizeSampling(10, 2), "add_or_remove_one", "rdp", "is not supported under add_or_remove_one; use replace_one"),
+    (FixedSizeSampling(10, 2), "add_or_remove_one", "pld", "is not supported under add_or_remove_one; use replace_one"),
+    (FixedSizeSampling(10, 2), "replace_one", "pld", "accountant='pld' does not support fixed-size .*='rdp'"),
     (EachRecordOncePerEpoch(10), "add_or_remove_one", "pld", "each_record_once_per_epoch.* use replace_one"),
-    (POISSON, "replace_one", "advanced_composition", "'advanced_composition' has no price for Poisson"),
-    (POISSON, "replace_one", "rdp", "'rdp' has no price for Poisson"),
+    (POISSON, "replace_one", "advanced_composition", "'advanced_composition' does not support Poisson"),
+    (POISSON, "replace_one", "rdp", "'rdp' does not support Poisson"),
 ]
 
 

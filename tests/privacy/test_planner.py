@@ -73,7 +73,7 @@ def test_no_noise(capsys):
 
 def test_large_epsilon_warns(capsys):
     assert main([*BASE, "--steps", "1000", "--noise-multiplier", "0.4"]) == 0
-    assert "too large to mean much" in capsys.readouterr().out
+    assert "too large to protect" in capsys.readouterr().out
 
 
 def test_plot(tmp_path, capsys):
@@ -95,7 +95,7 @@ def test_plot(tmp_path, capsys):
         (["--steps", "10", "--epsilon", "1", "--sampling", "fixed_size"], "use replace_one"),
         (
             ["--steps", "10", "--epsilon", "1", "--accountant", "advanced_composition", "--neighboring", "replace_one"],
-            "has no price for Poisson sampling",
+            "does not support Poisson sampling",
         ),
         (["--steps", "10", "--epsilon", "1", "--delta", "1e-12"], "delta=1e-12 is below 1e-09"),
     ],
@@ -263,7 +263,7 @@ def test_show_says_what_the_ledger_knows_and_no_more(tmp_path, capsys):
         assert main(["show", str(path), "--delta", "1e-5", "--json"]) == 0
         data = json.loads(capsys.readouterr().out)
     assert "Ledger's budget: 3 at delta 1e-06 for all fits and models" in text
-    assert "the number of records, 5,000: it is taken as public." in text
+    assert "the number of records, 5,000: it is assumed to be public." in text
     assert data["num_records"] == 5000
     assert data["num_records_declared"] is None
     assert data["accountant"] == "rdp"

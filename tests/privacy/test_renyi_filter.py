@@ -227,7 +227,7 @@ def test_what_renyi_privacy_has_no_price_for_is_refused_before_it_is_charged():
     if accountants.PRICES_POISSON_REPLACE_ONE:
         ledger = _ledger()
         with pytest.raises(
-            UnsupportedPairError, match=r"adaptive budget has no price for Poisson.*not adaptive"
+            UnsupportedPairError, match=r"adaptive budget does not support Poisson.*not adaptive"
         ) as refused:
             ledger.reserve(PrivacyPlan(PoissonSampling(0.01), 2.0, 1, "replace_one"), 1)
         assert "pld" not in str(refused.value)
@@ -347,7 +347,7 @@ def test_the_report_says_which_kind_of_budget_holds():
     ledger.reserve(PLAN, 500)
     report = PrivacyReport.from_ledger(ledger, delta=1e-6)
     spent = ledger.renyi_filter.spent(ledger.dp_event, NeighboringRelation.ADD_OR_REMOVE_ONE)
-    assert "1 at delta 1e-05 for all fits and models, adaptive: it covers settings that were chosen" in _flat(report)
+    assert "1 at delta 1e-05 for all fits and models, adaptive: it covers settings chosen" in _flat(report)
     assert "at order 18 divergences add up to" in _flat(report)
     assert report.to_json()["ledger_budget"] == {
         "epsilon": EPSILON,
@@ -361,7 +361,7 @@ def test_the_report_says_which_kind_of_budget_holds():
     assert "the epsilon above does not cover it, the ledger's adaptive budget does" in _flat(report)
     plain = PrivacyLedger(budget_epsilon=EPSILON, budget_delta=DELTA)
     plain.reserve(PLAN, 500)
-    assert "not where settings were chosen after looking at earlier results" in _flat(
+    assert "not valid for settings chosen after looking at earlier results" in _flat(
         PrivacyReport.from_ledger(plain, delta=1e-6)
     )
     assert "adaptive budget" not in _flat(PrivacyReport.from_ledger(plain, delta=1e-6))

@@ -112,17 +112,17 @@ def test_warnings():
     assert "tenth of one over their number" in " ".join(str(_report(delta=1e-4)).split())
     ledger = PrivacyLedger()
     ledger.reserve(PLAN.replace(noise_multiplier=0.5), 1000)
-    assert any("too large to mean much" in w for w in _report(ledger).warnings)
+    assert any("too large to protect" in w for w in _report(ledger).warnings)
 
 
 def test_unconfirmed_steps_are_told():
     ledger = PrivacyLedger()
     ledger.reserve(PLAN, 30)
-    assert "30 were reserved and not confirmed" in " ".join(str(_report(ledger)).split())
+    assert "30 were reserved but not confirmed" in " ".join(str(_report(ledger)).split())
 
 
 def test_declared_records():
-    assert "10,000: it is taken as public and was declared by hand" in flat(_report(num_records_declared=True))
+    assert "10,000: it is assumed to be public and was declared" in flat(_report(num_records_declared=True))
     assert "counted from the data" in flat(_report(num_records_declared=False))
     assert "counted from" not in flat(_report())  # What cannot be known is not said.
     assert _report().to_json()["num_records_declared"] is None

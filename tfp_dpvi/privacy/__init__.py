@@ -1,6 +1,6 @@
 """Privacy accounting: plans, accountants, calibration, the ledger and the report.
 
-Pure Python on dp_accounting, NumPy and SciPy: nothing here imports TensorFlow.
+Pure Python with dp_accounting, NumPy and SciPy; does not import TensorFlow.
 """
 
 from dp_accounting import NeighboringRelation

@@ -20,7 +20,7 @@ def _count(text: str) -> int:
     except ValueError:
         value = math.nan
     if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; write for example 100000 or 1e5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; pass, for example, 100000 or 1e5")
     return int(text) if text.strip("+-").isdigit() else int(value)
 
 
@@ -30,14 +30,14 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m tfp_dpvi.privacy", description="Plans and reports of differential privacy."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    plan = commands.add_parser("plan", help="what a fit would cost, before data are touched")
+    plan = commands.add_parser("plan", help="the privacy cost of a fit, without data")
     plan.add_argument(
         "--records",
         dest="num_records",
         type=_count,
         required=True,
         metavar="N",
-        help="number of records, taken as public",
+        help="public number of records",
     )
     plan.add_argument("--batch-size", type=_count, required=True, metavar="B", help="expected batch size")
     length = plan.add_mutually_exclusive_group(required=True)

@@ -1,7 +1,7 @@
 """Renyi divergences of the Gaussian mechanism on a fixed-size sample without replacement.
 
-Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, theorem 27 and corollary 10, for replacing one record. The figures
-are those of dp_accounting's RDP accountant, which takes a second per call: it repeats the differences for every order.
+Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, theorem 27 and corollary 10, for replacing one record. The values
+equal those of dp_accounting's RDP accountant, which takes a second per call: it repeats the differences for every order.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-# Beyond this order dp_accounting uses the simpler bound alone.
+# Beyond this order dp_accounting uses only the simpler bound.
 _MAX_EXACT_ORDER = 256
 
 
@@ -28,7 +28,7 @@ def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]
             total = high + np.log1p(ratio)
         same = sign_a == sign_b
         logs = np.where(same, difference, total)
-        # a - b: with equal signs it has a's sign where |a| is larger; with unequal ones a's sign.
+        # a - b has a's sign for unequal signs, and for equal ones if |a| is larger.
         positive = np.where(same, (a >= b) == sign_a, sign_a)
     return result
 
@@ -38,7 +38,7 @@ def fixed_size_rdp(q: float, z: float, orders: Sequence[float]) -> NDArray[np.fl
 
     Args:
       q: batch size over number of records, in (0, 1).
-      z: standard deviation over the distance that replacing one record moves the sum.
+      z: standard deviation over the sum's sensitivity to replacing one record.
       orders: sequence of floats.
     """
     rate = 0.5 / z**2
@@ -46,7 +46,7 @@ def fixed_size_rdp(q: float, z: float, orders: Sequence[float]) -> NDArray[np.fl
     floors, ceilings = np.floor(wanted).astype(int), np.ceil(wanted).astype(int)
     exact = [int(a) for a in {*floors, *ceilings} if a <= _MAX_EXACT_ORDER]
     x = np.arange(-1.0, max(exact, default=2) + 2.0)
-    # Values e^{x (x+1) rate} at x = -1 (where it is 1), 0, 1, ...: the expectations of theorem 27.
+    # Values e^{x (x+1) rate} at x = -1 (1 there), 0, 1, ...: the expectations of theorem 27.
     differences = _log_abs_differences(np.where(x < 0.0, 0.0, x * (x + 1.0) * rate))
     logs = {a: _log_moment(a, q, rate, differences) for a in sorted({*floors, *ceilings})}
     low = np.array([logs[a] for a in floors])

@@ -1,9 +1,9 @@
 """Accountants: epsilon at delta and delta at epsilon of a `DpEvent`, by dp_accounting.
 
-Convention of events (that of dp_accounting >= 0.5): under add-or-remove-one a Gaussian event of multiplier m compares
+Convention of events (as in dp_accounting >= 0.5): under add-or-remove-one a Gaussian event of multiplier m compares
 N(0, m^2) with N(1, m^2); under replace-one it compares N(0, m^2) with N(2, m^2), and a Poisson-sampled one
 (1-q) N(0, m^2) + q N(1, m^2) with (1-q) N(0, m^2) + q N(-1, m^2). The RDP accountant of every version, and the PLD
-accountant of 0.4.3, read a replace-one Gaussian as N(0, m^2) against N(1, m^2): neither is given one here.
+accountant of 0.4.3, read a replace-one Gaussian as N(0, m^2) against N(1, m^2); they never get one here.
 """
 
 import abc
@@ -29,31 +29,31 @@ from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 from tfp_dpvi.privacy.sensitivity import joint_noise_multiplier
 
-#: Grid spacing of privacy losses: dp_accounting's default, so that `PLDAccountant` gives an auditor the same figure.
+#: Grid spacing of privacy losses: dp_accounting's default, so that its `PLDAccountant` gives the same values.
 STEP = 1e-4
-#: Below this the rounding of dp_accounting's Fourier transforms is not always upwards.
+#: Smallest delta: below it, dp_accounting's Fourier transforms do not always round upwards.
 SMALLEST_DELTA = 1e-9
-#: Sampled releases with less noise are priced as without any: their epsilon is in the hundreds of thousands.
+#: Sampled releases with less noise count as without noise: their epsilon is in the hundreds of thousands.
 SMALLEST_SAMPLED_NOISE = 1e-3
-#: Whether dp_accounting prices Poisson sampling under replace-one: 0.5 and later.
+#: Whether dp_accounting supports Poisson sampling under replace-one: 0.5 and later.
 PRICES_POISSON_REPLACE_ONE = "neighboring_relation" in inspect.signature(_pld.from_gaussian_mechanism).parameters
 
 _Adjacency: TypeAlias = _mechanism.AdjacencyType
 FloatArray: TypeAlias = NDArray[np.float64]
 _REPLACE = NeighboringRelation.REPLACE_ONE
-#: Of the Renyi divergences: dp_accounting's default.
+#: Orders of the Renyi divergences: dp_accounting's default.
 ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 _POINTS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Releases:
-    """What an event releases, by kind; composition does not depend on the order."""
+    """The releases of an event by kind; composition does not depend on their order."""
 
     full: dict[float, int]  # {noise multiplier: count} of releases on all records.
     poisson: dict[tuple[float, float], int]  # {(probability, noise multiplier): count}.
     fixed_size: dict[tuple[float, float], int]  # {(batch size over number of records, noise multiplier): count}.
-    private: bool  # False if some release carried no noise.
+    private: bool  # False if some release has no noise.
 
     @property
     def full_multiplier(self) -> float:
@@ -63,7 +63,7 @@ class Releases:
 
     @classmethod
     def of(cls, event: DpEvent) -> "Releases":
-        """Flattens an event; raises `UnsupportedPairError` for event types that are not priced here."""
+        """Flattens an event; raises `UnsupportedPairError` for unsupported event types."""
         counts: collections.Counter[tuple[str, float, float]] = collections.Counter()
         _count(event, 1, counts)
 
@@ -97,7 +97,7 @@ def _count(event: DpEvent, times: int, counts: "collections.Counter[tuple[str, f
 
 
 def multiplier(event: DpEvent) -> float:
-    """Returns the multiplier of Gaussians released together on one sample."""
+    """Returns the multiplier of Gaussians released jointly on one sample."""
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return float(event.noise_multiplier)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
@@ -108,30 +108,30 @@ def multiplier(event: DpEvent) -> float:
 
 
 class Accountant(abc.ABC):
-    """Prices a `DpEvent` under an adjacency. A subclass is usable by name once it is in `ACCOUNTANTS`."""
+    """Computes the privacy loss of a `DpEvent` under a neighboring relation. Add a subclass to `ACCOUNTANTS` to use its name."""
 
     name: ClassVar[str] = ""
     #: Whether an auditor's tool reads a replace-one Gaussian as N(0, m^2) against N(1, m^2), unlike the events here.
     over_replacement: ClassVar[bool] = False
 
     def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
-        """Returns the spacing of privacy losses in a numerical composition; None where there is none."""
+        """Returns the spacing of privacy losses in a numerical composition; None without one."""
         return None
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
-        """Returns what an event releases; raises `UnsupportedPairError` if it has no price here under the adjacency."""
+        """Returns the releases of an event; raises `UnsupportedPairError` if the neighboring relation is not supported for it."""
         releases = Releases.of(event)
         refusal = self.refusal(releases, check.relation(relation) is _REPLACE)
         if refusal is not None:
             adjacency = relation.name.lower()
             raise UnsupportedPairError(
-                f"accountant={self.name!r} has no price for {refusal[0]} under {adjacency}; {refusal[1]}."
+                f"accountant={self.name!r} does not support {refusal[0]} under {adjacency}; {refusal[1]}."
             )
         return releases
 
     @abc.abstractmethod
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
-        """Returns what has no price, and what to do instead; None if everything has one."""
+        """Returns the unsupported kind of release and the fix; None if all are supported."""
 
     @abc.abstractmethod
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
@@ -146,10 +146,10 @@ class Accountant(abc.ABC):
 
 
 def poisson_replace_refusal() -> tuple[str, str]:
-    """Returns what has no price where Poisson sampling under replace-one has none, and what to do instead."""
+    """Returns the refusal of Poisson sampling under replace-one: the unsupported kind and the fix."""
     fix = "use accountant='pld'"
     if not PRICES_POISSON_REPLACE_ONE:
-        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), or use full batches, or add_or_remove_one"
+        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), use full batches, or add_or_remove_one"
     return "Poisson sampling", fix
 
 
@@ -159,11 +159,11 @@ def gaussian_delta(epsilon: float, shift: float) -> float:
         return 0.0 if shift == 0.0 else 1.0
     log_a = float(special.log_ndtr(0.5 * shift - epsilon / shift))
     log_b = epsilon + float(special.log_ndtr(-0.5 * shift - epsilon / shift))
-    return math.exp(log_a) * -math.expm1(min(0.0, log_b - log_a))  # Keeps digits where both are close.
+    return math.exp(log_a) * -math.expm1(min(0.0, log_b - log_a))  # Accurate if both are close.
 
 
 def gaussian_epsilon(delta: float, shift: float) -> float:
-    """Returns the smallest epsilon >= 0 that goes with `delta`, rounded up; dp_accounting 0.4.3 has no such function."""
+    """Returns the smallest epsilon >= 0 at `delta`, rounded up; dp_accounting 0.4.3 has no such function."""
     if math.isinf(shift) or gaussian_delta(0.0, shift) <= delta:
         return math.inf if math.isinf(shift) else 0.0
     high = 0.5 * shift**2 + shift * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
@@ -184,12 +184,12 @@ Kinds = tuple[tuple[float, float, int], ...]  # (q, noise multiplier, count), q 
 
 
 class PldAccountant(Accountant):
-    """Privacy loss distributions by dp_accounting, rounded upwards; full batches alone are priced in closed form."""
+    """Privacy loss distributions by dp_accounting, rounded upwards; only full batches have a closed form."""
 
     name = "pld"
 
     def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
-        """Returns what `epsilon` composes on; None where it is infinite or has a closed form."""
+        """Returns the grid spacing of `epsilon`; None if it is infinite or has a closed form."""
         releases = self.releases(event, relation)
         return grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
 
@@ -200,7 +200,7 @@ class PldAccountant(Accountant):
         return poisson_replace_refusal() if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE else None
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns the smallest epsilon, rounded upwards; refuses delta below 1e-9 where there is no closed form."""
+        """Returns the smallest epsilon, rounded upwards; refuses delta below 1e-9 without a closed form."""
         delta = check.delta(delta)
         releases = self.releases(event, relation)
         if not releases.private:
@@ -209,21 +209,21 @@ class PldAccountant(Accountant):
             return gaussian_epsilon(delta, _shift(releases, relation is _REPLACE))
         if delta < SMALLEST_DELTA:
             raise ValueError(
-                f"delta={delta!r} is below {SMALLEST_DELTA:g}, what numerical composition resolves; pass a larger delta, "
+                f"delta={delta!r} is below {SMALLEST_DELTA:g}, the resolution of numerical composition; pass a larger delta, "
                 "use accountant='rdp' (add_or_remove_one), or full batches."
             )
         kinds = _kinds(releases)
         return _epsilon(kinds, relation, grid_step(kinds, relation, _POINTS >> coarser), delta)
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns the smallest delta, rounded upwards: to 1e-9 at least, except where there is a closed form."""
+        """Returns the smallest delta, rounded upwards, at least 1e-9 without a closed form."""
         epsilon = check.non_negative("epsilon", epsilon)
         releases = self.releases(event, relation)
         if not releases.private:
             return 1.0
         if not releases.poisson:
             return gaussian_delta(epsilon, _shift(releases, relation is _REPLACE))
-        # dp_accounting 0.4.3 takes e^epsilon, which overflows; delta falls with epsilon.
+        # dp_accounting 0.4.3 computes e^epsilon, which overflows; delta decreases with epsilon.
         kinds = _kinds(releases)
         found = _composition(kinds, relation, grid_step(kinds, relation)).get_delta_for_epsilon(min(epsilon, 700.0))
         return min(1.0, max(SMALLEST_DELTA, float(found)))
@@ -235,13 +235,13 @@ def _kinds(releases: Releases) -> Kinds:
 
 
 def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS) -> float:
-    """Returns the grid spacing: `STEP`, doubled while a release would need more points, or all together 16 times as many.
+    """Returns the grid spacing: `STEP`, doubled while a release needs more than `points`, or all together 16 times as many.
 
-    Grids nest, so a coarser one bounds a finer one's figures. Only little noise (below about 0.9), or an epsilon beyond 30 or
-    so, needs more points. Where the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6
-    steps, `STEP` would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points
-    is enough. That overstates by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of
-    them, never make the grid finer, so that epsilon does not fall with them.
+    Grids nest, so a coarser one gives an upper bound. Only little noise (below about 0.9), or an epsilon above about 30, needs
+    more points. If the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6 steps, `STEP`
+    would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points is enough.
+    That overstates epsilon by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of them,
+    never make the grid finer, so that epsilon does not decrease.
     """
     replace = relation is _REPLACE
     widest = mean = deviation = 0.0
@@ -258,16 +258,16 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
 
 
-@functools.lru_cache(maxsize=4096)  # Ledger, curve and report ask for the same figures again and again.
+@functools.lru_cache(maxsize=4096)  # Ledger, curve and report need the same values.
 def _epsilon(kinds: Kinds, relation: NeighboringRelation, step: float, delta: float) -> float:
-    with np.errstate(divide="ignore", over="ignore"):  # Beyond 700, e^-loss is 0 in dp_accounting's quotient.
+    with np.errstate(divide="ignore", over="ignore"):  # For losses above 700, e^-loss underflows in dp_accounting.
         return float(_composition(kinds, relation, step).get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=64)
 def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_pld.PrivacyLossDistribution":
     if len(kinds) > 1:
-        # Halves at powers of two: one more kind at the end, as in a search for its noise, leaves the others composed.
+        # Splits at powers of two: a further kind, as in a calibration, reuses the others' cached composition.
         half = 1 << ((len(kinds) - 1).bit_length() - 1)
         first, second = (_composition(part, relation, step) for part in (kinds[:half], kinds[half:]))
         return first.compose(second, 1e-15)
@@ -275,14 +275,14 @@ def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_
     single = _single(q, z, relation, step)
     if n <= 100_000 or _widest(q, z, relation is _REPLACE) > 2000.0 * step:
         return single.self_compose(n)
-    # dp_accounting raises a number of points up to 1000 to the power n, as an integer that takes seconds beyond 1e5.
+    # dp_accounting computes up to 1000 to the power n as an integer, which takes seconds for n above 1e5.
     most = single.self_compose(10, 0.0).self_compose(n // 10)
     return most.compose(single.self_compose(n % 10)) if n % 10 else most
 
 
 def _widest(q: float, z: float, replace: bool) -> float:
-    """Returns how wide the losses of one release are, about."""
-    reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) where dp_accounting cuts off: e^-50 is left.
+    """Returns the approximate range of one release's losses."""
+    reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) at dp_accounting's cutoff, with tail mass e^-50.
     top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
     return float(top) * (2.0 if replace or q == 1.0 else 1.0)
 
@@ -294,19 +294,19 @@ def _single(q: float, z: float, relation: NeighboringRelation, step: float) -> "
 
 
 def _losses(q: float, z: float, kind: "_Adjacency", step: float) -> "_pld_pmf.PLDPmf":
-    """Returns what dp_accounting's `from_gaussian_mechanism` connects dots to; its loop over points takes 20 times as long."""
+    """Returns dp_accounting's `from_gaussian_mechanism` (connect the dots), whose own loop takes 20 times as long."""
     loss = _mechanism.GaussianPrivacyLoss(z, sampling_prob=q, adjacency_type=kind)
     ends = loss.connect_dots_bounds()
     low, high = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
     epsilons = np.arange(low, high + 1) * step
-    with np.errstate(divide="ignore"):  # Losses beyond the reach of sampling have their cutoff at infinity.
+    with np.errstate(divide="ignore"):  # Losses that sampling cannot reach have an infinite cutoff.
         x = _cutoffs(q, z, kind, epsilons)
         deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
     return _pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0))
 
 
 def _cutoffs(q: float, z: float, kind: "_Adjacency", epsilons: FloatArray) -> FloatArray:
-    """Returns below which outcomes the privacy losses exceed `epsilons`: dp_accounting's `inverse_privacy_loss`."""
+    """Returns the outcomes below which privacy losses exceed `epsilons`: dp_accounting's `inverse_privacy_loss`."""
     if kind in (_Adjacency.REMOVE, _Adjacency.ADD):
         sign = 1.0 if kind is _Adjacency.REMOVE else -1.0
         e = sign * epsilons
@@ -329,24 +329,24 @@ class RdpAccountant(Accountant):
         """Refuses fixed-size samples under add-or-remove-one and Poisson samples under replace-one."""
         if releases.fixed_size and not replace:
             return "fixed-size sampling", "use replace_one"
-        # The divergences of that pair are lost in rounding at small rates: epsilon 0 where the true delta is 3e-4.
+        # Rounding dominates the divergences of that pair at small rates: epsilon 0 although the true delta is 3e-4.
         return poisson_replace_refusal() if releases.poisson and replace else None
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns epsilon by the best order."""
+        """Returns epsilon at the best order."""
         del coarser
         delta = check.delta(delta)
         return float(_rdp.compute_epsilon(ORDERS, self.divergences(event, relation), delta)[0])
 
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns delta by the best order."""
+        """Returns delta at the best order."""
         epsilon = check.non_negative("epsilon", epsilon)
         return float(_rdp.compute_delta(ORDERS, self.divergences(event, relation), epsilon)[0])
 
     def divergences(
         self, event: DpEvent, relation: NeighboringRelation, orders: tuple[float, ...] = ORDERS
     ) -> FloatArray:
-        """Returns the Renyi divergence of all that an event releases at each order, shape [len(orders)], rounded up."""
+        """Returns the Renyi divergence of an event at each order, shape [len(orders)], rounded up."""
         releases = self.releases(event, relation)
         if not releases.private:
             return np.full(len(orders), np.inf)
@@ -354,14 +354,14 @@ class RdpAccountant(Accountant):
         for (q, z), n in releases.poisson.items():
             total = total + n * _poisson_rdp(q, z, orders)
         for (q, z), n in releases.fixed_size.items():
-            # z is over half the distance that a replacement moves the sum.
+            # z is relative to half the sensitivity to a replacement.
             total = total + n * _fixed_size_rdp(q, z / 2.0, orders)
         return total
 
 
 @functools.lru_cache(maxsize=256)
 def _poisson_rdp(q: float, z: float, orders: tuple[float, ...] = ORDERS) -> FloatArray:
-    """Returns dp_accounting's divergences, rounded up by their rounding error; inf where that error shows."""
+    """Returns dp_accounting's divergences, rounded up by their rounding error; inf if that error dominates."""
     event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
     found = np.empty(len(orders))
     for i, order in enumerate(orders):
@@ -371,7 +371,7 @@ def _poisson_rdp(q: float, z: float, orders: tuple[float, ...] = ORDERS) -> Floa
             found[i] = accountant._rdp[0]
         except ValueError:  # 0.4.3 takes logarithms of negative differences.
             found[i] = math.inf
-    # 1e-15 on the logarithm of the moment, which order - 1 divides.
+    # 1e-15 of the log moment, which is divided by order - 1.
     slack = 1e-15 * np.asarray(orders) / (np.asarray(orders) - 1.0)
     return np.where(found >= -slack, np.maximum(found, 0.0) + slack, math.inf)
 

@@ -1,13 +1,13 @@
-"""The accounting of the 2017 paper before the moments accountant, for comparison with its figures.
+"""Advanced composition as in the 2017 paper, for comparison with its values.
 
 Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749), equations 7 and 8: each step is a Gaussian mechanism by the classical
 bound, its guarantee is amplified by subsampling, and the steps are composed by advanced composition (Dwork and Roth 2014,
 theorem 3.20). PLD is far tighter.
 
-The code that the authors released (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') where the theorem has
-log(1 / delta'): `composition_constant=1.25` gives its figures. The paper's sigma is over 2 C and its guarantee is for replacing
-a record: its epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)`. (Half of delta is too much: (epsilon / 2, delta')
-for presence gives (epsilon, (1 + e^{epsilon / 2}) delta') for a replacement.)
+The authors' code (github.com/DPBayes/DPVI-code, `act`) has log(1.25 / delta') instead of the theorem's log(1 / delta'):
+`composition_constant=1.25` gives its values. The paper's sigma is relative to 2 C and its guarantee is for replacing a record:
+its epsilon is `2 * jalko2017_epsilon(2 * sigma, q, T, delta / 2)`. (Half of delta is too much: (epsilon / 2, delta') under
+add-or-remove-one gives (epsilon, (1 + e^{epsilon / 2}) delta') under replace-one.)
 """
 
 import math
@@ -17,7 +17,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, Releases, gaussian_delta, poisson_replace_refusal
 
-#: The share of delta that composition itself uses up, as in the authors' experiments.
+#: The fraction of delta for composition, as in the authors' experiments.
 COMPOSITION_SHARE = 0.2
 
 
@@ -35,7 +35,7 @@ def jalko2017_epsilon(
     epsilon_1 = log(1 + q (e^{epsilon_0} - 1)), amplification, with delta_1 = q delta_0;
     epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1), with c = 1.
 
-    The figure is a guarantee only where the classical bound holds; `AdvancedCompositionAccountant` checks that.
+    The value is a guarantee only if the classical bound holds; `AdvancedCompositionAccountant` checks that.
 
     Args:
       z: noise multiplier, standard deviation over the sensitivity.
@@ -82,7 +82,7 @@ class AdvancedCompositionAccountant(Accountant):
         return None
 
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns epsilon by equations 7 and 8 of the paper, infinity where their bound fails."""
+        """Returns epsilon by equations 7 and 8 of the paper, infinity if their bound fails."""
         del coarser
         delta = check.delta(delta)
         releases = self.releases(event, relation)
@@ -91,7 +91,7 @@ class AdvancedCompositionAccountant(Accountant):
         unit = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
         kinds = {(1.0, z / unit): n for z, n in releases.full.items()} | releases.poisson
         for (q, z), n in kinds.items():  # One at most.
-            # The classical bound's proof needs epsilon_0 <= 1, which the paper's settings often exceed: so by the closed form.
+            # The classical bound needs epsilon_0 <= 1, which the paper's settings often exceed: check by the closed form.
             epsilon_0, delta_0 = _of_one_step(z, q, n, delta)
             return jalko2017_epsilon(z, q, n, delta) if gaussian_delta(epsilon_0, 1.0 / z) <= delta_0 else math.inf
         return 0.0

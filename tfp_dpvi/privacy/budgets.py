@@ -1,4 +1,4 @@
-"""Budgets: the limits that the total of a ledger is compared with before anything is released."""
+"""Budgets: limits for the total of a ledger, checked before each release."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _RDP = RdpAccountant()
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonBudget:
-    """A limit of epsilon at delta, for releases whose settings do not depend on earlier ones."""
+    """A limit of epsilon at delta, for releases whose settings do not depend on earlier results."""
 
     epsilon: float
     delta: float
@@ -28,20 +28,20 @@ class EpsilonBudget:
 
     @property
     def limit(self) -> float:
-        """The most that `spent` may return."""
+        """The upper limit of `spent`."""
         return self.epsilon
 
     def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
-        """Returns epsilon of everything in an event, by default by the first accountant that prices it."""
+        """Returns epsilon of an event, by default with the first accountant that supports it."""
         price = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
         return price.epsilon(event, self.delta, relation)
 
     def allows(self, event: DpEvent, relation: NeighboringRelation) -> bool:
-        """Returns whether a total keeps the budget."""
+        """Returns whether a total is within the budget."""
         return self.spent(event, relation) <= self.limit
 
     def most_releases(self, plan: PrivacyPlan, prior_events: Sequence[DpEvent]) -> int:
-        """Returns how many of a plan's releases fit after earlier ones, by the plan's own accountant."""
+        """Returns the number of a plan's releases that the budget allows after earlier ones, by the plan's accountant."""
 
         def total(number: int) -> float:
             event = compose(prior_events, plan.event_of(number))
@@ -55,18 +55,17 @@ class EpsilonBudget:
 
 @dataclasses.dataclass(frozen=True)
 class RenyiFilter(EpsilonBudget):
-    """A limit of epsilon at delta that holds whatever depends on earlier results: a Renyi privacy filter.
+    """A limit of epsilon at delta that also holds for adaptively chosen settings: a Renyi privacy filter.
 
     Formal guarantee: let the order be fixed before the first release. If the Renyi divergences of all releases at that
     order add up to at most `limit`, then all of them together are (`order`, `limit`)-Renyi and
-    (`epsilon`, `delta`)-differentially private, also where the settings of a release, and whether there is another one,
-    were chosen after looking at earlier ones (Feldman and Zrnic 2021, arXiv:2008.11193, with the same filter for all
-    records).
+    (`epsilon`, `delta`)-differentially private, even if the settings of a release, and whether there is another one,
+    depend on earlier results (Feldman and Zrnic 2021, arXiv:2008.11193, with the same filter for all records).
 
     Attributes:
-      epsilon: of everything released together.
-      delta: the delta that goes with it.
-      order: of the divergences; see `chosen_for`.
+      epsilon: epsilon of all releases together.
+      delta: the delta of that epsilon.
+      order: order of the divergences; see `chosen_for`.
     """
 
     order: float
@@ -78,10 +77,10 @@ class RenyiFilter(EpsilonBudget):
 
     @classmethod
     def chosen_for(cls, epsilon: float, delta: float) -> "RenyiFilter":
-        """Returns the filter of the order that allows most Gaussian releases, whose divergence is proportional to it.
+        """Returns the filter with the order that allows the most Gaussian releases, whose divergence is proportional to it.
 
-        It depends on epsilon and delta alone: an order chosen by what was released would void the guarantee. Sampled releases
-        need up to a quarter more noise than at the order that is best for them where there is little (below about 1.3).
+        The order depends on epsilon and delta alone: one chosen from released values would void the guarantee. With little
+        noise (below about 1.3), sampled releases need up to a quarter more noise than at their best order.
 
         Raises:
           ValueError: if epsilon is too small for any order.
@@ -90,12 +89,14 @@ class RenyiFilter(EpsilonBudget):
         filters = [cls(epsilon, delta, order) for order in ORDERS if order.is_integer()]
         best = max(filters, key=lambda one: one.limit / one.order)
         if best.limit <= 0.0:
-            raise ValueError(f"epsilon={epsilon:g} is too small for a Renyi filter at delta={delta:g}; allow more.")
+            raise ValueError(
+                f"epsilon={epsilon:g} is too small for a Renyi filter at delta={delta:g}; pass a larger epsilon."
+            )
         return best
 
     @property
     def limit(self) -> float:
-        """The most that divergences may add up to: epsilon without what the conversion from Renyi privacy adds.
+        """The limit of the sum of divergences: epsilon minus the term that the conversion from Renyi privacy adds.
 
         The conversion is that of dp_accounting (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
         """
@@ -103,12 +104,12 @@ class RenyiFilter(EpsilonBudget):
         return (self.epsilon - added) * (1.0 - 1e-9)  # For the rounding of sums.
 
     def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
-        """Returns the divergence of everything in an event, whatever the accountant."""
+        """Returns the divergence of an event, for any accountant."""
         refusal = _RDP.refusal(Releases.of(event), relation is NeighboringRelation.REPLACE_ONE)
         if refusal is not None:
             raise UnsupportedPairError(
-                f"an adaptive budget has no price for {refusal[0]} under {relation.name.lower()}; use full batches, another "
-                "adjacency, or a budget that is not adaptive."
+                f"an adaptive budget does not support {refusal[0]} under {relation.name.lower()}; use full batches, another "
+                "neighboring relation, or a budget that is not adaptive."
             )
         return float(_RDP.divergences(event, relation, (self.order,))[0])
 
@@ -120,7 +121,7 @@ class RenyiFilter(EpsilonBudget):
 
 
 def common_accountant(event: DpEvent, relation: NeighboringRelation) -> Accountant:
-    """Returns the first accountant, of "pld" and "rdp", that prices everything in an event; refuses what neither does."""
+    """Returns the first of "pld" and "rdp" that supports all of an event; raises `UnsupportedPairError` if neither does."""
     refusals = []
     for accountant in map(get_accountant, ("pld", "rdp")):
         try:
@@ -130,6 +131,6 @@ def common_accountant(event: DpEvent, relation: NeighboringRelation) -> Accounta
         else:
             return accountant
     raise UnsupportedPairError(
-        f"these releases and those in the ledger have no common price ({refusals[0]})\n"
-        "Keep one kind of sampling for a data set."
+        f"no accountant supports these releases and those in the ledger together ({refusals[0]})\n"
+        "Use one kind of sampling for a data set."
     )

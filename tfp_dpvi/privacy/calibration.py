@@ -1,4 +1,4 @@
-"""Searches: the smallest noise multiplier and the largest number of releases that keep within a target epsilon."""
+"""Searches for the smallest noise multiplier and the largest number of releases within a target epsilon."""
 
 import bisect
 import math
@@ -7,33 +7,33 @@ from collections.abc import Callable
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
 _TOLERANCE = 0.002
-_SECANTS = 12  # Realistic settings take 3 to 11 evaluations; epsilon has plateaus, which are halved from then on.
+_SECANTS = 12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
 _LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
 
 
 def smallest_noise_multiplier(
     epsilon_of: Callable[[float], float], target: float, spent: float, guess: float, slope: float
 ) -> float:
-    """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of what is left of the target.
+    """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of the remaining target.
 
-    The secant method on logarithms, which are nearly a straight line, kept within the bracket, and then bisection.
+    Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection.
 
     Args:
       epsilon_of: epsilon of a noise multiplier, not increasing except for jumps where the grid changes.
-      target: the epsilon not to exceed.
-      spent: what was spent before, less than the target.
-      guess: where to start, greater than zero.
-      slope: of log(epsilon - spent) over log z there, below zero.
+      target: the maximal epsilon.
+      spent: epsilon spent before, less than the target.
+      guess: initial value, greater than zero.
+      slope: slope of log(epsilon - spent) over log z at the initial value, below zero.
 
     Returns:
-      A noise multiplier at which `epsilon_of` was itself evaluated; where a jump leaves more of the target, within 0.02 % of
-      one that exceeds it.
+      A noise multiplier at which `epsilon_of` was evaluated; if a jump leaves more of the target, within 0.02 % of one that
+      exceeds it.
 
     Raises:
-      BudgetExhaustedError: if no noise up to 1e7 keeps within the target.
+      BudgetExhaustedError: if no noise multiplier up to 1e7 meets the target.
     """
     left = target - spent
-    low, high = -math.inf, math.inf  # exceeds the target / keeps within it
+    low, high = -math.inf, math.inf  # exceeds the target / meets it
     x = before = min(max(math.log(guess), _LOW), _HIGH)
     last, turn = math.nan, 0
     while high - low > 0.1 * _TOLERANCE:
@@ -52,7 +52,7 @@ def smallest_noise_multiplier(
             if x == _HIGH:
                 rest = f" ({left:.6g} of it is left)" if spent > 0.0 else ""
                 raise BudgetExhaustedError(
-                    f"no noise multiplier up to {math.exp(_HIGH):g} keeps within epsilon={target:.6g}{rest}; allow a larger "
+                    f"no noise multiplier up to {math.exp(_HIGH):g} meets epsilon={target:.6g}{rest}; allow a larger "
                     "epsilon or fewer releases."
                 )
         x = min(max(x - min(max((value + 0.4 * _TOLERANCE) / slope, -1.5), 1.5), _LOW), _HIGH)
@@ -78,7 +78,7 @@ def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: in
 
 
 def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
-    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, which does not decrease; n was itself evaluated."""
+    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, for a non-decreasing `epsilon_of`."""
     if limit > 0 and epsilon_of(limit) <= target:
         return limit
     return bisect.bisect_left(range(1, limit), True, key=lambda count: not epsilon_of(count) <= target)

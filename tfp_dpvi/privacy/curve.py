@@ -1,4 +1,4 @@
-"""`EpsilonCurve`: epsilon over steps, made beforehand, read in microseconds."""
+"""`EpsilonCurve`: epsilon over steps, computed in advance and read in microseconds."""
 
 import bisect
 import math
@@ -17,16 +17,16 @@ _MAX_POINTS = 20
 class EpsilonCurve:
     """An upper bound of epsilon after each step of a plan.
 
-    `curve(step)` is never below the epsilon that the plan's accountant reports for that many
-    releases after `prior_events`; it is exact at the plan's last step, and at the checkpoints up to
-    the coarser grid used there (a few tenths of a percent). It never decreases.
+    `curve(step)` is never below the epsilon that the plan's accountant reports for that many releases after `prior_events`.
+    It is exact at the plan's last step, and at the checkpoints up to the coarser grid used there (a few tenths of a
+    percent). It never decreases.
 
     Args:
       plan: the plan of the fit.
-      prior_events: what was released before on the same data.
+      prior_events: earlier releases on the same data.
       delta: the delta of all epsilons.
-      checkpoints: steps at which the value should be close to exact, for example epoch ends; where
-        there are too many, an even choice of them is taken.
+      checkpoints: steps at which the value should be close to exact, for example epoch ends; if there are too many, evenly
+        spaced ones are used.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EpsilonCurve:
         events = [compose(prior_events, plan.event_of(step)) for step in self._steps[:-1]]
         values = np.array([price.epsilon(event, self.delta, relation, coarser=3) for event in events])
         exact = plan.epsilon(self.delta, prior_events)
-        # Rounding in the composition differs by a few 1e-9 between numbers of steps and between grids.
+        # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids.
         values = np.append(np.minimum(values * (1 + 1e-8), exact), exact)
         # Epsilon grows with the steps, so a later value bounds every earlier one.
         self._epsilons = np.minimum.accumulate(values[::-1])[::-1].tolist()

@@ -18,7 +18,7 @@ from sqlalchemy import event, pool
 
 from tfp_dpvi.privacy.errors import LedgerError
 
-#: Of the tables below; a file of a later one is refused.
+#: Format version of the tables below; later versions are refused.
 FORMAT = 3
 
 Value: TypeAlias = str | int | float | bool | None
@@ -26,7 +26,7 @@ Value: TypeAlias = str | int | float | bool | None
 METADATA = sa.MetaData()
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-#: One row: whose ledger this is. `version` grows with every change, so that no writer acts on old figures.
+#: One row with the ledger's identity. `version` grows with every change, so that no writer uses outdated values.
 LEDGER = sa.Table(
     "ledger",
     METADATA,
@@ -36,7 +36,7 @@ LEDGER = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("continued", sa.Boolean, nullable=False),
 )
-#: Each distinct plan of one release, as `PrivacyPlan.to_json` writes it.
+#: Each distinct plan of one release, in the format of `PrivacyPlan.to_json`.
 PLANS = sa.Table("plans", METADATA, sa.Column("id", _KEY, primary_key=True), sa.Column("plan", sa.Text, unique=True))
 #: Releases charged, by plan, fit (where the sampling scheme cannot merge fits) and whether the noise was seeded.
 CHARGES = sa.Table(
@@ -51,7 +51,7 @@ CHARGES = sa.Table(
     sa.Column("since", sa.Text, nullable=False),
     sa.UniqueConstraint("plan", "run", "seeded", "writer"),
 )
-#: Each reservation: how many steps, and how many ran (NULL until it is confirmed: all of them count).
+#: Each reservation: its steps, and those that ran (NULL until it is confirmed: all of them count).
 RESERVATIONS = sa.Table(
     "reservations",
     METADATA,
@@ -62,7 +62,7 @@ RESERVATIONS = sa.Table(
     sa.Column("process", sa.Text, nullable=False),
     sa.Column("time", sa.Text, nullable=False),
 )
-#: Budgets in the order in which they were set; the last one holds. With an order it is a Renyi filter.
+#: Budgets in the order in which they were set; the last one holds. One with a Renyi order is a Renyi filter.
 BUDGETS = sa.Table(
     "budgets",
     METADATA,
@@ -72,7 +72,7 @@ BUDGETS = sa.Table(
     sa.Column("renyi_order", sa.Float(53)),
     sa.Column("time", sa.Text, nullable=False),
 )
-#: What was shown of the data beside the releases.
+#: Exact values of the data that were shown.
 EXPOSURES = sa.Table(
     "exposures",
     METADATA,
@@ -82,12 +82,12 @@ EXPOSURES = sa.Table(
 )
 #: Charges with their plans.
 ALL_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
-# For `unconfirmed_steps`, which would read all reservations else.
+# For `unconfirmed_steps`, which would otherwise read all reservations.
 _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
 sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
 
 
-# SQLite must not be within a transaction while its process is forked: the child would take the parent's locks for its own.
+# A process must not fork during a SQLite transaction: the child would consider the parent's locks its own.
 _ONE_AT_A_TIME = threading.RLock()
 os.register_at_fork(
     before=_ONE_AT_A_TIME.acquire, after_in_parent=_ONE_AT_A_TIME.release, after_in_child=_ONE_AT_A_TIME.release
@@ -95,10 +95,10 @@ os.register_at_fork(
 
 
 class Database:
-    """A ledger's SQLite file, tables in memory (`where` is None), or PostgreSQL server (a URL); made where it is not there.
+    """A ledger's SQLite file, tables in memory (`where` is None), or PostgreSQL server (a URL); created if missing.
 
-    Formal guarantee: when `write` ends without an error, what it wrote is on the disk, and nothing else was written
-    since it began. Errors of the database are raised as `LedgerError`s.
+    Formal guarantee: when `write` ends without an error, its changes are on the disk, and there were no others since it
+    started. Errors of the database are raised as `LedgerError`s.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Database:
                     _make_file(self.path, dataset_id or uuid.uuid4().hex)
                 connect = functools.partial(_connect, self.path)
                 self._engine = sa.create_engine("sqlite://", creator=connect, poolclass=pool.NullPool)
-            elif self.url is not None:  # Each transaction has a connection of its own, which no forked child inherits.
+            elif self.url is not None:  # Each transaction opens a connection, which no forked child inherits.
                 self._engine = sa.create_engine(self.url, poolclass=pool.NullPool)
             else:
                 arguments = {"check_same_thread": False, "isolation_level": None}
@@ -126,13 +126,13 @@ class Database:
             self._prepare(dataset_id)
 
     def _prepare(self, dataset_id: str | None) -> None:
-        """Makes the tables in memory or on a server, and brings those of a file up to this format."""
+        """Creates the tables in memory or on a server, and updates those of a file to this format."""
         if self.path is not None:
             with self.read() as connection:
                 if connection.execute(sa.select(LEDGER.c.format)).scalar() != 2:
                     return
         with self.write() as connection:
-            if self.path is not None:  # Format 3 has one column more.
+            if self.path is not None:  # Format 3 has an additional column.
                 connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
                 connection.execute(sa.update(LEDGER).values(format=FORMAT))
                 return
@@ -144,26 +144,26 @@ class Database:
 
     @property
     def in_memory(self) -> bool:
-        """True if it ends with this process."""
+        """True if the ledger ends with this process."""
         return self.path is None and self.url is None
 
     def read(self) -> contextlib.AbstractContextManager[sa.Connection]:
-        """Opens a transaction that sees one state of the tables."""
+        """Opens a transaction that reads one consistent state of the tables."""
         return self._transaction(**({} if self.url is None else {"isolation_level": "REPEATABLE READ"}))
 
     def write(self) -> contextlib.AbstractContextManager[sa.Connection]:
-        """Opens a transaction that no other writer comes in between; an exception undoes it."""
+        """Opens an exclusive write transaction; an exception rolls it back."""
         self.check_writable()
         return self._transaction(writes=True)
 
     def check_writable(self) -> None:
-        """Raises `LedgerError` where `write` is refused."""
+        """Raises `LedgerError` if `write` is not allowed."""
         if self.read_only:
             raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
         if self._pid != os.getpid() and self.in_memory:
             raise LedgerError(
-                "this ledger is in memory and was made before this process was forked, so that parent and child would each spend "
-                "its budget.\nGive it a path: PrivacyLedger(path)."
+                "this ledger is in memory and was created before this process was forked: parent and child would each spend its "
+                "budget.\nUse a ledger on disk: PrivacyLedger(path)."
             )
 
     @contextlib.contextmanager
@@ -187,26 +187,26 @@ class Database:
             cause = getattr(error, "orig", None) or error
             what = next(iter(str(cause).splitlines()), type(cause).__name__)  # A server's errors have many lines.
             raise LedgerError(
-                f"{self.shown!r} is no privacy ledger that can be used: {what}. No steps were granted."
+                f"{self.shown!r} is not a usable privacy ledger: {what}. No privacy was spent."
             ) from error
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
         found = "ok" if self.path is None else connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
         if self.path is not None and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
-            found = "some of its rows are gone"
+            found = "some of its rows are missing"
         elif found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
             found = "its charges are not the sums of its reservations"
         if found != "ok":
             raise LedgerError(
-                f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was left as it is; restore the newest copy."
+                f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was not changed; restore the newest copy."
             )
 
 
 def find_or_add(
     connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
 ) -> int:
-    """Returns the id of the row with this key, made with `defaults` if it is not there."""
+    """Returns the id of the row with this key, created with `defaults` if missing."""
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
     found = connection.execute(sa.select(table.c.id).where(match)).scalar()
     return int(found or add(connection, sa.insert(table), {**key, **(defaults or {})}))
@@ -219,7 +219,7 @@ def add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) 
     return int(key[0])
 
 
-# Two entries of the same steps: what the disk or a hand changed in one of them shows.
+# Charges and reservations hold the same steps twice, which reveals a change of either by disk errors or by hand.
 _NOT_THE_SUM = sa.text(
     "SELECT charges.id FROM charges LEFT JOIN reservations ON reservations.charge = charges.id GROUP BY charges.id, charges.steps "
     "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) LIMIT 1"
@@ -233,9 +233,9 @@ def _create(connection: sa.Connection, dataset_id: str | None) -> None:
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:
-    url = f"file:{quote(os.fsencode(path))}?mode=rw"  # It makes no file, and reads one that may not be written.
+    url = f"file:{quote(os.fsencode(path))}?mode=rw"  # Creates no file, and opens write-protected ones for reading.
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
-    connection.execute("PRAGMA synchronous=EXTRA")  # The folder too is on the disk when a transaction ends.
+    connection.execute("PRAGMA synchronous=EXTRA")  # Also syncs the folder when a transaction ends.
     return connection
 
 
@@ -260,13 +260,13 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
         path = pathlib.Path(os.fsdecode(os.fsencode(where))).resolve()
         if path.is_file() or (path.parent.is_dir() and not path.exists()):
             return path
-        raise LedgerError(f"path={str(where)!a} is neither a regular file nor a new one in an existing folder.")
+        raise LedgerError(f"path={str(where)!a} is no regular file: pass a file's path in an existing folder.")
     except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(f"path={str(where)!a} is not a path: {error}.") from error
 
 
 def _make_file(path: pathlib.Path, dataset_id: str) -> None:
-    """Makes a file, readable by its owner alone, at once: killed on the way, or several at a time, there is none or a whole one."""
+    """Creates a file atomically, readable only by its owner: a killed or concurrent process leaves none or a complete one."""
     try:
         descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
         os.close(descriptor)
@@ -279,4 +279,4 @@ def _make_file(path: pathlib.Path, dataset_id: str) -> None:
         finally:
             os.unlink(made)
     except OSError as error:
-        raise LedgerError(f"path={str(path)!a} cannot be made: {error.strerror}.") from error
+        raise LedgerError(f"path={str(path)!a} cannot be created: {error.strerror}.") from error

@@ -1,13 +1,13 @@
-"""Errors that the accounting raises on purpose."""
+"""Exceptions of the privacy accounting."""
 
 
 class BudgetExhaustedError(RuntimeError):
-    """The privacy budget does not allow what was asked; nothing was spent by the refused call."""
+    """Raised if the privacy budget does not allow a call, which then spends no privacy."""
 
 
 class UnsupportedPairError(ValueError):
-    """A sampling scheme has no sound price under the asked adjacency and accountant."""
+    """Raised if no sound accounting is known for a sampling scheme, neighboring relation and accountant."""
 
 
 class LedgerError(RuntimeError):
-    """A privacy ledger cannot be read, locked or written, or a call contradicts what it holds."""
+    """Raised if a privacy ledger cannot be read, locked or written, or a call contradicts its contents."""

@@ -1,4 +1,4 @@
-"""`PrivacyLedger`: what has been released on one data set, ahead of the release (contract C6)."""
+"""`PrivacyLedger`: a record of all releases on one data set, charged before the release (contract C6)."""
 
 import contextlib
 import dataclasses
@@ -38,11 +38,11 @@ __all__ = ["LedgerEntry", "PrivacyLedger"]
 _LOG = logging.getLogger("tfp_dpvi")
 _MOST_STEPS = 2**62  # Databases count to 2^63.
 _SAVED = ("run", "seeded", "writer", "steps", "since")
-#: Saved ledgers in memory by identity, so that a model loaded again knows what this process has spent since.
+#: In-memory ledgers by identity, so that a reloaded model has the spending of this process since it was saved.
 _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
 _PROCESS = uuid.uuid4().hex
 
-# The statements of a reservation, made once: to build one takes longer than to run it.
+# The statements of a reservation, built once: building one takes longer than running it.
 _NEXT_VERSION = sa.text("UPDATE ledger SET version = version + :more")
 _NEXT_AFTER = sa.text("UPDATE ledger SET version = :next WHERE version = :known AND ledger_id = :same")
 _ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
@@ -52,31 +52,30 @@ _CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
 
 
 class _OutdatedError(Exception):
-    """The ledger is no longer in the state that was priced."""
+    """Raised if the ledger has changed since the total was computed."""
 
 
 class PrivacyLedger(LedgerView):
     """An append-only record of every release on one data set, in a database that models, threads and processes share.
 
-    A fit reserves steps before it runs them and confirms them afterwards. Whatever was reserved counts as spent from that
-    moment; `confirm(..., steps_run=k)` gives back the steps that never ran, once, and only for the reservation it names.
+    A fit reserves steps before it runs them and confirms them afterwards. Reserved steps count as spent at once;
+    `confirm(..., steps_run=k)` refunds those that never ran, once, and only for the named reservation.
 
-    Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the figures that were
-    compared with the budgets are still the ledger's, in one transaction, so that the total never exceeds a budget. If a
-    reservation covers every release, then at any moment, also after a process is killed, the ledger holds at least what was
-    released, and at most one reservation more per fit. The total composes all releases as heterogeneous events under one
-    adjacency, as if their settings had been fixed beforehand; where they depend on earlier results, only an adaptive budget
-    covers it (`RenyiFilter`).
+    Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the total that was compared
+    with the budgets is still the ledger's, in one transaction, so that the total never exceeds a budget. If every release is
+    reserved first, then at any time, also after a process is killed, the ledger has all releases, and at most one further
+    reservation per fit. The total composes all releases as heterogeneous events under one neighboring relation, as if their
+    settings had been fixed in advance; if they depend on earlier results, only an adaptive budget covers it (`RenyiFilter`).
 
     Args:
       path: a file (SQLite); a database URL such as `"postgresql+psycopg://host/name"` (the extra `postgresql`), for
         machines that share a budget; None for memory.
-      dataset_id: a name of the data set that reveals nothing, to which a ledger is bound; by default a random one.
+      dataset_id: a name of the data set that reveals nothing, to which the ledger is bound; by default a random one.
       budget_epsilon: a budget over all fits and models, enforced by `reserve`.
-      budget_delta: the delta that goes with it.
-      budget_adaptive: make it a Renyi privacy filter, which also covers settings that are chosen after looking at earlier
-        results, at the price of more noise: 5 to 10 % in most fits.
-      read_only: look at a ledger that nothing can be reserved in.
+      budget_delta: the delta of `budget_epsilon`.
+      budget_adaptive: whether it is a Renyi privacy filter, which also covers settings chosen after looking at earlier
+        results, and needs more noise: 5 to 10 % in most fits.
+      read_only: whether to open the ledger only for reading, without reservations.
     """
 
     def __init__(
@@ -100,17 +99,17 @@ class PrivacyLedger(LedgerView):
         budget = None if budget_epsilon is None else _budget(budget_epsilon, budget_delta, budget_adaptive)
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
         self._stands_for: Json | None = None
-        self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals found to keep a budget.
+        self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals known to be within a budget.
         held = self._state()
         if budget is not None and held.budget is None and not read_only:
             self._set_budget(budget)
-        # The order of a filter that is kept may be another than would be chosen today.
+        # A stored filter may have another order than the current version would choose.
         elif budget is not None and (
             (type(held.budget), self.budget) != (type(budget), (budget.epsilon, budget.delta))
         ):
             raise LedgerError(
                 f"budget_epsilon={budget.epsilon} at budget_delta={budget.delta} differs from {held.budget or 'no budget'} of "
-                "the ledger; leave it out, or call set_budget to change it on the record."
+                "the ledger; leave it out, or call set_budget, which records the change."
             )
 
     # ------------------------------------------------------------------ reservations
@@ -119,23 +118,23 @@ class PrivacyLedger(LedgerView):
         if self._stands_for is not None:
             raise LedgerError(
                 f"this model's ledger is not at {self._stands_for['path'] or self._stands_for['url']!r}, where it was when the "
-                "model was saved: say\ncompile(..., ledger=dpvi.PrivacyLedger(its_new_place)). Nothing was charged."
+                "model was saved:\nuse compile(..., ledger=dpvi.PrivacyLedger(new_path)). Nothing was charged."
             )
         self._database.check_writable()
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sa.Connection]:
-        """Opens a transaction that makes a new version of whatever the ledger holds by now."""
+        """Opens a transaction that makes a new version of the ledger's current contents."""
         self._check_writable()
         with self._database.write() as connection:
-            self._read(connection)  # It refuses an older copy.
+            self._read(connection)  # Refuses an older copy.
             connection.execute(_NEXT_VERSION, {"more": _some()})
             yield connection
             after = self._read(connection)
         self._known = after
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
-        """Returns how many of a plan's releases its accountant allows after everything that is reserved; `budgets` as `reserve`."""
+        """Returns the number of a plan's releases that the budgets allow after all reservations; `budgets` as in `reserve`."""
         state = self._state()
         state.check_relation(plan)
         most = plan.num_releases
@@ -156,31 +155,31 @@ class PrivacyLedger(LedgerView):
         """Charges `steps` releases under `plan` before they happen.
 
         Args:
-          plan: the plan of the fit; its own `num_releases` is only a hint of how many more will follow.
-          steps: how many releases are about to run, at least 1.
-          run: a name of the fit, by which a scheme that charges by the epoch (each record once) knows that reservations
-            belong together; without it each begins epochs of its own.
-          seeded: whether their noise comes from a fixed seed, for the report.
-          budgets: (epsilon, delta) pairs that the ledger's total must keep, beside the ledger's own budget.
+          plan: the plan of the fit; its own `num_releases` is only a hint for later reservations.
+          steps: the number of releases to run, at least 1.
+          run: a name of the fit, which groups reservations for schemes that charge by the epoch (each record once); without
+            it, each reservation starts a new epoch.
+          seeded: whether the noise comes from a fixed seed, for the report.
+          budgets: (epsilon, delta) pairs that limit the ledger's total, besides the ledger's own budget.
 
         Returns:
           The reservation's id, for `confirm`.
 
         Raises:
-          UnsupportedPairError: if the ledger holds releases under another adjacency, or without a common price.
-          BudgetExhaustedError: if a budget does not allow the steps; nothing is charged.
-          LedgerError: if it could not be written down; nothing is charged.
+          UnsupportedPairError: the ledger has releases under another neighboring relation, or without a common accountant.
+          BudgetExhaustedError: a budget does not allow the steps; nothing is charged.
+          LedgerError: the ledger could not be written; nothing is charged.
         """
         if not isinstance(plan, PrivacyPlan):
             raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
         steps = check.count("steps", steps, 1)
         single = plan.replace(num_releases=1)
-        # Fits that merge are one kind; of the others a reservation without a name is a fit of its own.
+        # Fits that merge are one kind; otherwise a reservation without a name is a separate fit.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
         kind = Kind(single, name, bool(seeded))
-        self._check_writable()  # Before anything is priced.
+        self._check_writable()  # Before the total is computed.
         further = tuple(EpsilonBudget(*pair) for pair in budgets)
-        # Whoever reserves alone need not read again: if what was read last is outdated, nothing is written.
+        # A single writer need not read again: if its state is outdated, nothing is written.
         state = self._known or self._state()
         while True:
             try:
@@ -204,8 +203,8 @@ class PrivacyLedger(LedgerView):
     ) -> Iterator[None]:
         """Reserves steps, by default all of a plan's, runs the body of a `with` statement, and confirms them.
 
-        Where the body raises, all of them stay charged. Arguments and errors are those of `reserve`; where it refuses, the
-        body does not run.
+        If the body raises, all of them stay charged. Arguments and errors are those of `reserve`; if it raises, the body does
+        not run.
         """
         steps = plan.num_releases if steps is None else steps
         reservation = self.reserve(plan, steps, run=run, seeded=seeded, budgets=budgets)
@@ -217,7 +216,7 @@ class PrivacyLedger(LedgerView):
     ) -> None:
         if state.charged.get(kind, 0) + steps > _MOST_STEPS:
             raise ValueError(
-                f"steps={steps}: a ledger counts up to 2**62 releases of a kind; pass the steps that will run."
+                f"steps={steps}: a ledger counts at most 2**62 releases of a kind; pass the steps that will run."
             )
         state.check_relation(kind.plan)
         relation = kind.plan.neighboring_relation
@@ -231,13 +230,13 @@ class PrivacyLedger(LedgerView):
                 )
 
     def _keeps(self, budget: EpsilonBudget, charged: Charged, kind: Kind, steps: int, planned: int) -> bool:
-        """Returns whether a budget allows some steps more; what lies below a total that was allowed needs no new price."""
+        """Returns whether a budget allows further steps; a total below an allowed one needs no new computation."""
         known = self._affordable.get(budget, {})
         wanted = {**charged, kind: charged.get(kind, 0) + steps}
         if all(n <= known.get(k, 0) for k, n in wanted.items()):
             return True
         most = {**wanted, kind: charged.get(kind, 0) + max(steps, planned)}
-        # With room for what grows, also by others, a price holds for longer; what does not is composed already.
+        # Room for growing kinds, also by other writers, keeps a total valid for longer; the others are composed already.
         roomy = {k: n + n // 4 if n > known.get(k, 0) else known.get(k, 0) for k, n in most.items()}
         for total in (roomy, most, wanted):
             if budget.allows(composed(total), kind.plan.neighboring_relation):
@@ -246,7 +245,7 @@ class PrivacyLedger(LedgerView):
         return False
 
     def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
-        """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger is not in the state priced."""
+        """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger has changed."""
         now, version = _utc_now(), priced.version + _some()
         self._check_writable()
         with self._database.write() as connection:
@@ -276,8 +275,8 @@ class PrivacyLedger(LedgerView):
 
         Args:
           reservation: the id from `reserve`.
-          steps_run: how many of its steps drew noise; None means all. Passing fewer is the caller's statement that the
-            others never drew noise nor touched the data: they are given back.
+          steps_run: the number of its steps that drew noise; None means all. Passing fewer states that the others never drew
+            noise or read the data: they are refunded.
         """
         with self._change() as connection:
             row = connection.execute(_OPEN, {"id": reservation, "process": _process()}).first()
@@ -295,7 +294,7 @@ class PrivacyLedger(LedgerView):
     # ------------------------------------------------------------------ other changes
 
     def set_budget(self, epsilon: float, delta: float, *, adaptive: bool = False) -> None:
-        """Sets or changes the ledger-wide budget, on the record; an adaptive one (`RenyiFilter`) before the first release only."""
+        """Sets and records the ledger-wide budget; an adaptive one (`RenyiFilter`) only before the first release."""
         self._set_budget(_budget(epsilon, delta, adaptive))
 
     def _set_budget(self, budget: EpsilonBudget) -> None:
@@ -303,25 +302,25 @@ class PrivacyLedger(LedgerView):
         with self._change() as connection:
             if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():
                 raise LedgerError(
-                    "an adaptive budget must be set before the first release, and this ledger has some: whoever saw them could "
-                    "choose it by them.\nPass budget_adaptive=True where the ledger is made."
+                    "an adaptive budget must be set before the first release, on whose results its choice could depend.\n"
+                    "Pass budget_adaptive=True when the ledger is created."
                 )
             row = {"epsilon": budget.epsilon, "delta": budget.delta, "renyi_order": order, "time": _utc_now()}
             connection.execute(sa.insert(BUDGETS).values(**row))
 
     def record_exposure(self, text: str) -> None:
-        """Records, before it happens, that something exact is shown of the data, which no epsilon covers.
+        """Records, in advance, that exact values of the data are shown, which no epsilon covers.
 
-        Every later report says so, in this sentence, which reveals nothing itself: "exact training losses were shown".
+        Every later report has this sentence, such as "exact training losses were shown", which must reveal nothing itself.
         """
-        check.text("text", text, "say what was shown")
+        check.text("text", text, "describe what was shown")
         with self._change() as connection:
             find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
 
-    # ------------------------------------------------------------------ what a saved model keeps
+    # ------------------------------------------------------------------ saving and loading
 
     def to_config(self) -> Json:
-        """Returns what a saved model holds of its ledger, JSON-ready. No record of the data is among it, and no key."""
+        """Returns a saved model's copy of the ledger, JSON-ready, without records or keys."""
         with self._database.read() as connection:
             state = self._read(connection)
             rows = connection.execute(ALL_CHARGES).mappings().all()
@@ -339,11 +338,11 @@ class PrivacyLedger(LedgerView):
 
     @classmethod
     def from_config(cls, config: Json) -> "PrivacyLedger":
-        """Returns the ledger of a saved model, with everything that was spent when it was saved, and since as far as known.
+        """Returns the ledger of a saved model, with all spending until it was saved, and later spending as far as known.
 
-        A ledger in memory is shared with other models of this process that come from the same one; if two went on apart,
-        what both spent is counted. A file is opened where it was, and refused if it is an older copy. If it is not there, or
-        on a server, the ledger can be read but refuses to reserve: `compile(ledger=)` takes its new place.
+        A ledger in memory is shared with other models of this process from the same ledger; if two diverged, the spending of
+        both counts. A file is opened at its path, and refused if it is an older copy. If it is missing or on a server, the
+        ledger can be read but refuses to reserve: pass its new path to `compile(ledger=)`.
         """
         path = config["path"]
         if path is not None and os.path.exists(path):
@@ -359,12 +358,12 @@ class PrivacyLedger(LedgerView):
         return ledger
 
     def _merge(self, config: Json, *, stands_in: bool = False) -> None:
-        """Adds what another copy of a ledger in memory held. Each process has rows of its own, and the larger one counts."""
+        """Merges another copy of a ledger in memory. Each process has its own rows, of which the larger counts."""
         others, has_budget = 0, self.budget is not None
         with self._change() as connection:
             for one in config["charges"]:
                 if one["writer"] == self._writer:
-                    continue  # This object knows better: it may have given steps back since.
+                    continue  # This object is newer: it may have refunded steps since.
                 plan = find_or_add(connection, PLANS, plan=one["plan"])
                 key = {name: one[name] for name in ("run", "seeded", "writer")}
                 charge = find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
@@ -375,10 +374,10 @@ class PrivacyLedger(LedgerView):
             if config["budget"] is not None and not has_budget:
                 row = dict(
                     zip(("epsilon", "delta", "renyi_order"), config["budget"], strict=False)
-                )  # Older files have two.
+                )  # Older files have two columns.
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
             ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
-            if not stands_in:  # It is the saved one from here on, and is known by its identity.
+            if not stands_in:  # From here on it is the saved one, registered by its identity.
                 ledger["ledger_id"] = config["ledger_id"]
                 _IN_MEMORY[config["ledger_id"]] = self
                 if others:
@@ -388,16 +387,16 @@ class PrivacyLedger(LedgerView):
             self._known = None
 
     def mark(self) -> Json:
-        """Returns the place where a ledger stands, JSON-ready, for `continues_from`."""
+        """Returns the ledger's identity and version, JSON-ready, for `continues_from`."""
         return self._state().mark
 
     def continues_from(self, mark: Json) -> bool:
-        """Returns whether this ledger holds what it, under whatever path, held when `mark` was taken."""
+        """Returns whether this ledger, under any path, includes the state at which `mark` was taken."""
         mine = self.mark()
         return bool(mine["ledger_id"] == mark["ledger_id"] and mine["version"] >= mark["version"])
 
     def continues(self, other: "PrivacyLedger") -> bool:
-        """Returns whether this ledger, elsewhere, is the one that a loaded model's stands in for."""
+        """Returns whether this ledger, at another path, is that of a loaded model."""
         if self is other or other._stands_for is None or self.path is None:
             return False
         self._check_continues(other._stands_for)
@@ -406,8 +405,8 @@ class PrivacyLedger(LedgerView):
     def _check_continues(self, saved: Json) -> None:
         if not self.continues_from(saved):
             raise LedgerError(
-                f"{self._database.shown!r} is another ledger than the saved model's (of the data set {saved['dataset_id']!r}), or an "
-                "older copy.\nUse the newest copy of the model's own; nothing may be forgotten."
+                f"{self._database.shown!r} is not the saved model's ledger (of the data set {saved['dataset_id']!r}), or an older "
+                "copy.\nUse the newest copy of the model's own ledger."
             )
 
     def __enter__(self) -> "PrivacyLedger":
@@ -420,10 +419,10 @@ class PrivacyLedger(LedgerView):
         return self
 
     def __deepcopy__(self, memo: Mapping[int, check.Unchecked]) -> "PrivacyLedger":
-        return self  # Copying a model must not fork what was spent.
+        return self  # A copied model shares the ledger.
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a PrivacyLedger cannot be pickled: a copy would forget what is spent. Open its path instead.")
+        raise TypeError("a PrivacyLedger cannot be pickled: a copy would miss later spending. Open its path instead.")
 
 
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
@@ -432,7 +431,7 @@ def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBu
 
 
 def _some() -> int:
-    """Returns by how much a version grows: at random, so that an older copy that others go on with does not come to the same."""
+    """Returns a random increment of the version: two diverging copies then never reach the same version."""
     return 1 + secrets.randbelow(2**20)
 
 

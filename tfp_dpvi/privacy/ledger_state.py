@@ -1,4 +1,4 @@
-"""The contents of a ledger at one version, read from the tables: frozen values, and what they cost."""
+"""The contents of a ledger at one version, as frozen values, and their privacy cost."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sensitivity import Json
 
-CONTINUED = "continued from a file: what was spent after it was saved is not counted"
+CONTINUED = "continued from a file: privacy spent after it was saved is not counted"
 
 _LEDGER = sa.select(LEDGER)
 _BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
@@ -33,11 +33,11 @@ class LedgerEntry:
     """Releases under one plan.
 
     Attributes:
-      plan: that of a single one of them (`num_releases` is 1).
-      steps: how many are charged.
-      run: their fit, where the sampling scheme cannot merge fits; else None.
+      plan: the plan of a single release (`num_releases` is 1).
+      steps: the number of charged releases.
+      run: their fit, if the sampling scheme cannot merge fits; else None.
       seeded: whether their noise came from a fixed seed.
-      since: when the first was reserved, UTC in ISO 8601.
+      since: time of the first reservation, UTC in ISO 8601.
     """
 
     plan: PrivacyPlan
@@ -54,7 +54,7 @@ class LedgerEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Releases that one price covers: those of a plan, or of a fit where fits do not merge."""
+    """Releases that are composed together: those of a plan, or of a fit if fits do not merge."""
 
     plan: PrivacyPlan
     run: str
@@ -83,13 +83,13 @@ class LedgerState:
     budget: EpsilonBudget | None
     charged: dict[Kind, int]
     since: dict[Kind, str]
-    rows: dict[Kind, int]  # Those of `charges` that this ledger object adds to.
+    rows: dict[Kind, int]  # The rows of `charges` that this ledger object updates.
     exposures: tuple[str, ...]
     unconfirmed: int
 
     @classmethod
     def read(cls, connection: sa.Connection, row: sa.RowMapping, writer: str) -> "LedgerState":
-        """Reads all tables but `ledger`, whose row is given; raises `ValueError` and cousins for what no ledger writes."""
+        """Reads all tables but `ledger`, whose row is an argument; raises `ValueError` and the like for invalid contents."""
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
         rows: dict[Kind, int] = {}
@@ -115,21 +115,21 @@ class LedgerState:
 
     @property
     def mark(self) -> Json:
-        """Where the ledger stands, JSON-ready."""
+        """The ledger's identity and version, JSON-ready."""
         return {"ledger_id": self.ledger_id, "version": self.version, "dataset_id": self.dataset_id}
 
     @property
     def relation(self) -> NeighboringRelation | None:
-        """The adjacency of everything recorded; None while there is nothing."""
+        """The neighboring relation of all releases; None while there is none."""
         return next((kind.plan.neighboring_relation for kind in self.charged), None)
 
     def check_relation(self, plan: PrivacyPlan) -> None:
-        """Raises `UnsupportedPairError` if the releases so far are under another adjacency than a plan."""
+        """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation than a plan."""
         if self.relation not in (None, plan.neighboring_relation):
             assert self.relation is not None
             raise UnsupportedPairError(
-                f"this ledger holds releases under {self.relation.name} and the plan asks for {plan.neighboring_relation.name}: "
-                "guarantees under different adjacencies do not compose.\nFit under the ledger's adjacency, or keep another ledger."
+                f"this ledger has releases under {self.relation.name}, but the plan has {plan.neighboring_relation.name}: such "
+                "guarantees do not compose.\nFit under the ledger's neighboring relation, or use another ledger."
             )
 
 
@@ -143,9 +143,9 @@ def _budget(epsilon: float, delta: float, order: float | None) -> EpsilonBudget:
 
 
 class LedgerView:
-    """What a ledger says of its contents, and what they cost; `PrivacyLedger` changes them.
+    """The read access to a ledger's contents and their privacy cost; `PrivacyLedger` adds writing.
 
-    Formal guarantee: a state that is older than one seen before, or of another ledger, is refused.
+    Formal guarantee: a state that is older than one read before, or of another ledger, is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, dataset_id: str | None, read_only: bool) -> None:
@@ -155,7 +155,7 @@ class LedgerView:
         if dataset_id is not None and dataset_id != self.dataset_id:
             raise LedgerError(
                 f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger is bound.\n"
-                "Each data set keeps its own ledger; pass another path."
+                "Each data set has its own ledger; pass another path."
             )
 
     @property
@@ -164,32 +164,32 @@ class LedgerView:
         return None if self._database.in_memory else self._database.shown
 
     def close(self) -> None:
-        """Ends the use of a file or server. A ledger in memory has nothing to close."""
+        """Closes the file or server connection. A ledger in memory has nothing to close."""
         self._database.closed = not self._database.in_memory
 
     def _state(self) -> LedgerState:
         if self._database.closed and self._known is not None:
-            return self._known  # A report can be made after the ledger was given back.
+            return self._known  # Reports are possible after `close`.
         with self._database.read() as connection:
             self._known = self._read(connection)
         return self._known
 
     def _read(self, connection: sa.Connection) -> LedgerState:
-        """Returns the tables' contents: those read last, if their version is still the same."""
+        """Returns the tables' contents, cached while their version is the same."""
         shown, known = self._database.shown, self._known
         row = connection.execute(_LEDGER).mappings().first()
         if row is None or row["format"] != FORMAT:
             found = "nothing" if row is None else f"format version {row['format']}"
             raise LedgerError(
-                f"{shown!r} holds {found} where this code reads format version {FORMAT}: use the version of "
-                "tfp_dpvi that wrote it, or a newer one."
+                f"{shown!r} has {found}, but this code reads format version {FORMAT}: use the version of tfp_dpvi that wrote it, or "
+                "a newer one."
             )
         if known is None:
             if not self._database.in_memory:
                 self._database.check(connection)
         elif row["version"] < known.version or row["ledger_id"] != known.ledger_id:
             raise LedgerError(
-                f"{shown!r} is an older copy or another ledger than the one used before (version {row['version']}; before "
+                f"{shown!r} is an older copy of the ledger used before, or another ledger (version {row['version']}; before "
                 f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
             )
         elif row["version"] == known.version:
@@ -197,7 +197,9 @@ class LedgerView:
         try:
             return LedgerState.read(connection, row, self._writer)
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(f"{shown!r} is damaged: it holds what no ledger does ({error}).") from error
+            raise LedgerError(
+                f"{shown!r} is damaged: its contents are invalid ({error}). Restore the newest copy."
+            ) from error
 
     @property
     def dataset_id(self) -> str | None:
@@ -206,7 +208,7 @@ class LedgerView:
 
     @property
     def budget(self) -> tuple[float, float] | None:
-        """(epsilon, delta) of the ledger-wide budget, None if there is none."""
+        """The ledger-wide budget (epsilon, delta), or None."""
         budget = self._state().budget
         return None if budget is None else (budget.epsilon, budget.delta)
 
@@ -218,7 +220,7 @@ class LedgerView:
 
     @property
     def neighboring_relation(self) -> NeighboringRelation | None:
-        """The adjacency of everything recorded; None while the ledger is empty."""
+        """The neighboring relation of all releases; None while the ledger is empty."""
         return self._state().relation
 
     @property
@@ -248,16 +250,16 @@ class LedgerView:
 
     @property
     def exposures(self) -> tuple[str, ...]:
-        """Sentences on what was shown of the data beside the releases, which voids the guarantee: see `record_exposure`."""
+        """Sentences on exact values of the data that were shown, which voids the guarantee: see `record_exposure`."""
         return self._state().exposures
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Sentences for the report on what the total may lack."""
+        """Sentences for the report on spending that the total may lack."""
         return (CONTINUED,) if self._state().continued else ()
 
     def to_json(self) -> Json:
-        """Returns what is charged as a JSON-ready dictionary."""
+        """Returns the charges as a JSON-ready dictionary."""
         return {
             "dataset_id": self.dataset_id,
             "budget": self.budget and list(self.budget),
@@ -274,15 +276,15 @@ class LedgerView:
 
     @property
     def dp_event(self) -> DpEvent:
-        """The composition of everything reserved."""
+        """Returns the composition of all reserved releases."""
         return composed(self._state().charged)
 
     def epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """Returns epsilon at `delta` of everything reserved, by default by the first of "pld" and "rdp" that prices it."""
+        """Returns epsilon at `delta` of all reserved releases, by default with the first of "pld" and "rdp" that supports them."""
         return _epsilon(self._state().charged, check.delta(delta), accountant)
 
     def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
-        """Returns epsilon that the same releases would have cost without privatised metrics; None if there were none."""
+        """Returns epsilon of the same releases without privatised metrics; None if there are none."""
         charged = self._state().charged
         if not any(kind.plan.metrics for kind in charged):
             return None

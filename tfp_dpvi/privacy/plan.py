@@ -1,4 +1,4 @@
-"""`PrivacyPlan`: the frozen value behind every private fit."""
+"""`PrivacyPlan`: the privacy parameters of a fit, as a frozen value."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ _SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """Sampler x mechanism x number of releases x adjacency.
+    """Sampling scheme, mechanism, number of releases and neighboring relation of a fit.
 
     Formal guarantee: if `num_releases` sums are released, each of per-record contributions clipped so that `sensitivity`
     holds, drawn by `sampling`, plus Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip` on every
@@ -28,17 +28,17 @@ class PrivacyPlan:
     (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
     Attributes:
-      sampling: how the records of a release are drawn.
-      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every adjacency; 0 is no privacy.
+      sampling: the sampling scheme of each release's records.
+      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every neighboring relation; 0 is no privacy.
       num_releases: number of noisy sums released.
-      neighboring_relation: what "one record" means: add-or-remove-one or replace-one.
-      sensitivity: how far one record moves the sum, in units of `l2_norm_clip` (contract C3).
+      neighboring_relation: add-or-remove-one or replace-one.
+      sensitivity: sensitivity of the sum to one record, in units of `l2_norm_clip` (contract C3).
       accountant: "pld" (tight) or "rdp".
-      l2_norm_clip: the clip, for the report only; no figure depends on it.
+      l2_norm_clip: the clip, for the report only; the accounting does not depend on it.
       num_records: the declared number of records, for the report only.
       metrics: names of privatised metrics that are released with each step, for the report.
-      gradient_sensitivity: with `metrics`, the sensitivity without them, for what they cost.
-      purpose: what is released if not a model's training steps, for the report: "means of 3 columns".
+      gradient_sensitivity: with `metrics`, the sensitivity without them, to report their cost.
+      purpose: a description of releases other than training steps, for the report: "means of 3 columns".
     """
 
     sampling: SamplingScheme
@@ -56,7 +56,7 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
             raise TypeError(
-                f"sampling={self.sampling!r} is not a sampling scheme; pass for example "
+                f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, "
                 "PoissonSampling(probability=batch_size / num_records) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
@@ -76,7 +76,7 @@ class PrivacyPlan:
             )
         if self.purpose is not None and not (isinstance(self.purpose, str) and self.purpose.strip()):
             raise TypeError(
-                f"purpose={self.purpose!r} must be a non-empty string; say what is released, or leave it out."
+                f"purpose={self.purpose!r} must be a non-empty string; describe the release, or leave it out."
             )
         self.sampling.check_relation(self.neighboring_relation)
         single = self.sampling.dp_event(dp_accounting.GaussianDpEvent(1.0), 1)
@@ -115,36 +115,36 @@ class PrivacyPlan:
     def calibrate(
         cls, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), **attributes: Any
     ) -> "PrivacyPlan":
-        """Returns the plan with some attributes and the smallest noise multiplier that keeps within a budget.
+        """Returns the plan with these attributes and the smallest noise multiplier that meets a budget.
 
-        The total of `prior_events` and this plan is at most `epsilon` at `delta`, as `epsilon()`
-        itself reports it, and uses at least 99.8 % of what the prior events leave.
+        The total of `prior_events` and this plan, by `epsilon()`, is at most `epsilon` at `delta`, and uses at least 99.8 % of
+        the budget that the prior events leave.
 
         Args:
           epsilon: total budget, prior events included.
-          delta: probability at which epsilon may fail.
-          prior_events: what was released before on the same data under the same adjacency.
-          **attributes: of the plan, without its noise multiplier: `sampling` and `num_releases` (at least 1) at least.
+          delta: the delta of the budget.
+          prior_events: earlier releases on the same data under the same neighboring relation.
+          **attributes: attributes of the plan without its noise multiplier, at least `sampling` and `num_releases` (>= 1).
 
         Raises:
-          BudgetExhaustedError: if the prior events already use the budget up.
-          UnsupportedPairError: if sampling and adjacency have no price.
+          BudgetExhaustedError: the prior events use up the budget.
+          UnsupportedPairError: sampling scheme and neighboring relation are not supported.
         """
         check.count("num_releases", attributes.get("num_releases"), 1)
         return cls(noise_multiplier=1.0, **attributes).calibrated(epsilon, delta, prior_events)
 
     def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
-        """Returns this plan with the smallest noise multiplier that keeps within a budget; see `calibrate`."""
+        """Returns this plan with the smallest noise multiplier that meets a budget; see `calibrate`."""
         return self.replace(noise_multiplier=self.least_noise(epsilon, delta, prior_events))
 
     def least_noise(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
-        """Returns the smallest noise multiplier with which this plan keeps within a budget; see `calibrate`."""
+        """Returns the smallest noise multiplier with which this plan meets a budget; see `calibrate`."""
         epsilon, delta = check.epsilon(epsilon), check.delta(delta)
         spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
         if spent >= epsilon:
             raise BudgetExhaustedError(
                 f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-                "before. Nothing was spent by this call; allow a larger epsilon or stop here."
+                "before. This call spent no privacy; allow a larger epsilon or stop here."
             )
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
@@ -157,7 +157,7 @@ class PrivacyPlan:
             return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
 
         left = epsilon - spent
-        ratio = guess(1.1 * left) / guess(left)  # 1 where the target is out of reach.
+        ratio = guess(1.1 * left) / guess(left)  # 1 if the target is out of reach.
         slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
         return calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess(left), slope)
 
@@ -170,25 +170,25 @@ class PrivacyPlan:
             "neighboring_relation": self.neighboring_relation.name.lower(),
             "metrics": list(self.metrics),
         }
-        # Left out of training plans, which every version reads.
+        # Omitted for training plans, so that every version can read them.
         return {name: value for name, value in data.items() if value or name not in _SOMETIMES}
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise on every coordinate, `noise_multiplier * l2_norm_clip`."""
+        """The standard deviation of the noise on every coordinate, `noise_multiplier * l2_norm_clip`."""
         assert self.l2_norm_clip is not None, "a plan without a clip has no unit"
         return self.noise_multiplier * self.l2_norm_clip
 
     @property
     def without_metrics(self) -> "PrivacyPlan":
-        """The plan of the same noise without privatised metrics."""
+        """Returns the plan with the same noise but without privatised metrics."""
         if self.gradient_sensitivity is None:
             return self
         return self.replace(sensitivity=self.gradient_sensitivity, metrics=(), gradient_sensitivity=None)
 
     @classmethod
     def from_json(cls, data: Json) -> "PrivacyPlan":
-        """Rebuilds a plan from `to_json`; raises `ValueError` for a schema version that this code does not know."""
+        """Rebuilds a plan from `to_json`; raises `ValueError` for an unknown schema version."""
         fields = dict(data)
         version = fields.pop("schema_version", None)
         if version != PLAN_SCHEMA_VERSION:
@@ -213,18 +213,18 @@ def plan_counts(
     accountant: str = "pld",
     num_records: int | None = None,
 ) -> list[PrivacyPlan]:
-    """Returns plans of vectors of counts, each released once of all records, that share one budget.
+    """Returns plans that share one budget, for count vectors that are each released once on all records.
 
-    A record adds to each vector numbers of at least 0 with l2 norm at most `norm`: A = norm, and D = sqrt(2) norm, as two such
-    contributions have no negative product.
+    A record adds a non-negative vector with l2 norm at most `norm` to each: A = norm, and D = sqrt(2) norm, since the inner
+    product of two such vectors is not negative.
 
     Args:
-      releases: (purpose, norm, share of the budget) of each; shares add up to 1 at most.
-      noise: the noise multiplier of the one release that costs as much as all of them; or else
+      releases: (purpose, norm, share of the budget) of each; shares add up to at most 1.
+      noise: the noise multiplier of a single release with the cost of all of them; or
       epsilon: total budget, prior events included, with `delta`.
       delta: see `epsilon`.
-      prior_events: what was released before on the same data.
-      neighboring_relation: adjacency.
+      prior_events: earlier releases on the same data.
+      neighboring_relation: the neighboring relation.
       accountant: "pld" or "rdp".
       num_records: for the report only.
     """
@@ -238,7 +238,7 @@ def plan_counts(
         for purpose, norm, share in releases
     ]
     if epsilon is not None and delta is not None and len(plans) > 1 and sum(r[2] for r in releases) > 1.0 - 1e-9:
-        # The sum of prices rounds: the last one takes what the others leave.
+        # The last release takes the exact remainder, since sums of costs round.
         plans[-1] = plans[-1].calibrated(epsilon, delta, [*prior_events, *(plan.dp_event for plan in plans[:-1])])
     return plans
 

@@ -1,4 +1,4 @@
-"""The cost of a fit before any data are touched: `python -m tfp_dpvi.privacy plan`."""
+"""The privacy cost of a fit, without data: `python -m tfp_dpvi.privacy plan`."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ _ADD, _REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPL
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The noise and epsilon of one variation of a plan; epsilon is None where it has no price."""
+    """The noise and epsilon of one variation of a plan; epsilon is None if it is not supported."""
 
     what: str
     noise_multiplier: float | None
@@ -40,19 +40,19 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyOutlook:
-    """A plan, what it costs by every accountant and adjacency, and what changes would do.
+    """A plan, its cost by every accountant and neighboring relation, and the effect of changes.
 
     Attributes:
-      plan: the plan asked for, with its noise multiplier.
-      epsilon: of that plan by its own accountant.
+      plan: the requested plan, with its noise multiplier.
+      epsilon: its epsilon by its own accountant.
       delta: the delta of all epsilons.
       num_records: N.
       batch_size: the (expected) batch size.
-      epochs: passes over the records, of ceil(N / batch_size) steps each, as `fit` counts them.
-      side_by_side: the same noise by every accountant under every adjacency.
-      changes: other choices, at the same epsilon if one was asked for, else at the same noise.
-      target_epsilon: the epsilon asked for, None if noise was given.
-      warnings: sentences that a reader must not miss.
+      epochs: passes over the records, of ceil(N / batch_size) steps each, as in `fit`.
+      side_by_side: the same noise by every accountant and neighboring relation.
+      changes: other choices, at the same epsilon if that was an argument, else at the same noise.
+      target_epsilon: the requested epsilon, or None.
+      warnings: warnings for the reader.
     """
 
     plan: PrivacyPlan
@@ -122,23 +122,23 @@ def plan_privacy(
     accountant: str | None = None,
     sampling: str = "poisson",
 ) -> PrivacyOutlook:
-    """Plans a fit without touching data.
+    """Plans a fit without data.
 
     Args:
-      num_records: N, taken as public.
+      num_records: the public N.
       batch_size: the expected batch size.
-      delta: probability at which epsilon may fail.
+      delta: the delta of all epsilons.
       epochs: passes over the data; T = epochs x ceil(N / batch_size) steps.
-      steps: the number of steps, in place of `epochs`.
-      epsilon: the target, for which the noise is calibrated.
-      noise_multiplier: the noise, in place of `epsilon`.
-      neighboring_relation: adjacency.
+      steps: the number of steps, instead of `epochs`.
+      epsilon: the target epsilon, to which the noise is calibrated.
+      noise_multiplier: the noise multiplier, instead of `epsilon`.
+      neighboring_relation: the neighboring relation.
       accountant: "pld", "rdp" or "advanced_composition"; by default "pld", and "rdp" for fixed-size sampling.
       sampling: "poisson", "fixed_size", "full_batch" or "each_record_once_per_epoch".
 
     Raises:
-      TypeError, ValueError: for bad arguments, named with the fix.
-      UnsupportedPairError: for a pair without a price.
+      TypeError, ValueError: bad arguments; the message has the fix.
+      UnsupportedPairError: an unsupported pair of sampling and neighboring relation.
     """
     records, batch = check.count("num_records", num_records, 1), check.count("batch_size", batch_size, 1)
     if batch > records:
@@ -206,7 +206,7 @@ class _Question:
         try:
             plan = dataclasses.replace(self, **changes).plan()
             return Price(what, plan.noise_multiplier, plan.epsilon(self.delta), note)
-        except (ValueError, BudgetExhaustedError):  # Among them UnsupportedPairError, and a delta too small for PLD.
+        except (ValueError, BudgetExhaustedError):  # Includes UnsupportedPairError and a delta too small for PLD.
             return Price(what, None, None, "has no price")
 
 
@@ -232,7 +232,7 @@ def _changes(question: _Question) -> list[Price]:
     if question.total >= 2:
         prices.append(question.price("half the steps", total=half))
     if question.sampling in ("poisson", "fixed_size"):
-        note = "batches of your own, each record at most once per epoch"
+        note = "your own batches, each record at most once per epoch"
         own = {"sampling": "each_record_once_per_epoch", "relation": _REPLACE}
         prices.append(question.price("no amplification (replace_one, own batches)", note, **own))
     other = _ADD if question.relation is _REPLACE else _REPLACE

@@ -1,4 +1,4 @@
-"""`PrivacyReport`: the guarantee that a data protection officer can sign, in figures; its words are in `report_text`."""
+"""`PrivacyReport`: the guarantee in numbers, for a data protection officer; `report_text` has its wording."""
 
 import dataclasses
 import math
@@ -17,30 +17,30 @@ REPORT_SCHEMA_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The privacy spent on one data set, what it covers and what it does not.
+    """The privacy spent on one data set, and what the guarantee covers.
 
     `str(report)` is for people, `to_json()` for machines (with `schema_version`).
 
     Attributes:
-      epsilon: total of everything reserved in the ledger, infinity without noise.
-      delta: the delta that goes with it.
+      epsilon: epsilon of all reserved releases in the ledger, infinity without noise.
+      delta: the delta of that epsilon.
       neighboring_relation: "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
       releases: one dictionary per run of equal plans: sampling, sampling_description, noise_multiplier, l2_norm_clip,
-        sensitivity, num_releases, dp_event (as the accountant's counterpart in dp_accounting reads it, in Python); and purpose,
-        where it is not training, and metrics, where privatised metrics were released with the steps.
-      num_releases: how many noisy sums were released (or reserved).
-      unconfirmed_steps: steps reserved whose end was not recorded; they are counted.
-      budget_epsilon: the lifetime budget, None if none was set.
+        sensitivity, num_releases, dp_event (Python code for the same accountant of dp_accounting); also purpose, if it is not
+        training, and metrics, if privatised metrics were released with the steps.
+      num_releases: the number of noisy sums that were released or reserved.
+      unconfirmed_steps: reserved steps that were not confirmed; they are counted.
+      budget_epsilon: the lifetime budget, or None.
       num_records: the declared number of records, None if unknown.
-      num_records_declared: True if the number was declared by hand, False if it was counted, None if that is not known.
+      num_records_declared: True if the number was declared, False if it was counted, None if unknown.
       seeded: True if the noise was drawn from a fixed seed.
       caveats: further sentences.
       dataset_id: the name of the data set in the ledger.
-      epsilon_without_metrics: what the same noise would have cost without privatised metrics; None if there were none.
-      ledger_budget: the ledger's own budget: epsilon, delta, adaptive, and what is spent of it, epsilon or, of an adaptive one,
-        Renyi divergence at its order and below its limit; None where it has none.
-      grid_spacing: of the numerical composition; None where there is none.
+      epsilon_without_metrics: epsilon of the same noise without privatised metrics; None if there were none.
+      ledger_budget: the ledger's own budget: epsilon, delta, adaptive, and the amount spent: epsilon or, for an adaptive one,
+        Renyi divergence at its order, with its limit; None without a budget.
+      grid_spacing: grid spacing of the numerical composition; None without one.
     """
 
     epsilon: float
@@ -74,11 +74,11 @@ class PrivacyReport:
         caveats: tuple[str, ...] = (),
         neighboring_relation: NeighboringRelation | str = "add_or_remove_one",
     ) -> "PrivacyReport":
-        """Returns the report of everything in a ledger.
+        """Returns the report of all releases in a ledger.
 
-        The accountant is by default that of the ledger's plans, "pld" where they differ; `budget_epsilon` is the lifetime budget
-        of a model; `num_records` is by default the largest that the plans hold; `neighboring_relation` is said while the ledger
-        is empty. The others are attributes of the report.
+        The accountant is by default that of the ledger's plans, or "pld" if they differ; `budget_epsilon` is a model's lifetime
+        budget; `num_records` is by default the largest of the plans; `neighboring_relation` is used while the ledger is empty.
+        The others are attributes of the report.
         """
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")
@@ -112,7 +112,7 @@ class PrivacyReport:
 
     @property
     def private(self) -> bool:
-        """False where noise was missing or came from a fixed seed, or exact values were shown."""
+        """False if noise was missing or came from a fixed seed, or exact values were shown."""
         return math.isfinite(self.epsilon) and not self.seeded and not self.unsafe
 
     @property
@@ -122,14 +122,14 @@ class PrivacyReport:
 
     @property
     def budget_left(self) -> float | None:
-        """Budget minus epsilon spent, at least 0. Later releases compose better than this."""
+        """The budget minus epsilon spent, at least 0. Later releases compose better than this difference."""
         if self.budget_epsilon is None:
             return None
         return max(0.0, self.budget_epsilon - self.epsilon)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that a reader must not miss."""
+        """Warnings for the reader."""
         return tuple(report_text.warnings(self))
 
     def to_json(self) -> Json:
@@ -180,5 +180,5 @@ def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> Json | None:
 
 
 def finite(value: float | None) -> float | str | None:
-    """Returns a number as JSON has it: infinity is the string "inf"."""
+    """Returns a JSON-ready number: infinity becomes the string "inf"."""
     return "inf" if value is not None and math.isinf(value) else value

@@ -1,4 +1,4 @@
-"""The words of a privacy report, and figures that are rounded to the safe side."""
+"""The wording of a privacy report, with numbers rounded conservatively."""
 
 import dataclasses
 import decimal
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 _COVERED = (
     "every intermediate state of the model, not only the last one: all parameters after every step, every checkpoint, the "
     "optimizer's state, the posterior, predictions and samples from it",
-    "everything that anybody computes from these later, without limit, as long as the records are not used again",
+    "everything that is later computed from these, without limit, as long as the records are not used again",
 )
 
 _NOT_COVERED = (
     "statistics computed on the records outside this ledger, for example means and standard deviations used to standardise "
     "the columns, or the choice of columns",
-    "the search for settings (learning rate, clip, batch size, model, prior) if it looked at these records: every trial "
-    "spends budget, and trials not in this ledger are not counted",
-    "the choice of prior and model: they are taken as public",
-    "the number of records, {num_records}: it is taken as public{declared}",
+    "the search for settings (learning rate, clip, batch size, model, prior) if it used these records: every trial "
+    "spends budget, and trials outside this ledger are not counted",
+    "the choice of prior and model: they are assumed to be public",
+    "the number of records, {num_records}: it is assumed to be public{declared}",
     "the check of record values before training (missing or malformed values), which the holder of the data runs and whose "
     "outcome should stay there",
-    "losses and metrics that somebody computes on these records directly, for example with model.evaluate, and other "
-    "models fitted on them without this ledger; weights loaded into a new model do not bring its ledger along",
-    "a choice of when to stop that looked at released values (early stopping, or an interruption): then take the epsilon that "
-    "the fit was planned for, not that of the steps that ran{adaptive}",
-    "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at what an earlier one "
-    "released: releases are added up as if all settings had been fixed beforehand. With one of five candidates chosen "
-    "by the first release, delta was 2.04e-5 where 1e-5 was stated{adaptive}",
+    "losses and metrics computed on these records directly, for example with model.evaluate, and other models fitted to them "
+    "without this ledger; weights loaded into a new model do not include its ledger",
+    "stopping that depends on released values (early stopping, or an interruption): then use the epsilon that the fit was "
+    "planned for, not that of the steps that ran{adaptive}",
+    "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at an earlier one's "
+    "results: releases are composed as if all settings had been fixed in advance. With one of five candidates chosen "
+    "by the first release, delta was 2.04e-5 instead of the stated 1e-5{adaptive}",
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point is slightly irregular",
     "the pseudo-random generator: the proof assumes true randomness",
@@ -48,18 +48,18 @@ _UNIT = (
 )
 _UNITS = {"add_or_remove_one": _UNIT + "added or removed", "replace_one": _UNIT + "replaced by any other"}
 _ACCOUNTANTS = {
-    "pld": "privacy loss distributions{grid}, rounded upwards: what PLDAccountant of dp_accounting >= 0.5 says of the events below",
-    "rdp": "Renyi differential privacy (the moments accountant): what RdpAccountant of dp_accounting says of the events below",
+    "pld": "privacy loss distributions{grid}, rounded upwards: PLDAccountant of dp_accounting >= 0.5 on the events below",
+    "rdp": "Renyi differential privacy (the moments accountant): RdpAccountant of dp_accounting on the events below",
     "advanced_composition": "advanced composition with amplification, a loose bound: equations 7 and 8 of arXiv:1610.08749",
 }
 
 
 def event_text(event: DpEvent, halve: bool) -> str:
-    """Returns an event as Python says it, figures in six digits and rounded to the safe side.
+    """Returns an event as Python code, with numbers in six digits, rounded conservatively.
 
     Args:
-      event: of a plan.
-      halve: the reader's multipliers are over the whole distance of a replacement.
+      event: the event of a plan.
+      halve: whether the accountant's multipliers are relative to the whole sensitivity of a replacement.
     """
     name = type(event).__name__
     if isinstance(event, dp_accounting.GaussianDpEvent):
@@ -74,43 +74,42 @@ def event_text(event: DpEvent, halve: bool) -> str:
 
 
 def warnings(report: "PrivacyReport") -> list[str]:
-    """Returns the sentences that a reader must not miss."""
+    """Returns the report's warnings."""
     seeded = (
-        "seeded: not private. The noise came from a fixed seed; whoever knows the seed can remove it. The figures say what an "
-        "unseeded run with these settings would cost."
+        "seeded: not private. The noise came from a fixed seed, and can be removed with it. The values are those of an unseeded "
+        "run with these settings."
     )
     found = size_warnings(report.epsilon, report.delta, report.num_records)
     return [*([seeded] if report.seeded else []), *report.unsafe, *found]
 
 
 def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list[str]:
-    """Returns sentences on figures that promise little."""
+    """Returns warnings about values of epsilon and delta that give little protection."""
     found = []
     if math.isinf(epsilon):
-        found.append("NOT PRIVATE: without noise (or where the accountant's bound fails) no guarantee holds.")
+        found.append("NOT PRIVATE: without noise (or if the accountant's bound fails) no guarantee holds.")
     elif epsilon > 10.0:
         found.append(
-            f"epsilon {shown(epsilon)} is too large to mean much for an individual; read it as an absence of accidents, not "
-            "as protection. Aim below 10, better below 1."
+            f"epsilon {shown(epsilon)} is too large to protect an individual meaningfully. Aim below 10, better below 1."
         )
     if num_records is not None and delta > 0.1 / num_records:
         found.append(
             f"delta {delta:g} is large for {num_records} records: it should stay below {0.1 / num_records:.1e}, a tenth of one "
-            "over their number, since a mechanism may publish a random record outright with probability delta times their number."
+            "over their number, since a mechanism may publish a random record with probability delta times their number."
         )
     return found
 
 
 def covered(report: "PrivacyReport") -> list[str]:
-    """Returns what the guarantee covers."""
+    """Returns the scope of the guarantee."""
     purposes = dict.fromkeys(run["purpose"] for run in report.releases if "purpose" in run)
-    return [*_COVERED, *(f"{purpose}, which were released with noise and paid for here" for purpose in purposes)]
+    return [*_COVERED, *(f"{purpose}, which were released with noise and are included" for purpose in purposes)]
 
 
 def not_covered(report: "PrivacyReport") -> list[str]:
-    """Returns what the guarantee does not cover."""
+    """Returns the limits of the guarantee."""
     known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
-    declared = {True: " and was declared by hand", False: ", although it was counted from the data", None: ""}
+    declared = {True: " and was declared", False: ", although it was counted from the data", None: ""}
     budget = report.ledger_budget
     kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
     fields = {"declared": declared[report.num_records_declared], "adaptive": _FILTER_COVERS if kept else ""}
@@ -134,7 +133,7 @@ def render(report: "PrivacyReport") -> str:
     for title, items in (
         ("Covered by this guarantee:", covered(report)),
         ("Not covered:", not_covered(report)),
-        ("To be read with it:", others),
+        ("Further remarks:", others),
     ):
         lines += [title] if items else []
         for item in items:
@@ -150,7 +149,7 @@ def _headline(report: "PrivacyReport") -> str:
     epsilon, delta = shown(report.epsilon), f"{report.delta:g}"
     if report.unsafe:
         return (
-            "NOT PRIVATE: exact values were shown beside the private results. Of those private results alone, epsilon "
+            "NOT PRIVATE: exact values were shown besides the private results. For the private results alone, epsilon "
             f"is {epsilon} at delta {delta}."
         )
     if report.seeded:
@@ -182,9 +181,7 @@ def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
     facts.append(("Accounting", _ACCOUNTANTS.get(report.accountant, report.accountant).format(grid=grid)))
     released = f"{report.num_releases:,} noisy sums"
     if report.unconfirmed_steps:
-        released += (
-            f" (of which {report.unconfirmed_steps:,} were reserved and not confirmed; they are counted as if released)"
-        )
+        released += f" (of which {report.unconfirmed_steps:,} were reserved but not confirmed; they count as released)"
     return [*facts, ("Releases so far", released)]
 
 
@@ -192,9 +189,9 @@ def _budget_text(budget: Json) -> str:
     total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
     if not budget["adaptive"]:
         left = _left(max(0.0, budget["epsilon"] - budget["spent"]))
-        return f"{total}, {left} left; not where settings were chosen after looking at earlier results"
+        return f"{total}, {left} left; not valid for settings chosen after looking at earlier results"
     return (
-        f"{total}, adaptive: it covers settings that were chosen after looking at earlier results, by a Renyi filter: at order "
+        f"{total}, adaptive: it covers settings chosen after looking at earlier results, by a Renyi filter: at order "
         f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}"
     )
 
@@ -221,7 +218,7 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
     if without is not None:
         names = dict.fromkeys(name for run in report.releases for name in run.get("metrics", ()))
         text = (
-            f"{', '.join(names)}: privatised, released with the steps and paid for here; without them epsilon would be "
+            f"{', '.join(names)}: privatised, released with the steps and included; without them epsilon would be "
             f"{shown(without)}, so that they cost {shown(max(0.0, report.epsilon - without))}"
         )
         facts.append(("Metrics", text))

@@ -1,6 +1,6 @@
-"""Sampling schemes: how the records behind a release were drawn, and the event that follows from it (contract C4).
+"""Sampling schemes: how a release's records are drawn, and the resulting event (contract C4).
 
-The TensorFlow samplers return one of these from `.scheme`; the accounting prices nothing that does not come from here.
+Each TensorFlow sampler has one of these as `.scheme`, which is the only source of the accounting's events.
 """
 
 import abc
@@ -20,14 +20,14 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(abc.ABC):
-    """The way the records behind releases are drawn. To add one, subclass with a `name`: frozen, with JSON-ready fields."""
+    """Base class of sampling schemes. To add one, define a frozen subclass with a `name` and JSON-ready fields."""
 
     name: ClassVar[str] = ""
-    #: For the report, with the fields in braces.
+    #: The report's sentence, with fields in braces.
     sentence: ClassVar[str] = ""
-    #: Whether releases of several fits cost the same as as many releases of one fit.
+    #: Whether releases of several fits cost the same as equally many of one fit.
     fits_merge: ClassVar[bool] = True
-    #: The adjacencies under which `dp_event` says what a release costs.
+    #: The neighboring relations under which `dp_event` is valid.
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.ADD_OR_REMOVE_ONE, _REPLACE)
 
     def __init_subclass__(cls) -> None:
@@ -39,19 +39,19 @@ class SamplingScheme(abc.ABC):
         """Returns the event of `num_releases` (at least 1) consecutive releases of `mechanism`, each on its own sample."""
 
     def describe(self) -> str:
-        """Returns one sentence for a person who is not a programmer."""
+        """Returns a sentence for the report."""
         return self.sentence.format(**dataclasses.asdict(self))
 
     def check_relation(self, relation: NeighboringRelation) -> None:
-        """Refuses an adjacency that is not among `relations` with an `UnsupportedPairError`."""
+        """Raises `UnsupportedPairError` for a neighboring relation that is not in `relations`."""
         if relation not in self.relations:
             raise UnsupportedPairError(
-                f"sampling={self.name!r} has no price under {relation.name.lower()}; use "
+                f"sampling={self.name!r} is not supported under {relation.name.lower()}; use "
                 f"{' or '.join(r.name.lower() for r in self.relations)}, which compile takes as neighboring_relation=."
             )
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
-        """Returns what the noise multiplier of the event is measured against: without subsampling A, or half of D.
+        """Returns the unit of the event's noise multiplier: without subsampling A, or half of D.
 
         Under replace-one an event of multiplier m compares N(0, m^2) with N(2, m^2); see `accountants`.
         """
@@ -63,7 +63,7 @@ class SamplingScheme(abc.ABC):
 
 
 def scheme_from_json(data: Json) -> SamplingScheme:
-    """Rebuilds a scheme from `to_json`; raises `ValueError` for a name that this version does not know."""
+    """Rebuilds a scheme from `to_json`; raises `ValueError` for an unknown name."""
     fields = dict(data)
     name = fields.pop("name", None)
     if name not in _REGISTRY:
@@ -93,14 +93,14 @@ class PoissonSampling(SamplingScheme):
         return _repeated(dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases)
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
-        """Returns A under both adjacencies: a record and its replacement both matter against absence, whatever D is."""
+        """Returns A under both relations: a record and its replacement are each compared with absence, for every D."""
         del relation
         return sensitivity.add_or_remove
 
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(SamplingScheme):
-    """Every record takes part in every release; nothing is amplified."""
+    """Every record takes part in every release, without amplification."""
 
     name: ClassVar[str] = "full_batch"
     sentence: ClassVar[str] = "full batches: every record takes part in every step"
@@ -112,7 +112,7 @@ class FullBatch(SamplingScheme):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(SamplingScheme):
-    """Each batch is a uniformly random subset of fixed size of `num_records`, drawn afresh for every release."""
+    """Each batch is a uniformly random subset of fixed size of `num_records`, drawn independently for every release."""
 
     num_records: int
     batch_size: int
@@ -140,19 +140,19 @@ class FixedSizeSampling(SamplingScheme):
 class EachRecordOncePerEpoch(SamplingScheme):
     """A user's own batches in which each record occurs at most once per epoch: no amplification.
 
-    Declaring it states that the batches of an epoch are disjoint, and that the batch which a record falls into does not
-    depend on the records' values. It is priced under replace-one only: where one record more or less moves others to other
-    batches, as in `dataset.batch(B)`, adding or removing one changes many releases.
+    Declaring it states that the batches of an epoch are disjoint, and that a record's batch does not depend on the records'
+    values. It is supported only under replace-one: in `dataset.batch(B)`, for example, adding or removing a record moves others
+    to other batches and changes many releases.
 
-    Formal guarantee: within an epoch of `steps_per_epoch` releases a record touches one only, so a begun epoch costs as much
-    as one release on all records (parallel composition), however the batches were shuffled.
+    Formal guarantee: within an epoch of `steps_per_epoch` releases a record affects only one, so an epoch, also a partial one,
+    costs as much as one release on all records (parallel composition), for any shuffling.
     """
 
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
     sentence: ClassVar[str] = (
-        "the user's own batches, declared to hold each record at most once per epoch of {steps_per_epoch:,} steps, in a batch "
-        "that does not depend on the records' values; priced without amplification by sampling"
+        "the user's own batches, declared to have each record at most once per epoch of {steps_per_epoch:,} steps, in a batch "
+        "that does not depend on the records' values; without amplification by sampling"
     )
     fits_merge: ClassVar[bool] = False
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
@@ -161,5 +161,5 @@ class EachRecordOncePerEpoch(SamplingScheme):
         object.__setattr__(self, "steps_per_epoch", check.count("steps_per_epoch", self.steps_per_epoch, 1))
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns one mechanism per epoch begun: any record may be in one of its releases."""
+        """Returns one mechanism for each full or partial epoch: any record may be in one of its releases."""
         return _repeated(mechanism, -(-num_releases // self.steps_per_epoch))

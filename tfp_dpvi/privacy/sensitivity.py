@@ -1,4 +1,4 @@
-"""How far one record moves what is released (contract C3), and sums released jointly on one sample."""
+"""The sensitivity of released sums to one record (contract C3), and joint releases on one sample."""
 
 import dataclasses
 import math
@@ -16,8 +16,8 @@ class Sensitivity:
     """L2 sensitivity of a released sum, in units of `l2_norm_clip`.
 
     Attributes:
-      add_or_remove: A, the most that a record's presence can move the sum against its absence.
-      replace: D, the most that replacing one record by another can move the sum; never above 2 A.
+      add_or_remove: A, sensitivity to adding or removing one record.
+      replace: D, sensitivity to replacing one record by another; never above 2 A.
     """
 
     add_or_remove: float = 1.0
@@ -28,19 +28,19 @@ class Sensitivity:
         d = check.positive("replace", self.replace)
         if d > 2.0 * a * (1.0 + 1e-9):
             raise ValueError(
-                f"replace={self.replace!r} must be at most twice add_or_remove={a}: a replacement is "
-                "one removal and one addition. State the larger add_or_remove."
+                f"replace={self.replace!r} must be at most twice add_or_remove={a}: a replacement is one removal and one addition. "
+                "Pass a larger add_or_remove."
             )
         object.__setattr__(self, "add_or_remove", a)
         object.__setattr__(self, "replace", d)
 
 
-#: What a plain clip of each record's contribution has: A = 1, D = 2.
+#: The sensitivity of a plain clip of each record's contribution: A = 1, D = 2.
 PER_RECORD_CLIP = Sensitivity()
 
 
 def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """Returns the multiplier of the one Gaussian release that equals several on one sample, z = (sum z_i^-2)^-1/2.
+    """Returns the multiplier of the single Gaussian release equivalent to several on one sample, z = (sum z_i^-2)^-1/2.
 
     Formal guarantee: releasing sums f_i + N(0, (z_i A_i)^2 I) of sensitivities A_i on the same sample is a linear image of
     releasing (f_i / (z_i A_i))_i + N(0, I), whose sensitivity is at most (sum z_i^-2)^1/2.
