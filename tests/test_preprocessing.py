@@ -323,10 +323,10 @@ def test_a_seed_is_reported_and_two_columns_under_one_seed_cost_twice():
     [
         ({}, ValueError, "pass epsilon and delta, or"),
         ({"epsilon": 1.0}, ValueError, "delta"),
-        ({"epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}, ValueError, "give epsilon and delta, or"),
+        ({"epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}, ValueError, "pass epsilon and delta, or"),
         ({"epsilon": -1.0, "delta": 1e-5}, ValueError, "epsilon"),
         ({"epsilon": 1.0, "delta": 2.0}, ValueError, "delta"),
-        ({"noise_multiplier": 1.0, "delta": 1e-5}, ValueError, "give epsilon and delta, or"),
+        ({"noise_multiplier": 1.0, "delta": 1e-5}, ValueError, "pass epsilon and delta, or"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": 1.0, "num_records": 0}, ValueError, "num_records"),
         ({"noise_multiplier": 1.0, "accountant": "magic"}, ValueError, "accountant"),

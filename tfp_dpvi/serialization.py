@@ -1,4 +1,4 @@
-"""Registered functions, and values made of them as JSON, which is what `model.save` writes of a prior or a likelihood."""
+"""Registered functions, and JSON for values that contain them, in which `model.save` writes priors and likelihoods."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfp_dpvi._validate import Unchecked
 
 _LIBRARY = __name__.split(".")[0]
 _FIX = (
-    'Write it as a function with a name, @dpvi.register("my_name") above it, and pass the function (with arguments: '
-    "functools.partial of it)."
+    'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with arguments: a '
+    "functools.partial)."
 )
 _Function = TypeVar("_Function")
 
@@ -26,29 +26,29 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 
 
 def register(name: str) -> Callable[[_Function], _Function]:
-    """Returns a decorator that names a function, so that a model built with it can be saved and loaded.
+    """Returns a decorator that registers a function, so that a model built with it can be saved and loaded.
 
     `docs/guides/in_keras.md` shows it.
 
-    The file holds names and arguments; a process that loads it must have registered the same names (usually by importing
-    the same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` does as well.
+    The file has names and arguments; a process that loads it must have registered the same names (usually by importing the
+    same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` is equivalent.
 
     Args:
-      name: unique in your program; it stays with the saved files.
+      name: unique name in your program, stored in saved files.
 
     Raises:
       TypeError: no name, as in a bare `@dpvi.register`.
     """
     if not (isinstance(name, str) and name):
-        raise TypeError(f'register takes a name, got {name!r}: write @dpvi.register("my_name").')
+        raise TypeError(f'register takes a name, got {name!r}: use @dpvi.register("my_name").')
     return register_keras_serializable("dpvi", name)
 
 
 def encode(value: Any, argument: str) -> Json:
-    """Returns a value as plain JSON, the inverse of `decode`; `ValueError` for what a file cannot hold.
+    """Returns a value as plain JSON, the inverse of `decode`; raises `ValueError` for unsupported values.
 
-    Numbers, strings, arrays, registered functions, `functools.partial` of such, functions and frozen values of this library,
-    Keras layers, `tf.TensorSpec`; and lists, tuples and dicts of these.
+    Supports numbers, strings, arrays, registered functions and `functools.partial` of them, functions and frozen values of this
+    library, Keras layers and `tf.TensorSpec`; and lists, tuples and dicts of these.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -88,11 +88,11 @@ def encode(value: Any, argument: str) -> Json:
         raise ValueError(f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}")
     text = repr(value)
     text = text if len(text) < 100 else f"{text[:97]}..."
-    raise ValueError(f"{argument} is {text}, an object that a file cannot hold. {_FIX}")
+    raise ValueError(f"{argument} is {text}, an object that cannot be saved. {_FIX}")
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """Returns what `encode` was given.
+    """Returns the value of `encode`.
 
     Raises:
       ValueError: a name that is not registered in this process.
@@ -124,14 +124,14 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     found = found or (custom_objects or {}).get(name.split(">")[-1])
     if found is None:
         raise ValueError(
-            f"The file names the registered function {name!r}, which this process does not know: import the module that "
+            f"The file uses the registered function {name!r}, which is not registered in this process: import the module that "
             f"registers it,\nor pass custom_objects={{{name!r}: the_function}} to load_model."
         )
     return found
 
 
 def is_factory(value: Unchecked) -> bool:
-    """Returns whether something is a zero-argument factory: a function that needs no argument."""
+    """Returns whether a value is a zero-argument factory."""
     if not isinstance(value, (types.FunctionType, functools.partial)):
         return False
     try:
@@ -145,9 +145,9 @@ def _layer(layer: Layer, argument: str) -> Json:
     for inner in layers_within(layer):
         if isinstance(inner, keras.layers.Lambda):
             raise ValueError(
-                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}), which holds a Python function: loading its byte "
-                "code would run it.\nPass a function without arguments that builds the model, "
-                f'@dpvi.register("my_name") above it, as {argument}.'
+                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}) with a Python function, whose byte code would run "
+                f"on loading.\nPass {argument} as a function without arguments that builds the model, with "
+                '@dpvi.register("my_name") above it.'
             )
     return keras.utils.serialize_keras_object(layer)
 
@@ -159,5 +159,5 @@ def _of_library(kind: type | types.FunctionType) -> bool:
 def _imported(place: str) -> Any:
     module, name = place.split(":")
     if module.split(".")[0] != _LIBRARY:
-        raise ValueError(f"The file asks for {place!r}, which is not of {_LIBRARY}: it was altered.")
+        raise ValueError(f"The file uses {place!r}, which is not part of {_LIBRARY}: it was altered. Use another copy.")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,6 +1,6 @@
-"""Surrogate posteriors by name, over TensorFlow Probability's builders.
+"""Surrogate posteriors by name, with TensorFlow Probability's builders.
 
-Nothing here sees data: a surrogate's starting point is public.
+Initial values are public: nothing here reads data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 
 
 class _Normal(tfd.Normal):
-    """A normal whose seeded draws name their generator.
+    """A normal whose seeded draws set the generator's algorithm.
 
-    With TFP's, which leave it to TensorFlow, XLA on CPUs mixes the seed anew for every number (TensorFlow 2.21: 0.66
+    With TensorFlow's default, which TFP uses, XLA on CPUs mixes the seed again for every number (TensorFlow 2.21: 0.66
     microseconds each instead of 0.04).
     """
 
@@ -45,8 +45,8 @@ def float_dtype(prior: tfd.Distribution) -> tf.DType:
     kind = kinds.pop()
     if kind not in (tf.float32, tf.float64):
         raise ValueError(
-            f"prior has parts of dtype {kind.name}, whose rounding lets one record move a sum by many clips: build it of float32 "
-            "or float64."
+            f"prior has parts of dtype {kind.name}, whose rounding lets one record move a sum by many clips: use float32 or "
+            "float64."
         )
     return kind
 
@@ -57,41 +57,41 @@ def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
         return prior.experimental_default_event_space_bijector()
     except NotImplementedError as error:
         raise ValueError(
-            f"prior {prior.name!r} does not say how to map its support to the real line, so no named surrogate matches "
-            "it. Pass surrogate_posterior= a trainable TFP distribution over the same parameters."
+            f"prior {prior.name!r} has no bijector from the real line to its support, so no named surrogate matches "
+            "it. Pass a trainable TFP distribution over the same parameters as surrogate_posterior."
         ) from error
 
 
 def check_prior(prior: tfd.Distribution) -> None:
-    """Raises a `ValueError` unless a prior is one continuous distribution, and not a batch of them."""
+    """Raises `ValueError` unless a prior is a single continuous distribution, without a batch shape."""
     float_dtype(prior)
     if any(shape.rank != 0 for shape in _shape_leaves(prior.batch_shape)):
         raise ValueError(
-            f"prior {prior.name!r} has batch shape {prior.batch_shape}: a part with a batch has a density for each of its entries, not "
-            "one. Wrap it,\ntfd.Independent(part, 1) for a batch of rank 1, or write tfd.Sample(one, shape)."
+            f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for each batch member. Use\n"
+            "tfd.Independent(part, 1) for a batch of rank 1, or tfd.Sample(one, shape)."
         )
     try:
         discrete = prior.experimental_default_event_space_bijector() is None
     except NotImplementedError:
-        return  # With a surrogate of one's own it may do.
-    except AttributeError:  # TFP's joint bijector, of a part without one.
+        return  # A custom surrogate may support it.
+    except AttributeError:  # From TFP's joint bijector, for a part without one.
         discrete = True
     if discrete:
         raise ValueError(
-            f"prior {prior.name!r} is discrete, or has a part that is: no gradient learns it. Sum it out in likelihood, with "
-            "dpvi.local.enumeration or\ntfd.MixtureSameFamily; in place of tfd.Empirical draws fit a distribution to them."
+            f"prior {prior.name!r} is discrete, or has a discrete part, which has no gradient. Sum it out in likelihood, with "
+            "dpvi.local.enumeration or\ntfd.MixtureSameFamily; replace tfd.Empirical by a distribution fitted to its draws."
         )
 
 
 def _start(
     prior: tfd.Distribution, initial_loc: str | Structure, seed: int | None
 ) -> tuple[tf.DType, tfp.bijectors.Bijector, Structure]:
-    """Returns the prior's dtype, its map from the real line, and start values there."""
+    """Returns the prior's dtype, its bijector from the real line, and initial values there."""
     dtype, bijector = float_dtype(prior), event_bijector(prior)
     if not isinstance(initial_loc, str):
         return dtype, bijector, bijector.inverse(initial_loc)
     check.one_of("initial_loc", initial_loc, ("zeros", "prior"))
-    # Held until the end: TFP's caches of joint bijectors print errors where a draw goes before its image.
+    # Keep the draw alive: TFP's caches of joint bijectors print errors if it is deleted before its image.
     draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
     if initial_loc == "prior":
         return dtype, bijector, bijector.inverse(draw)
@@ -106,7 +106,7 @@ def mean_field(
     seed: int | None = None,
     name: str = "mean_field",
 ) -> tfd.Distribution:
-    """Independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
+    """Builds independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
 
     Args:
       prior: TFP distribution, joint or single.
@@ -158,10 +158,10 @@ def full_rank(
     seed: int | None = None,
     name: str = "full_rank",
 ) -> tfd.Distribution:
-    """A normal with full covariance over all unconstrained parameters.
+    """Builds a normal with full covariance over all unconstrained parameters.
 
-    Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step moves a row by a share of its own
-    deviation, whatever d is. Entries that are learned by themselves, as in TFP's builder, would add up the noise of d steps.
+    Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step changes a row relative to its own
+    standard deviation, for every d. Separate entries, as in TFP's builder, would add up the noise of d steps.
 
     Args:
       prior: TFP distribution, joint or single.
@@ -199,7 +199,7 @@ def full_rank(
 
 
 def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi") -> tfd.Distribution:
-    """Automatic structured variational inference (Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
+    """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
 
     Args:
       prior: a TFP joint distribution, or a single distribution.
@@ -227,16 +227,17 @@ BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {
 
 
 def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> None:
-    """Raises a `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
+    """Raises `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
     if not surrogate.trainable_variables:
         if hasattr(surrogate, "bijector"):
             raise ValueError(
-                f"surrogate_posterior {surrogate.name!r} has no trainable variables yet, as a flow whose networks were never called. Build "
-                "it first:\nsurrogate.log_prob(surrogate.sample()), or event_shape= and conditional_event_shape= of AutoregressiveNetwork."
+                f"surrogate_posterior {surrogate.name!r} has no trainable variables yet, like a flow whose networks were never called. "
+                "Build it first:\nsurrogate.log_prob(surrogate.sample()), or event_shape= and conditional_event_shape= of "
+                "AutoregressiveNetwork."
             )
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has no trainable variables: there is nothing to learn. Build it "
-            "with tfp.experimental.vi or tf.Variable parameters."
+            f"surrogate_posterior {surrogate.name!r} has no trainable variables. Build it with tfp.experimental.vi or tf.Variable "
+            "parameters."
         )
     if isinstance(surrogate, tfp.experimental.util.DeferredModule):
         surrogate = surrogate.copy()  # A deferred module builds its distribution anew for each attribute.
@@ -244,7 +245,7 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
             f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: it must be one distribution. "
-            "Wrap it in tfd.Independent, or give its parameters the prior's event shape."
+            "Wrap it in tfd.Independent, or use parameters of the prior's event shape."
         )
     kinds = tf.nest.flatten(surrogate.reparameterization_type)
     if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
@@ -267,13 +268,13 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
         )
     if float_dtype(surrogate) != float_dtype(prior):
         raise ValueError(
-            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: one dtype runs through a model. "
-            "Build both in the same."
+            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one dtype. Use the same for "
+            "both."
         )
 
 
 def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str, Structure]) -> list[tf.TensorShape]:
-    """Returns the TensorShapes in a structure of them (which `tf.nest` would flatten into dimensions)."""
+    """Returns the TensorShapes in a structure; `tf.nest` would flatten them into dimensions."""
     if isinstance(structure, tf.TensorShape):
         return [structure]
     parts = [structure[key] for key in sorted(structure)] if hasattr(structure, "keys") else structure
@@ -281,7 +282,7 @@ def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str,
 
 
 def _distinct_names() -> Callable[..., tf.Variable]:
-    """Returns a variable creator that numbers repeated names: weight files and TensorBoard tell variables apart by them."""
+    """Returns a variable creator that numbers repeated names, by which weight files and TensorBoard identify variables."""
     seen: dict[str, int] = {}
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
@@ -315,7 +316,7 @@ def build(
     if isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = surrogate_posterior(prior)
-    # Not isinstance: TFP's builders return deferred modules, which are no tfd.Distribution.
+    # No isinstance check: TFP's builders return deferred modules, which are no tfd.Distribution.
     if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "

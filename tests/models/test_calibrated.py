@@ -275,7 +275,7 @@ def test_it_falls_back_to_the_flat_clip_and_says_so_once(reason, settings, extra
     assert len(said) == 1
     assert reason in said[0]
     assert model.posterior is model.surrogate_posterior
-    assert "do not read its intervals as calibrated" in model.caveats[0]
+    assert "its intervals are not calibrated" in model.caveats[0]
     assert model.privacy_plan.metrics == ()
 
 
@@ -284,7 +284,7 @@ def test_a_window_of_a_few_steps_is_none():
     x, y, _ = records(60, 0)
     model.fit(x, y, batch_size=30, epochs=1, verbose=0)
     assert model.posterior is model.surrogate_posterior
-    assert "do not read its intervals as calibrated" in model.caveats[0]
+    assert "its intervals are not calibrated" in model.caveats[0]
 
 
 def test_clipping_is_flat_or_paired():

@@ -302,7 +302,7 @@ def test_a_corrupt_backup_is_named(tmp_path, ledger_of_stopped, damage):
     ledger = ledger_of_stopped
     file = tmp_path / "backup" / "fit.npz"
     file.write_bytes(damage(file.read_bytes()))
-    refused(make(ledger), tmp_path / "backup", ledger, "no backup that can be read")
+    refused(make(ledger), tmp_path / "backup", ledger, "not a readable backup")
     file.unlink()
     fit(make(ledger, epsilon=2.0), tmp_path / "backup")  # The way out that the message names.
 

@@ -463,7 +463,7 @@ def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
     prior = P["prior"]()
     surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior), clipping="flat")
     internals.given_to(surrogate)["prior"] = P["prior"]
-    with pytest.raises(ValueError, match=r"(?s)surrogate_posterior is .*an object that a file cannot hold"):
+    with pytest.raises(ValueError, match=r"(?s)surrogate_posterior is .*an object that cannot be saved"):
         surrogate.save(path)
     with pytest.raises(
         ValueError, match=r"(?s)encoder has the layer .*DistributionLambda.*without arguments that builds"
@@ -546,7 +546,7 @@ def test_unknown_names_are_named(tmp_path):
         keras.models.load_model(tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]})
     finally:
         registered["dpvi>tests_prior"] = held
-    with pytest.raises(TypeError, match=r'write @dpvi\.register\("my_name"\)'):
+    with pytest.raises(TypeError, match=r'use @dpvi\.register\("my_name"\)'):
         dpvi.register(lambda: None)
 
 

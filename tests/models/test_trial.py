@@ -142,7 +142,7 @@ DISCRETE = {
 
 @pytest.mark.parametrize("kind", DISCRETE)
 def test_discrete_priors_are_refused(kind):
-    with pytest.raises(ValueError, match=r"is discrete, or has a part that is.*\n"):
+    with pytest.raises(ValueError, match=r"is discrete, or has a discrete part.*\n"):
         dpvi.DPVI(DISCRETE[kind], logistic)
 
 

@@ -151,7 +151,7 @@ def test_an_older_copy_or_another_ledger_in_its_place_is_refused(tmp_path):
         for _ in range(10):
             ledger.reserve(PLAN, 4)
         assert not ledger.continues_from(mark)
-    with pytest.raises(LedgerError, match="another ledger"):
+    with pytest.raises(LedgerError, match="not the saved model's ledger"):
         PrivacyLedger.from_config(config)
 
 
@@ -168,6 +168,6 @@ def test_a_file_that_moved_is_read_from_the_model_and_reserves_nothing(tmp_path)
     assert len(str(caught.value).splitlines()) <= 2
     with PrivacyLedger(tmp_path / "moved") as moved, PrivacyLedger(tmp_path / "new") as new:
         assert moved.continues(loaded)
-        with pytest.raises(LedgerError, match="another ledger"):
+        with pytest.raises(LedgerError, match="not the saved model's ledger"):
             new.continues(loaded)
         assert not moved.continues(new)

@@ -219,7 +219,7 @@ def test_calibration_after_prior_events(relation):
     )
     assert 1.98 <= plan.epsilon(1e-5, prior) <= 2.0
     assert plan.epsilon(1e-5) < 2.0
-    with pytest.raises(BudgetExhaustedError, match=r"used up.*Nothing was spent"):
+    with pytest.raises(BudgetExhaustedError, match=r"used up.*spent no privacy"):
         PrivacyPlan.calibrate(
             epsilon=0.2, delta=1e-5, sampling=POISSON, num_releases=1, neighboring_relation=relation, prior_events=prior
         )

@@ -15,10 +15,10 @@ Body = Callable[[Carry, tf.Tensor, tf.Tensor], Carry]
 
 
 class Sampler(abc.ABC):
-    """Draws the records of one step and hands them out in physical batches of a fixed size.
+    """Draws the records of one step, in physical batches of a fixed size.
 
     Attributes:
-      num_available: how many records there are to draw from.
+      num_available: number of records to draw from.
       physical_batch_size: static number P of records at a time; a memory limit, without effect on the guarantee.
     """
 
@@ -28,7 +28,7 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def scheme(self) -> SamplingScheme:
-        """The scheme to account for, true of what `for_each_batch` does."""
+        """The sampling scheme of `for_each_batch`, for the accounting."""
 
     @abc.abstractmethod
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
@@ -45,11 +45,11 @@ class Sampler(abc.ABC):
         """
 
     def on(self, records: dict[str, tf.Tensor]) -> Sampler:
-        """Returns the sampler for these records: itself, unless they say which of them take part."""
+        """Returns the sampler for these records: itself, unless they have a mask."""
         del records
         return self
 
     @property
     def identity(self) -> Hashable:
-        """Hashable; equal for samplers whose traced `for_each_batch` is the same: by default class and attributes, which must be hashable."""
+        """Returns a hashable value; equal values trace the same `for_each_batch`. By default class and attributes."""
         return (type(self), *sorted(vars(self).items()))

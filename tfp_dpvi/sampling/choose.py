@@ -1,4 +1,4 @@
-"""From the arguments of `fit` to a sampler."""
+"""Chooses the sampler for the arguments of `fit`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tfp_dpvi.sampling.fixed_size import FixedSizeSampler
 from tfp_dpvi.sampling.full_batch import FullBatchSampler
 from tfp_dpvi.sampling.poisson import PoissonSampler
 
-_MAX_BYTES = 2**27  # Per-example gradients held at a time, unless physical_batch_size says otherwise.
-_MAX_BATCHWISE = 1024  # Records added up in float32 by one matrix product: more of them round to more of a clip.
-_MAX_BATCHWISE_BYTES = 2**30  # What lies between layers in a physical batch, likewise.
+_MAX_BYTES = 2**27  # Per-example gradients in memory, unless physical_batch_size says otherwise.
+_MAX_BATCHWISE = 1024  # Records in a float32 sum by one matrix product: more would round more.
+_MAX_BATCHWISE_BYTES = 2**30  # Activations of a physical batch in memory, likewise.
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchNeeds:
-    """Memory and shapes that a model's gradient needs of a physical batch."""
+    """A gradient's needs in memory and shapes per physical batch."""
 
-    bytes_each: int  # Memory that a record takes.
-    batchwise: bool = False  # The gradient works on a batch at once, see `ClippedGradient`.
-    whole: bool = False  # The whole sample is needed at once.
-    static: bool = True  # Batches have a fixed shape, so padding costs time.
+    bytes_each: int  # Memory per record.
+    batchwise: bool = False  # Whether the gradient works on a batch at once, see `ClippedGradient`.
+    whole: bool = False  # Whether the whole sample is needed at once.
+    static: bool = True  # Whether batches have a fixed shape, so that padding costs time.
 
 
 MakeSampler = Callable[[int, int, int, "int | None"], Sampler]
@@ -33,7 +33,7 @@ _SAMPLERS: dict[str, MakeSampler] = {}
 
 
 def register_sampler(name: str, make: MakeSampler) -> None:
-    """Adds a sampler under a name, for `fit(sampling=name)`.
+    """Registers a sampler for `fit(sampling=name)`.
 
     Raises:
       ValueError: the name is taken.
@@ -52,34 +52,35 @@ def make_sampler(
     physical_batch_size: int | None,
     needs: BatchNeeds,
 ) -> Sampler:
-    """Returns the sampler that was asked for, or full batches if a batch is to hold all records.
+    """Returns the named sampler, or full batches if the batch size reaches the number of records.
 
     Args:
       name: "poisson", "fixed_size" or one of `register_sampler`.
-      num_available: records at hand.
+      num_available: number of available records.
       num_records: the declared N; the inclusion probability is batch_size / N.
       batch_size: expected size of a sample.
-      physical_batch_size: records in memory at a time; None for what one batch nearly always needs, within a memory bound.
-      needs: of the model's gradient.
+      physical_batch_size: records in memory at a time; None for a size that nearly always holds a batch, within a memory
+        limit.
+      needs: the gradient's needs.
 
     Raises:
       ValueError: an unknown name, or a sampler that needs the exact number of records.
     """
     if name not in _SAMPLERS:
         raise ValueError(
-            f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling is neither and cannot "
-            "be accounted for as such."
+            f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling is none of these and has "
+            "no accounting here."
         )
     most = physical_batch_size or _most_at_once(needs)
     mean = num_available * batch_size / num_records
     full = batch_size >= num_records
-    # Where all of a sample is needed at once, ten standard deviations are never passed.
+    # If the whole sample is needed at once: ten standard deviations are never exceeded.
     room = num_available if full else min(num_available, math.ceil(mean + 10.0 * math.sqrt(mean)) + 10)
     if needs.whole and most < room:
         if physical_batch_size is not None:
             raise ValueError(
-                f"physical_batch_size={physical_batch_size} would cut batches of up to {room} records in pieces, and a "
-                "batch_regularizer looks at groups from the whole batch. Leave physical_batch_size out."
+                f"physical_batch_size={physical_batch_size} would split batches of up to {room} records, but a batch_regularizer "
+                "needs groups from the whole batch. Leave physical_batch_size out."
             )
         most = room
     most = min(most, room)
@@ -87,7 +88,7 @@ def make_sampler(
         return FullBatchSampler(num_available, most)
     make = _SAMPLERS[name]
     if physical_batch_size is None and needs.static and not needs.whole:
-        # The sampler's own size covers nearly every sample with the least padding.
+        # The sampler's default size covers nearly every sample with the least padding.
         sampler = make(num_available, num_records, batch_size, None)
         if sampler.physical_batch_size <= most:
             return sampler
@@ -103,7 +104,7 @@ def _most_at_once(needs: BatchNeeds) -> int:
 def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
     if num_records != num_available:
         raise ValueError(
-            f'num_records={num_records} and sampling="fixed_size": batches of a fixed size are accounted for by the exact '
+            f'num_records={num_records} and sampling="fixed_size": the accounting of fixed-size batches uses the exact '
             'number of records. Leave num_records out, or use sampling="poisson".'
         )
     return FixedSizeSampler(num_available, batch_size, physical_batch_size)

@@ -1,4 +1,4 @@
-"""Batches that somebody else drew, under the scheme that they declare."""
+"""Batches from the user, with a declared sampling scheme."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ class DeclaredBatchSampler(Sampler):
 
     Args:
       num_rows: rows of the padded batch.
-      scheme: how the batch was drawn, as its maker declares.
+      scheme: the declared sampling scheme of the batch.
       physical_batch_size: rows at a time.
 
     #### Formal guarantee
 
-    None of its own: `scheme` is the declaration of whoever draws the batches, and what is accounted for holds only if
-    it is true.
+    None of its own: the accounting holds only if the declared `scheme` is true.
     """
 
     def __init__(self, num_rows: int, scheme: SamplingScheme, physical_batch_size: int) -> None:
@@ -35,13 +34,13 @@ class DeclaredBatchSampler(Sampler):
         return self._scheme
 
     def on(self, records: dict[str, tf.Tensor]) -> Sampler:
-        """Returns the sampler for a batch whose "mask" says which rows are no padding."""
+        """Returns the sampler for a batch whose "mask" is False for padding."""
         bound = copy.copy(self)
         bound._mask = records["mask"]
         return bound
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
-        """See `Sampler`. Physical batches behind the last record are left out."""
+        """See `Sampler`. Skips physical batches after the last record."""
         del key
         assert self._mask is not None, "call on(records) first"
         present, count = self._mask, self.num_available

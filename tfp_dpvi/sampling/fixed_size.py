@@ -15,9 +15,9 @@ from tfp_dpvi.sampling.full_batch import in_order
 def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
     """Draws a uniformly random set of `count` of the integers 0 .. num - 1, in O(count) time and memory.
 
-    Where many are wanted, those with the largest of `num` random numbers. Where few are, the first `count` distinct ones
-    of slightly more draws with replacement, drawn anew in the rare case that these do not hold enough. Neither the
-    choice nor the repetition depends on which integers were drawn, so every set is equally likely.
+    A large `count` takes those with the largest of `num` random numbers. A small one takes the first `count` distinct ones of
+    slightly more draws with replacement, drawn again in the rare case that these have too few. Neither the choice nor the
+    repetition depends on which integers were drawn, so every set is equally likely.
 
     Returns:
       int64 tensor of shape [count].
@@ -34,7 +34,7 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
         values = tf.random.stateless_uniform(
             [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64, alg=_random.ALGORITHM
         )
-        by_value = tf.sort(values * size + places)  # One integer holds value and place, so that one sort does both.
+        by_value = tf.sort(values * size + places)  # One integer has value and place, for a single sort.
         values, place = by_value // size, by_value % size
         first = tf.concat([[True], values[1:] != values[:-1]], axis=0)
         by_place = tf.sort(tf.where(first, place, size) * num + values)
@@ -78,7 +78,7 @@ class FixedSizeSampler(Sampler):
 
     @property
     def scheme(self) -> FixedSizeSampling:
-        """The scheme to account for."""
+        """The sampling scheme."""
         return FixedSizeSampling(self.num_available, self.batch_size)
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:

@@ -9,7 +9,7 @@ from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 class FullBatchSampler(Sampler):
-    """All records in order, in physical batches; the key is not used and privacy is not amplified.
+    """All records in order, in physical batches, without a key and without amplification.
 
     Args:
       num_available: number of records, at least 1.
@@ -25,7 +25,7 @@ class FullBatchSampler(Sampler):
 
     @property
     def scheme(self) -> FullBatch:
-        """The scheme to account for."""
+        """The sampling scheme."""
         return FullBatch()
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
@@ -38,7 +38,7 @@ class FullBatchSampler(Sampler):
 
 
 def in_order(count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry) -> Carry:
-    """Calls `body` with the indices below `count`, `size` at a time, until all below `end` were had; see `Sampler`."""
+    """Calls `body` with indices below `count`, `size` at a time, for all indices below `end`; see `Sampler`."""
 
     def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
         indices = start + tf.range(size, dtype=tf.int64)

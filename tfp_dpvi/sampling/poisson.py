@@ -1,4 +1,4 @@
-"""Exact Poisson sampling with static shapes, in time and memory O(qN + P) whatever N is."""
+"""Exact Poisson sampling with static shapes, in time and memory O(qN + P)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: int) -> tf.Tensor:
-    """Draws distances between consecutive included records: geometric on {1, 2, ...}, cut at `limit + 1`.
+    """Draws distances between consecutive included records: geometric on {1, 2, ...}, capped at `limit + 1`.
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
-    is finite; the clamp comes before the cast to int64. The uniform has 52 bits, so an inclusion probability is met to
-    a relative 2^-52 / q.
+    is finite; the cap precedes the cast to int64. The uniform has 52 bits, so inclusion probabilities have a relative error
+    of 2^-52 / q.
 
     Returns:
       int64 tensor of shape `shape`.
@@ -29,9 +29,9 @@ def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: in
 
 
 def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
-    """Returns cumulative sums of positive int64 of shape [P], exact below 2^53 and at least 2^53 beyond.
+    """Returns cumulative sums of positive int64 of shape [P], exact below 2^53 and otherwise at least 2^53.
 
-    As products with triangular matrices of ones, in about sqrt(P) rows: XLA's own cumulative sum takes three times as long.
+    Uses products with triangular matrices of ones, in about sqrt(P) rows: XLA's cumulative sum takes three times as long.
     """
     count = int(gaps.shape[0])
     width = math.ceil(math.sqrt(count))
@@ -45,9 +45,8 @@ def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
 class PoissonSampler(Sampler):
     """Includes each record independently with probability q.
 
-    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record: no
-    record is ever dropped, however large the batch turns out (which truncation at a fixed capacity would do, and the
-    event would have to say so).
+    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record. No record
+    is dropped from a large batch; truncation at a fixed capacity would change the event.
 
     Args:
       num_available: number of records N, at least 1 and at most 2^40.
@@ -76,7 +75,7 @@ class PoissonSampler(Sampler):
 
     @property
     def scheme(self) -> PoissonSampling:
-        """The scheme to account for."""
+        """The sampling scheme."""
         return PoissonSampling(self.probability)
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:

@@ -1,4 +1,4 @@
-"""Tables with mixed columns: described once, learned as a mixture, sampled back; `tfp_dpvi.Synthesizer` does all three."""
+"""Descriptions, mixture models and samples of tables with mixed columns; `tfp_dpvi.Synthesizer` uses them."""
 
 from tfp_dpvi.synthetic.clipping import table_clipped_sum
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer

@@ -1,10 +1,10 @@
-"""Clipped gradient sums of table mixtures, with norms from a formula: no record's gradient is ever formed.
+"""Clipped gradient sums of table mixtures, with per-record norms in closed form.
 
-With r_k the probability of component k given the record, its gradient by the weights' logits is r - pi, and by the
+With r_k the probability of component k given the record, its gradient in the weights' logits is r - pi, and in the
 parameters of component k it is r_k times the sum over columns of the gradient of a log-probability in one column, which
-depends on nothing but k and the level there. Columns have parameters of their own, so squares add up: a table of squared
-norms, one for each component and level, gives every record's norm by one product of matrices, and the sum of the clipped
-gradients takes another.
+depends only on k and the level there. Columns have separate parameters, so squared norms add up: a table of squared norms
+for each component and level gives every record's norm by one matrix product, and the sum of the clipped gradients takes
+another.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tfp_dpvi.synthetic.mixture import Params, Segments, TableMixture, log_table
 def table_clipped_sum(
     segments: Segments, params: Params, codes: tf.Tensor, mask: tf.Tensor, clip: Clip
 ) -> tuple[ClippedSum, PerExample]:
-    """Returns the sum over coded records of the gradients of `-log p(record | params)` by `params`, each clipped.
+    """Returns the sum over coded records of the clipped gradients of `-log p(record | params)` in `params`.
 
-    What `tfp_dpvi.gradients.clipped_sum` computes, for `make_likelihood`'s mixtures.
+    Equals `tfp_dpvi.gradients.clipped_sum` for `make_likelihood`'s mixtures.
 
     Args:
-      segments: where columns' levels are.
+      segments: the columns' levels in the table of log-probabilities.
       params: structured as a draw from `make_prior`.
       codes: int32 tensor of shape [P, columns], -1 for missing.
       mask: bool tensor of shape [P]; False marks padding.
@@ -30,16 +30,16 @@ def table_clipped_sum(
 
     Returns:
       The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the records' losses and whether
-      they were clipped (*not private* as they are).
+      they were clipped (*not private*).
 
     #### Formal guarantee
 
     A record contributes a vector of joint l2 norm at most C, and exactly zero if it is masked or if its loss or norm is
-    not finite. Norms are rounded up by what the products of matrices can lose. Its contribution depends on no other
-    record. Hence A = C and D = 2C. Norm and contribution come from the same parameters (contract C5).
+    not finite. Norms are rounded up by a bound on the rounding of matrix products. A contribution depends on no other
+    record. Hence A = C and D = 2C. Norm and contribution use the same parameters (contract C5).
     """
     dtype = params["weights"].dtype
-    # The small table in float64, by which the sum over records is pulled back; records stay in their own dtype.
+    # The small table, which pulls back the sum over records, is float64; records keep their dtype.
     params = tf.nest.map_structure(lambda part: tf.cast(part, tf.float64), params)
     flat = tf.nest.flatten(params)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -64,17 +64,17 @@ def table_clipped_sum(
     by_component = tf.cast(tf.reduce_sum(weighted, axis=0), tf.float64)
     sums = tape.gradient([log_weights, log_table], flat, output_gradients=[-by_component, -by_level])
     sums = [tf.cast(part, dtype) for part in sums]
-    nobody = ~tf.reduce_any(keep)  # Then the parameters themselves may be NaN.
+    nobody = ~tf.reduce_any(keep)  # The parameters themselves may then be NaN.
     sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
     return ClippedSum(sums, clip), PerExample.of(-log_prob, [factors], keep)
 
 
 def _squared_norms(segments: Segments, log_table: tf.Tensor) -> tf.Tensor:
-    """Returns the squared norm of each level's log-probability's gradient, |e_l - p|^2: [K, levels]."""
+    """Returns the squared norm of the gradient of each level's log-probability, |e_l - p|^2: [K, levels]."""
     parts = []
     for log_shares in tf.split(log_table, segments.sizes, axis=-1):
         shares = tf.exp(log_shares)
-        # As a sum of squares: (1 - p_l)^2 and what the other levels add.
+        # As a sum of squares: (1 - p_l)^2 and those of the other levels.
         others = tf.reduce_sum(tf.square(shares), axis=-1, keepdims=True) - tf.square(shares)
         parts.append(tf.square(1.0 - shares) + tf.maximum(others, 0.0))
     return tf.concat(parts, axis=-1)

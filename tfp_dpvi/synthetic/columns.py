@@ -1,7 +1,7 @@
 """Columns of a table: public descriptions, and the coding of values as levels.
 
-A column has a fixed number of levels, numbered from 0: a category each, or an interval of numbers each. What a record may
-hold is public; a record that holds anything else is refused.
+A column has a fixed number of levels, numbered from 0, each a category or an interval of numbers. The allowed values are
+public; records with other values are refused.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tfp_dpvi import _validate as check
 
 MISSING = -1
 FINEST = 16**4
-"""The most bins that a private histogram of a number tells apart."""
+"""The maximal number of bins of a private histogram of a number."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Column(abc.ABC):
-    """What a column may hold. Subclasses are frozen values.
+    """Base class of column descriptions. Subclasses are frozen values.
 
     Attributes:
       missing: whether values may be missing (None, NaN or pandas' NA).
     """
 
     missing: bool = dataclasses.field(default=False, kw_only=True)
-    kinds: ClassVar[str]  # NumPy kinds of dtypes that hold such values; "O" besides.
+    kinds: ClassVar[str]  # NumPy kinds of dtypes for such values, besides "O".
 
     @property
     @abc.abstractmethod
@@ -40,27 +40,27 @@ class Column(abc.ABC):
 
     @property
     def description(self) -> Column:
-        """What the user said of the column: itself, unless its levels were chosen by a private histogram."""
+        """The user's description: the column itself, unless a private histogram chose its levels."""
         return self
 
     @property
     def fine(self) -> Column | None:
-        """The same column with the finest levels that a private histogram may group; None where there is nothing to choose."""
+        """The column with the finest levels that a private histogram may group; None if there is no choice."""
         return None
 
     @abc.abstractmethod
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Levels, int32 [n], of values none of which is missing; a `ValueError` for those that do not fit."""
+        """Returns levels, int32 [n], of values without missing ones; raises `ValueError` for invalid values."""
 
     @abc.abstractmethod
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Values for levels none of which is missing; numbers are uniform within their interval."""
+        """Returns values for levels without missing ones; numbers are uniform within their interval."""
 
     def encode(self, name: str, values: np.ndarray) -> np.ndarray:
         """Returns levels, int32 [n], -1 for missing, of values [n]; `name` is for messages.
 
         Raises:
-          ValueError: a value that the description does not allow, or a missing one where none may be.
+          ValueError: a value that the description does not allow, including missing ones.
         """
         absent = is_missing(values)
         if absent.any() and not self.missing:
@@ -72,7 +72,7 @@ class Column(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Numeric(Column):
-    """What `Continuous` and `Integer` share: bounds and bins."""
+    """Base class of `Continuous` and `Integer`: bounds and bins."""
 
     lower: float
     upper: float
@@ -113,33 +113,33 @@ class Numeric(Column):
             )
         if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
-                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with edges of your own, "
-                "give each spike a bin."
+                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with your own edges, use "
+                "a bin for each spike."
             )
         object.__setattr__(self, "spikes", spikes)
 
     @property
     def _end(self) -> float:
-        """Where the last bin ends."""
+        """The end of the last bin."""
         return self.upper
 
     @abc.abstractmethod
     def next_after(self, value: float) -> float:
-        """The next number that the column can hold."""
+        """Returns the next larger number that the column allows."""
 
     @property
     @abc.abstractmethod
     def edges(self) -> np.ndarray:
-        """Edges of the bins, float64 [num_levels + 1]; a bin holds its lower edge and not its upper one."""
+        """Edges of the bins, float64 [num_levels + 1]; a bin includes its lower edge and not its upper one."""
 
     @property
     def special(self) -> tuple[float, ...]:
-        """Values that many columns pile up at, and the declared spikes: each has a finest bin of its own."""
+        """Common values (0 and the bounds) and the declared spikes, which have their own finest bins."""
         return (*self.spikes, *(value for value in (self.lower, 0.0, self.upper) if self.lower <= value <= self.upper))
 
     @functools.cached_property
     def fine(self) -> Column | None:
-        """With up to 65,536 bins, where `bins` is a number and leaves something to choose."""
+        """The column with up to 65,536 bins, if `bins` is a smaller number; else None."""
         if not isinstance(self.bins, int):
             return None
         even = dataclasses.replace(self, bins=FINEST - 64, spikes=()).edges
@@ -163,7 +163,7 @@ class Numeric(Column):
             numbers = values.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"column {name!r} holds values that are no numbers: convert it, or describe it as Categorical."
+                f"column {name!r} has values that are no numbers: convert it, or describe it as Categorical."
             ) from error
         return self._within(name, numbers)
 
@@ -172,8 +172,8 @@ class Numeric(Column):
         if outside.any():
             first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
             raise ValueError(
-                f"column {name!r} holds {first}, outside its public bounds [{low}, {high}]: clip it, or describe it with wider "
-                "bounds (that are not taken from the records)."
+                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or use wider bounds (not "
+                "computed from the records)."
             )
         return numbers
 
@@ -183,14 +183,14 @@ class Numeric(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Continuous(Numeric):
-    """Real numbers between public bounds. Only a number's bin is learned, and samples are uniform within it.
+    """Real numbers between public bounds, modelled by bins; samples are uniform within a bin.
 
     Attributes:
-      lower: the least value allowed.
-      upper: the largest value allowed.
-      bins: their number, where `Synthesizer.fit` chooses them by a private histogram, so that each holds about as many records
-        and values that heap (zeros, bounds, round numbers) stay heaps; or their inner edges.
-      spikes: values that have a bin of their own, whatever their share. 0 and the bounds are found where they are frequent.
+      lower: the smallest allowed value.
+      upper: the largest allowed value.
+      bins: the number of bins, which `Synthesizer.fit` chooses by a private histogram such that each has about as many records
+        and frequent values (zeros, bounds, round numbers) have their own; or the inner edges of the bins.
+      spikes: values with their own bin, frequent or not. 0 and the bounds get one if they are frequent.
       missing: whether values may be missing.
 
     Raises:
@@ -200,7 +200,7 @@ class Continuous(Numeric):
     kinds: ClassVar[str] = "f"
 
     def next_after(self, value: float) -> float:
-        """The next float64."""
+        """Returns the next larger float64."""
         return float(np.nextafter(value, np.inf))
 
     @property
@@ -214,7 +214,7 @@ class Continuous(Numeric):
         return self.bins_of(self._numbers(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Uniform draws within the bins, float64 [n]."""
+        """Returns uniform draws within the bins, float64 [n]."""
         edges = self.edges
         low, high = edges[levels], edges[levels + 1]
         drawn = low + (high - low) * generator.random(len(levels))
@@ -223,7 +223,7 @@ class Continuous(Numeric):
 
 @dataclasses.dataclass(frozen=True)
 class Integer(Numeric):
-    """Whole numbers between public bounds, both included; else as `Continuous`."""
+    """Whole numbers between public bounds, both included; otherwise as `Continuous`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,14 +231,14 @@ class Integer(Numeric):
         listed = (*(("bins", edge) for edge in inner), *(("spikes", value) for value in self.spikes))
         for name, value in (("lower", self.lower), ("upper", self.upper), *listed):
             if float(value) != math.floor(value):
-                raise ValueError(f"{name} holds {value!r}, which is no whole number: use Continuous, or whole numbers.")
+                raise ValueError(f"{name} has {value!r}, which is no whole number: use Continuous, or whole numbers.")
 
     @property
     def _end(self) -> float:
         return self.upper + 1
 
     def next_after(self, value: float) -> float:
-        """The next whole number."""
+        """Returns the next larger whole number."""
         return value + 1
 
     @property
@@ -254,12 +254,12 @@ class Integer(Numeric):
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
-                f"column {name!r} holds {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
+                f"column {name!r} has {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
             )
         return self.bins_of(numbers)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Uniform draws from the whole numbers in the bins, int64 [n]."""
+        """Returns uniform draws of whole numbers in the bins, int64 [n]."""
         edges = self.edges.astype(np.int64)
         return generator.integers(edges[levels], edges[levels + 1])
 
@@ -269,10 +269,10 @@ class Categorical(Column):
     """One of a public list of categories.
 
     Attributes:
-      categories: at least two, all different: strings, numbers or whatever the column holds. They must not be collected
-        from the records.
-      max_levels: of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a private histogram, and takes
-        the others as one. Samples hold all of them.
+      categories: at least two different values: strings, numbers or other values of the column. Do not collect them from the
+        records.
+      max_levels: of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a private histogram, and
+        merges the others. Samples have all of them.
       missing: whether values may be missing.
 
     Raises:
@@ -290,7 +290,7 @@ class Categorical(Column):
         if len(categories) < 2 or len(set(categories)) != len(categories):
             raise ValueError(f"categories={categories!r} must be at least two, all different.")
         if is_missing(np.array([*categories, None], object))[:-1].any():
-            raise ValueError(f"categories={categories!r} has a missing value in it: say missing=True instead.")
+            raise ValueError(f"categories={categories!r} has a missing value: leave it out and pass missing=True.")
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
 
@@ -301,7 +301,7 @@ class Categorical(Column):
 
     @property
     def fine(self) -> Column | None:
-        """Itself, where it has more than `max_levels`."""
+        """The column itself, if it has more than `max_levels` categories; else None."""
         return self if len(self.categories) > self.max_levels else None
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -312,14 +312,14 @@ class Categorical(Column):
             plain = kind.item() if isinstance(kind, np.generic) else kind
             if plain not in known:
                 raise ValueError(
-                    f"column {name!r} holds the category {plain!r}, which its description does not know: add it (if that is "
-                    "public), or map it to another."
+                    f"column {name!r} has the category {plain!r}, which is not in its description: add it (if it is public), or "
+                    "map it to another."
                 )
             levels.append(known[plain])
         return np.array(levels, np.int32)[places] if levels else np.zeros(0, np.int32)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """The categories, object [n]."""
+        """Returns the categories, object [n]."""
         del generator
         listed = np.empty(len(self.categories), object)
         listed[:] = self.categories
@@ -345,7 +345,7 @@ class Binary(Column):
         strange = (numbers != 0.0) & (numbers != 1.0)
         if strange.any():
             raise ValueError(
-                f"column {name!r} holds {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or describe it as "
+                f"column {name!r} has {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or describe it as "
                 "Categorical."
             )
         return numbers.astype(np.int32)
@@ -370,10 +370,10 @@ def is_missing(values: np.ndarray) -> np.ndarray:
 
 
 def _distinct(name: str, values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
-    """Returns the distinct objects in order of appearance, and the place of each entry's among them."""
+    """Returns the distinct objects in order of appearance, and each entry's index among them."""
     seen: dict[Hashable, int] = {}
     try:
         places = np.fromiter((seen.setdefault(value, len(seen)) for value in values), np.int64, len(values))
     except TypeError as error:
-        raise ValueError(f"column {name!r} holds a value that cannot be a category: {error}. Convert it.") from error
+        raise ValueError(f"column {name!r} has a value that cannot be a category: {error}. Convert it.") from error
     return list(seen), places

@@ -16,19 +16,19 @@ _UNITS = ("D", "h", "m", "s")
 
 @dataclasses.dataclass(frozen=True)
 class Date(Integer):
-    """Dates between public bounds, both included; else as `Integer`, with `bins` counted from 1970.
+    """Dates between public bounds, both included; otherwise as `Integer`, with `bins` in units since 1970.
 
     Attributes:
       lower: the first date: "2020-01-01", `datetime.date`, `np.datetime64`, or a number of units since 1970.
-      upper: the last one, likewise.
-      unit: what is told apart: days "D", hours "h", minutes "m" or seconds "s". Samples are whole units.
+      upper: the last date, likewise.
+      unit: the resolution: days "D", hours "h", minutes "m" or seconds "s". Samples are whole units.
       missing: whether values may be missing.
 
     Raises:
       ValueError, TypeError: an argument out of range, or no date.
     """
 
-    lower: Any  # A number once it is made.
+    lower: Any  # A number after construction.
     upper: Any
     unit: str = dataclasses.field(default="D", kw_only=True)
     kinds: ClassVar[str] = "M"
@@ -41,13 +41,13 @@ class Date(Integer):
                 try:
                     value = int(np.datetime64(value).astype(f"datetime64[{self.unit}]").astype(np.int64))
                 except ValueError:
-                    raise ValueError(f'{name}={value!r} is no date: write it as "2020-01-31".') from None
+                    raise ValueError(f'{name}={value!r} is no date: pass, for example, "2020-01-31".') from None
             object.__setattr__(self, name, value)
         super().__post_init__()
 
     @property
     def special(self) -> tuple[float, ...]:
-        """As for numbers, but 1970 is none."""
+        """Common values as for numbers, without 1970."""
         return (*self.spikes, self.lower, self.upper)
 
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ class Date(Integer):
             numbers = values.astype(f"datetime64[{self.unit}]").astype(np.int64)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"column {name!r} holds values that are no dates: convert it by pandas.to_datetime."
+                f"column {name!r} has values that are no dates: convert it by pandas.to_datetime."
             ) from error
         return self._within(name, numbers)
 
@@ -63,5 +63,5 @@ class Date(Integer):
         return str(np.array(int(number)).astype(f"datetime64[{self.unit}]"))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Uniform draws from the dates in the bins, datetime64 [n]."""
+        """Returns uniform draws of dates in the bins, datetime64 [n]."""
         return super().values(levels, generator).astype(f"datetime64[{self.unit}]")

@@ -1,7 +1,7 @@
-"""Levels chosen by a private histogram: quantile bins with heaps of their own, and rare categories taken together.
+"""Levels chosen by a private histogram: quantile bins, bins of single frequent values, and merged rare categories.
 
-Numbers are counted in a tree of 16 branches over their finest bins, at every depth, so that a heap is found at any scale
-of a wide column. Everything after the noise is post-processing.
+Numbers are counted in a tree with 16 branches over their finest bins, at every depth, which finds frequent values at any
+scale of a wide column. Everything after the noise is post-processing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from tfp_dpvi.synthetic.columns import Categorical, Column, Numeric
 
 _BRANCHES = 16
-_SPLIT = 4.0  # Standard deviations of the noise that a node must hold for its children to be looked at, ...
-_SEEN = 2.0  # ... and a child to be told from its neighbours.
+_SPLIT = 4.0  # Counts, in standard deviations of the noise, from which a node's children are examined, ...
+_SEEN = 2.0  # ... and from which a child is separated from its neighbours.
 
-_FEW = 5  # Levels below which one may well hold most records.
+_FEW = 5  # Number of levels below which one may normally have most records.
 
 Cell = tuple[int, int, float]
-"""The finest levels from the first number up to the second, and how many records are believed to be there."""
+"""The finest levels from the first number up to the second, and the estimated number of records in them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped(Column):
-    """A column whose finest levels are grouped into fewer.
+    """A column with grouped finest levels.
 
     Attributes:
-      column: the column with all the levels that are told apart in samples.
-      of: the description that they come from.
-      groups: the level of each of them.
-      shares: of each within its level, which samples have.
+      column: the column with the finest levels, which samples have.
+      of: the user's description.
+      groups: the group of each finest level.
+      shares: the probability of each finest level within its group, for samples.
     """
 
     column: Column
@@ -54,10 +54,10 @@ class Grouped(Column):
         return np.array(self.groups, np.int32)[self.column._levels(name, values)]
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Values of finest levels drawn by their shares."""
+        """Returns values of finest levels drawn by their shares."""
         groups, shares = np.array(self.groups), np.array(self.shares)
         order = np.argsort(groups, kind="stable")
-        ends = np.cumsum(shares[order])  # Each group's shares add up to 1: group g ends at g + 1.
+        ends = np.cumsum(shares[order])  # Each group's shares sum to 1: group g ends at g + 1.
         places = np.searchsorted(ends, levels + generator.random(len(levels)), side="right")
         first = np.searchsorted(groups[order], levels, side="left")
         last = np.searchsorted(groups[order], levels, side="right") - 1
@@ -65,7 +65,7 @@ class Grouped(Column):
 
 
 def crowded(column: Column, masses: np.ndarray) -> tuple[float, float] | None:
-    """Returns the ends of a bin that holds more than half of the records though it is one of many and no single value.
+    """Returns the ends of a bin with more than half of the records, among many bins, that is no single value; or None.
 
     Args:
       column: any column.
@@ -84,7 +84,7 @@ def crowded(column: Column, masses: np.ndarray) -> tuple[float, float] | None:
 
 
 def depths(column: Column) -> int:
-    """Returns in how many histograms a record of an open column is counted: the norm of its counts is the square root."""
+    """Returns the number of histograms that count a record of an open column: the squared norm of its counts."""
     assert column.fine is not None
     if isinstance(column, Categorical):
         return 1
@@ -96,7 +96,7 @@ def histograms(column: Column, levels: np.ndarray) -> list[np.ndarray]:
 
     Args:
       column: an open column.
-      levels: of `column.fine`, int32 [records]; -1, a missing value, is counted nowhere.
+      levels: levels of `column.fine`, int32 [records]; -1, a missing value, is not counted.
 
     #### Formal guarantee
 
@@ -109,7 +109,7 @@ def histograms(column: Column, levels: np.ndarray) -> list[np.ndarray]:
 
 
 def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped:
-    """Chooses an open column's levels, as many as it declares, by noisy `histograms`; zeros and 0.0 are no knowledge."""
+    """Chooses an open column's declared number of levels by noisy `histograms`; all zeros with 0.0 for no information."""
     if isinstance(column, Categorical):
         return _with_rare_ones_together(column, counts[0], deviation)
     fine = column.fine
@@ -128,7 +128,7 @@ def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped
 def _grouped(kept: Column, of: Column, groups: np.ndarray, masses: np.ndarray, sizes: np.ndarray) -> Grouped:
     masses = np.maximum(masses, 0.0)
     totals = np.bincount(groups, masses)
-    # Nothing is known of a group without records: its members share by their sizes.
+    # A group without records is shared among its members by their sizes.
     masses = np.where(totals[groups] > 0.0, masses, sizes)
     shares = masses / np.bincount(groups, masses)[groups]
     return Grouped(kept, of, tuple(map(int, groups)), tuple(map(float, shares)), missing=of.missing)
@@ -140,7 +140,7 @@ def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation:
     groups = np.full(column.num_levels, most - 1)
     groups[frequent] = np.arange(most - 1)
     masses, rare = np.maximum(counts, 0.0), groups == most - 1
-    # Of the rare ones those that stand out share what is there beyond what noise alone would show, and all share the rest.
+    # Rare levels that stand out share the mass beyond that of noise alone; all share the rest.
     found, num = counts[rare], int(rare.sum())
     seen = np.where(found > _SEEN * deviation, found, 0.0)
     by_noise = num * deviation * math.exp(-0.5 * _SEEN**2) / math.sqrt(2.0 * math.pi)
@@ -150,7 +150,7 @@ def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation:
 
 
 def _cells(counts: list[np.ndarray], deviation: float, num: int, depth: int, node: int, mass: float) -> list[Cell]:
-    """Returns what is told apart of the children of a node, and below; neighbours that are not seen are one cell."""
+    """Returns the cells that are distinguished below a node; indistinct neighbours are one cell."""
     width = _BRANCHES ** (len(counts) - 1 - depth)
     children = range(node * _BRANCHES if depth else 0, min((node + 1) * _BRANCHES, len(counts[depth])))
     found = {child: float(counts[depth][child]) for child in children}
@@ -179,7 +179,7 @@ def _cells(counts: list[np.ndarray], deviation: float, num: int, depth: int, nod
 
 
 def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell], np.ndarray]:
-    """Divides cells into levels of about equal mass; returns the cells, and up to which of them each level goes."""
+    """Divides cells into levels of about equal mass; returns the cells and each level's end among them."""
     pieces: list[list[Cell]] = [[]]
     for cell in cells:
         for part in _cut(cell, alone):
@@ -197,14 +197,14 @@ def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell
 
 
 def _cut(cell: Cell, alone: set[int]) -> list[Cell]:
-    """Takes the finest levels that are to be alone out of a cell."""
+    """Splits a cell at the finest levels that need their own cells."""
     low, high, mass = cell
     marks = sorted({low, high} | {edge for one in alone if low <= one < high for edge in (one, one + 1)})
     return [(a, b, mass * (b - a) / (high - low)) for a, b in itertools.pairwise(marks)]
 
 
 def _halves(piece: list[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """Divides a level where its mass is halved best, a single cell in its middle."""
+    """Splits a level into halves of about equal mass; a single cell in its middle."""
     if len(piece) == 1:
         low, high, mass = piece[0]
         middle = (low + high) // 2

@@ -1,11 +1,11 @@
 """A table as a TFP mixture: public prior and likelihood of one coded record.
 
-Each of K components is a product over columns of distributions over levels; a missing value is left out of it, and
-whether it is missing has a Bernoulli distribution of its own. Components share nothing but their prior.
+Each of K components is a product over columns of distributions over levels. A missing value is left out of the product;
+missingness has its own Bernoulli distribution. Components share only their prior.
 
-All parameters lie on the real line, and a probability vector is the softmax of logits whose exponentials are Gamma: that
-*is* a Dirichlet distribution, without its simplex. So records' gradients by the parameters are bounded (for logits, by
-the difference of two probability vectors), can be clipped there, and pulled back ("aligned" gradients of `DPVI`).
+All parameters lie on the real line: a probability vector is the softmax of logits whose exponentials are Gamma, which is a
+Dirichlet distribution without its simplex. Records' gradients in the parameters are therefore bounded (in logits, by the
+difference of two probability vectors), and can be clipped there and pulled back ("aligned" gradients of `DPVI`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tfp_dpvi.synthetic.columns import MISSING
 from tfp_dpvi.synthetic.table import Table
 
 Params = dict[str, tf.Tensor]
-"""A draw from `make_prior`, or tensors structured as one."""
+"""A draw from `make_prior`, or tensors of the same structure."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Where each column's levels lie in a row of the table of log-probabilities.
+    """The layout of the columns' levels in a row of the table of log-probabilities.
 
     Attributes:
-      sizes: levels of each column, then 2 (there, missing) for each column that may miss values.
-      maybe_missing: places of the columns that may miss values.
+      sizes: number of levels of each column, then 2 (present, missing) for each column with possibly missing values.
+      maybe_missing: indices of the columns with possibly missing values.
     """
 
     sizes: tuple[int, ...]
@@ -56,7 +56,7 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
     Args:
       table: the description.
       num_components: K.
-      concentration: of the symmetric Dirichlet priors of the weights and of each component's levels in each column.
+      concentration: concentration of the symmetric Dirichlet priors of weights and of each component's levels per column.
 
     Returns:
       TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
@@ -68,7 +68,7 @@ def make_prior(table: Table, num_components: int, *, concentration: float = 1.0)
 
 
 def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
-    """Returns the function from parameters, structured as `make_prior`'s, to the `TableMixture` of one coded record."""
+    """Returns the likelihood: maps parameters, structured like `make_prior`'s, to the `TableMixture` of one coded record."""
     segments = Segments.of(table)
 
     def likelihood(params: Params) -> TableMixture:
@@ -80,13 +80,13 @@ def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
 def starting_point(
     table: Table, num_components: int, *, target: str | None = None, spread: float = 0.5, seed: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Draws parameters to start from, as equal components would stay equal. No record is looked at.
+    """Draws initial parameters, without records: equal components would stay equal.
 
     Args:
       table: the description.
       num_components: K.
-      target: a column over whose levels the components are dealt out: each starts with odds of e^4 for its own. Choose what
-        the synthetic records will be used to predict.
+      target: a column over whose levels the components are spread: each starts with odds of e^4 for its own level. Choose the
+        column that synthetic records will be used to predict.
       spread: standard deviation of the logits.
       seed: makes it repeatable.
 
@@ -113,14 +113,14 @@ def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
 
 
 class TableMixture(tfd.MixtureSameFamily):
-    """Distribution of one coded record: int32 events of shape [columns], -1 where a value is missing.
+    """The distribution of one coded record: int32 events of shape [columns], -1 for missing values.
 
     A `tfd.MixtureSameFamily` of products over columns.
 
     Args:
-      logits: of the components, [K].
+      logits: logits of the components, [K].
       log_table: log-probabilities of levels, [K, levels].
-      segments: where the columns' levels are in it.
+      segments: the columns' levels in the table.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TableMixture(tfd.MixtureSameFamily):
         return {"logits": properties(event_ndims=1), "log_table": properties(event_ndims=2)}
 
     def _sample_n(self, n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        # A component for each record first: the parent class would sample all of them and drop all but one.
+        # Draws each record's component first: the parent class would sample from all components.
         pick_seed, seed = tfp.random.split_seed(seed, n=2)
         picked = self.mixture_distribution.sample(n, seed=pick_seed)
         product = self.components_distribution
@@ -167,12 +167,12 @@ class _Product(NotReparameterized):
     def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
         chosen = self.chosen(tf.cast(value, tf.int32))
         if self.log_table.shape.rank == 2 and chosen.shape.rank and chosen.shape[-2] == 1:
-            # What a mixture asks for: the same record in each component. One product of matrices does it.
+            # A mixture evaluates the same record in each component: one matrix product.
             return tf.matmul(chosen, self.log_table, transpose_b=True)[..., 0, :]
         return tf.reduce_sum(chosen * self.log_table, axis=-1)
 
     def chosen(self, codes: tf.Tensor) -> tf.Tensor:
-        """Returns ones at the levels that a record has, [..., levels]; no level of a column where it misses the value."""
+        """Returns ones at a record's levels, [..., levels]; none in a column with a missing value."""
         kinds = tf.unstack(codes, num=self.segments.num_columns, axis=-1)
         kinds += [tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing]
         dtype = self.log_table.dtype

@@ -1,6 +1,6 @@
-"""Counts of the levels of each pair of columns, measured once with noise, and what they say of a mixture.
+"""Noisy counts of the levels of each pair of columns, and their likelihood under a mixture.
 
-The noise is Gaussian and known, so noisy counts have a likelihood: posteriors of a mixture given them know of the noise.
+The noise is Gaussian with known variance, so that posteriors of a mixture given the noisy counts include the noise.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tfp_dpvi.synthetic.columns import MISSING
 from tfp_dpvi.synthetic.mixture import Params, Segments, log_table_of
 
 TARGET_WEIGHT = 2.0
-"""How much more exactly pairs with the target are counted; chosen on public data (Adult)."""
+"""Relative precision of the counts of pairs with the target; chosen on public data (Adult)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Which counts are taken: of each column's levels, and of each pair of columns'; a missing value is a level.
+    """The counts of each column's levels and of each pair of columns' levels; a missing value is a level.
 
     Attributes:
-      segments: where columns' levels are.
-      target: the place of a column whose pairs weigh more, or None.
+      segments: the columns' levels in the table.
+      target: index of a column whose pairs have more weight, or None.
     """
 
     segments: Segments
@@ -33,7 +33,7 @@ class Pairs:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Levels of each column, with one for missing values where there may be any."""
+        """The number of levels of each column, with one for possibly missing values."""
         absent = self.segments.maybe_missing
         return tuple(
             size + (place in absent) for place, size in enumerate(self.segments.sizes[: self.segments.num_columns])
@@ -41,7 +41,7 @@ class Pairs:
 
     @property
     def norm(self) -> float:
-        """The l2 norm of what one record adds to `counts`."""
+        """The l2 norm of one record's contribution to `counts`."""
         return float(np.sqrt(sum(weight**2 for _, _, weight, _, _ in self._blocks())))
 
     def _blocks(self) -> Iterator[tuple[int, int, float, slice, slice]]:
@@ -51,7 +51,7 @@ class Pairs:
             yield i, j, TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0, slices[i], slices[j]
 
     def weights(self) -> np.ndarray:
-        """Returns the weight of each pair of levels, 0 where it is not counted: float64 [levels, levels]."""
+        """Returns the weight of each pair of levels, 0 for pairs that are not counted: float64 [levels, levels]."""
         found = np.zeros([sum(self.sizes)] * 2)
         for i, j, weight, rows, columns in self._blocks():
             found[rows, columns] = weight * np.eye(self.sizes[i]) if i == j else weight
@@ -65,7 +65,7 @@ class Pairs:
 
         #### Formal guarantee
 
-        A record adds each pair's weight to one entry, and nothing else: a vector of non-negative numbers of l2 norm `norm`.
+        A record adds each pair's weight to one entry: a non-negative vector of l2 norm `norm`.
         """
         found = np.zeros([sum(self.sizes)] * 2)
         places = [np.where(code == MISSING, size - 1, code) for code, size in zip(codes.T, self.sizes, strict=True)]
@@ -76,7 +76,7 @@ class Pairs:
         return found
 
     def shares(self, params: Params) -> tf.Tensor:
-        """Returns a mixture's probability of each pair of levels, of single ones on the diagonal: [..., levels, levels]."""
+        """Returns a mixture's probability of each pair of levels, with single levels on the diagonal: [..., levels, levels]."""
         segments, parts = self.segments, {}
         split = tf.split(tf.exp(log_table_of(segments, params)), segments.sizes, axis=-1)
         absent = dict(zip(segments.maybe_missing, split[segments.num_columns :], strict=True))
@@ -90,12 +90,12 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyPairs:
-    """Noisy `Pairs.counts`, released.
+    """Released noisy `Pairs.counts`.
 
     Attributes:
-      pairs: what was counted.
+      pairs: the counted pairs.
       counts: float64 [levels, levels], divided by the weights.
-      deviations: of the noise in each; infinite where nothing was counted.
+      deviations: standard deviations of the noise; infinite for pairs that are not counted.
       num_records: the public number of records.
     """
 
@@ -106,7 +106,7 @@ class NoisyPairs:
 
     @classmethod
     def of(cls, pairs: Pairs, noisy: np.ndarray, deviation: float, num_records: int) -> NoisyPairs:
-        """Returns the counts from released ones, whose noise has this standard deviation."""
+        """Rescales released counts, whose noise has this standard deviation."""
         weights = pairs.weights()
         taken = weights > 0.0
         safe = np.where(taken, weights, 1.0)
@@ -118,9 +118,9 @@ class NoisyPairs:
         return np.diag(self.counts)[begin : begin + self.pairs.sizes[place]]
 
     def log_likelihood(self, params: Params) -> tf.Tensor:
-        """Returns the log-likelihood of mixtures, up to a constant: of the noise, and of the records as a sample.
+        """Returns the log-likelihood of mixtures up to a constant, with the variance of noise and of sampling records.
 
-        Both are taken as normal, and counts as independent of each other.
+        Both are approximated as normal, and counts as independent.
         """
         dtype = params["weights"].dtype
         variances = self.deviations**2 + np.maximum(self.counts, 1.0)

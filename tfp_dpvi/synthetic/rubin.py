@@ -20,12 +20,12 @@ class RubinEstimate:
     Attributes:
       estimate: mean of the sets' estimates.
       variance: its variance.
-      within: mean v of the sets' own variances.
+      within: mean v of the sets' variances.
       between: variance b of the estimates between the sets.
-      degrees_of_freedom: of the t distribution to use.
-      adjusted: where the formula gave no positive variance and `within` stands in for it.
+      degrees_of_freedom: degrees of freedom of the t distribution.
+      adjusted: True where the formula gave no positive variance and `within` replaces it.
       num_sets: m.
-      kind: which rule.
+      kind: the rule.
     """
 
     estimate: np.ndarray
@@ -43,7 +43,7 @@ class RubinEstimate:
         return np.sqrt(self.variance)
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the lower and upper end of the t interval."""
+        """Returns the lower and upper ends of the t interval."""
         level = check.real("level", level, "pass a probability such as 0.95")
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie strictly between 0 and 1, for instance 0.95.")
@@ -54,17 +54,17 @@ class RubinEstimate:
 def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fully_synthetic") -> RubinEstimate:
     """Combines one analysis of m synthetic sets, each sampled with its own posterior draw (`Synthesizer.sample_many`).
 
-    For fully synthetic data, as the `Synthesizer` makes: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal
-    of Official Statistics 19(1)). T can be negative; then v is taken in its place (Reiter 2002, with sets as large as the
-    original), and the result says so. Degrees of freedom `(m - 1) (1 - v / ((1 + 1/m) b))^2`. For partially synthetic
-    data `T = v + b / m` with `(m - 1) (1 + v m / b)^2` (Reiter 2003).
+    For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal of
+    Official Statistics 19(1)). If T is not positive, v replaces it (Reiter 2002, with sets as large as the original), and
+    `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`. For partially synthetic data
+    `T = v + b / m` with `(m - 1) (1 + v m / b)^2` (Reiter 2003).
 
-    The rules assume that posterior draws spread as the true posterior does. `DPVI`'s do not contain the noise of the
-    fit: with few records or a small epsilon intervals are too short.
+    The rules assume that posterior draws have the true posterior's spread. A `DPVI`'s surrogate does not include the noise of
+    the fit: with few records or a small epsilon, intervals are too short.
 
     Args:
       estimates: array of shape [m, ...], one estimate for each set, m >= 2.
-      variances: likewise, their variances as the analysis of one set gives them (standard errors squared).
+      variances: likewise, the squared standard errors from the analysis of each set.
       kind: "fully_synthetic" or "partially_synthetic".
 
     Raises:
@@ -72,7 +72,7 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fu
 
     #### Formal guarantee
 
-    A function of its arguments: post-processing, where these come from private synthetic data.
+    A function of its arguments: post-processing if these come from private synthetic data.
     """
     check.one_of("kind", kind, _KINDS)
     q, u = (_numbers(name, value) for name, value in (("estimates", estimates), ("variances", variances)))
@@ -93,7 +93,7 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fu
             variance = within + between / m
             freedom = (m - 1) * (1.0 + within / (between / m)) ** 2
             adjusted = np.zeros(variance.shape, bool)
-    # Without any spread there is nothing to estimate a spread from: as many degrees of freedom as a set's own analysis.
+    # Without any spread there is no between-set variance to estimate: use a set's own degrees of freedom.
     freedom = np.where(np.isfinite(freedom), np.maximum(freedom, 1.0), np.inf)
     freedom = np.where(adjusted, np.maximum(freedom, m - 1), freedom)
     return RubinEstimate(q.mean(axis=0), np.asarray(variance), within, between, freedom, np.asarray(adjusted), m, kind)
@@ -103,9 +103,9 @@ def _numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is not made of numbers: pass an array of shape [m, ...].") from error
+        raise TypeError(f"{name} is not numeric: pass an array of shape [m, ...].") from error
     if array.ndim == 0 or len(array) < 2:
-        raise ValueError(f"{name} has shape {list(array.shape)}: give one entry for each of at least 2 synthetic sets.")
+        raise ValueError(f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 synthetic sets.")
     if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds values that are not finite.")
+        raise ValueError(f"{name} has values that are not finite: pass finite numbers.")
     return array

@@ -22,11 +22,11 @@ class Table:
     """Names and public descriptions of columns, in order.
 
     Args:
-      columns: dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`, from a code book and not from the
+      columns: dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`, from a code book instead of the
         records.
 
     Raises:
-      ValueError, TypeError: no columns, or one that is no description.
+      ValueError, TypeError: no columns, or a value that is no description.
     """
 
     columns: Mapping[str, Column]
@@ -48,12 +48,12 @@ class Table:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """Names of the columns whose levels are still to be chosen, by a private histogram."""
+        """Names of the columns whose levels a private histogram will choose."""
         return tuple(name for name, column in self.columns.items() if column.fine is not None)
 
     @property
     def fine(self) -> Table:
-        """The open columns, with all levels that a histogram may group."""
+        """The table of the open columns with their finest levels."""
         return Table({name: column.fine for name, column in self.columns.items() if column.fine is not None})
 
     def encode(self, data: TableData) -> np.ndarray:
@@ -67,12 +67,12 @@ class Table:
 
         Raises:
           ValueError: a column that is unknown, missing or of another length; a value that its description does not allow.
-          TypeError: neither a DataFrame nor a dict, or a column that is no plain array.
+          TypeError: neither a DataFrame nor a dict, or a masked array.
         """
         arrays = self._arrays(data)
         codes = np.stack([column.encode(name, arrays[name]) for name, column in self.columns.items()], axis=1)
         if len(codes) == 0:
-            raise ValueError("data holds no records: there is nothing to learn from.")
+            raise ValueError("data has no records: pass at least one.")
         return codes
 
     def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> TableData:
@@ -80,8 +80,8 @@ class Table:
 
         Args:
           codes: int array of shape [records, columns].
-          layout: what to return: see `Layout.of`.
-          generator: for the places of numbers within their bins.
+          layout: the layout to return, see `Layout.of`.
+          generator: generator of the numbers within their bins.
 
         Returns:
           DataFrame or dict of arrays, with the layout's order of columns and dtypes.
@@ -98,7 +98,7 @@ class Table:
         unknown = [name for name in names if name not in self.columns]
         absent = [name for name in self.columns if name not in names]
         if unknown:
-            raise ValueError(f"data has columns that Table does not know: {', '.join(map(repr, unknown))}. Drop them.")
+            raise ValueError(f"data has columns that are not in Table: {', '.join(map(repr, unknown))}. Drop them.")
         if absent:
             raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}.")
         arrays = {name: _plain(name, data[name]) for name in self.columns}
@@ -110,11 +110,11 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The container, order of columns and dtypes of a data set, taken as public.
+    """The public container, order of columns and dtypes of a data set.
 
     Attributes:
-      is_frame: a pandas DataFrame, or else a dict of arrays.
-      dtypes: from names, in the data's order, to dtypes.
+      is_frame: True for a pandas DataFrame, False for a dict of arrays.
+      dtypes: dict from names, in the data's order, to dtypes.
     """
 
     is_frame: bool
@@ -122,10 +122,10 @@ class Layout:
 
     @classmethod
     def of(cls, data: TableData, table: Table) -> Layout:
-        """Returns the layout of a data set that `table.encode` accepts; no value is looked at.
+        """Returns the layout of a data set that `table.encode` accepts, without reading its values.
 
         Raises:
-          ValueError: a dtype that cannot hold what the description allows, so that samples would not fit into it.
+          ValueError: a dtype that cannot hold all values that the description allows, which samples may have.
         """
         names = _names(data)
         is_frame = _is_frame(data)
@@ -135,11 +135,11 @@ class Layout:
             if isinstance(dtype, np.dtype) and dtype.kind in "US":
                 dtypes[name] = np.dtype(
                     dtype.kind
-                )  # Without its width, which is that of the longest value among the records.
+                )  # Without its width, which reveals the longest value of the records.
         return cls(is_frame, dtypes)
 
     def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
-        """Returns it as plain values, for `from_config`."""
+        """Returns plain values for `from_config`."""
         return {
             "is_frame": self.is_frame,
             "dtypes": [(name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()],
@@ -147,7 +147,7 @@ class Layout:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
-        """Returns the layout that `to_config` was of."""
+        """Returns the layout from `to_config`."""
         return cls(config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]})
 
     def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
@@ -166,7 +166,7 @@ class Layout:
 def _dtype_name(dtype: np.dtype) -> str:
     if isinstance(dtype, np.dtype):
         return dtype.str
-    # Of categories the public ones are taken, see `_restore`.
+    # `_restore` uses the public categories.
     return "ordered" if getattr(dtype, "ordered", False) else f"pandas {dtype}"
 
 
@@ -196,7 +196,7 @@ def _names(data: TableData) -> list[str]:
 
 def _plain(name: str, values: np.ndarray) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"column {name!r} is a masked array: write missing values as NaN or None.")
+        raise TypeError(f"column {name!r} is a masked array: use NaN or None for missing values.")
     is_extension = hasattr(values, "dtype") and not isinstance(values.dtype, np.dtype)
     array = np.asarray(values, object) if is_extension else np.asarray(values)
     if array.ndim != 1:
@@ -206,7 +206,7 @@ def _plain(name: str, values: np.ndarray) -> np.ndarray:
 
 def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     if hasattr(dtype, "categories") and not isinstance(column, Categorical):
-        # The categories were collected from the records: samples of this dtype would carry them out.
+        # The categories come from the records: samples of this dtype would reveal them.
         raise ValueError(
             f"column {name!r} has dtype category, whose categories may come from the records: convert it to numbers, or "
             "describe it as Categorical."
@@ -220,7 +220,7 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     if dtype.kind not in column.kinds:
         other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
         raise ValueError(
-            f"column {name!r} has dtype {dtype} and is described as {type(column).__name__}: describe it as {other}, or "
+            f"column {name!r} has dtype {dtype}, but is described as {type(column).__name__}: describe it as {other}, or "
             "convert it."
         )
     if column.missing and dtype.kind not in "fM":
@@ -235,7 +235,7 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     for value in allowed:
         if not _fits(value, dtype):
             raise ValueError(
-                f"column {name!r} may hold {value!r}, which does not fit into its dtype {dtype}: convert it."
+                f"column {name!r} may have {value!r}, which does not fit into its dtype {dtype}: convert it."
             )
 
 
@@ -252,19 +252,19 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
         import pandas
 
         if isinstance(dtype, pandas.CategoricalDtype) and isinstance(column, Categorical):
-            # The public categories and not the data's own, which the dtype would carry out.
+            # The public categories: the dtype would reveal the data's own.
             dtype = pandas.CategoricalDtype(list(column.categories), ordered=dtype.ordered)
         return pandas.array(_objects(column, values, absent), dtype=dtype)
     if dtype.kind == "O":
         return _objects(column, values, absent)
     if dtype.kind in "US":
-        return values.astype(dtype.kind)  # As wide as the public categories and not as what the data held.
+        return values.astype(dtype.kind)  # With the width of the public categories.
     made = values.astype(dtype)
     if dtype.kind == "M":
         made[absent] = np.datetime64("NaT")
     if dtype.kind == "f":
         if isinstance(column, Numeric):
-            low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can take them out of the bounds.
+            low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can exceed the bounds.
             low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
             high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
             made = np.clip(made, low, high)

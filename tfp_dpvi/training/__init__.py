@@ -1,4 +1,4 @@
-"""The private step and the fit around it. `private_step` shows the algorithm; `Mechanism` is what it costs."""
+"""The private step and the fit around it. `private_step` is the algorithm; `Mechanism` determines its privacy cost."""
 
 from tfp_dpvi._random import new_key
 from tfp_dpvi.training.compiled import make_step

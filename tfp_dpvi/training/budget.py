@@ -1,4 +1,4 @@
-"""What a fit may spend: the target of `compile`, the noise that meets it, and the epsilons to show."""
+"""The privacy target of `compile`, the noise that meets it, and the epsilons to show."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tfp_dpvi.privacy import (
 )
 from tfp_dpvi.training.mechanism import Mechanism
 
-_NEARLY = 0.99  # A calibrated plan spends at least this share of its target.
+_NEARLY = 0.99  # A calibrated plan spends at least this fraction of its target.
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyTarget:
-    """What `compile` fixes.
+    """The privacy settings of `compile`.
 
     Raises:
       ValueError, TypeError: both or neither of epsilon and noise, an epsilon without a delta, or a value out of range.
     """
 
     epsilon: float | None = None  # Lifetime total for these data, or None with a noise multiplier.
-    delta: float | None = None  # Of every epsilon shown; without one none is shown while training.
+    delta: float | None = None  # The delta of every epsilon shown; without one, training shows no epsilon.
     noise: float | None = None  # The optimizer's `noise_multiplier`, or None with an epsilon.
     planned_epochs: int | None = None
     accountant: str = "pld"
@@ -43,20 +43,20 @@ class PrivacyTarget:
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise is None:
             raise ValueError(
-                "epsilon and noise_multiplier are both missing: say compile(epsilon=1.0, delta=1e-5) to calibrate the noise, or "
-                "give the optimizer a noise_multiplier."
+                "epsilon and noise_multiplier are both missing: use compile(epsilon=1.0, delta=1e-5) to calibrate the noise, or "
+                "pass noise_multiplier to the optimizer."
             )
         if self.epsilon is not None and self.noise is not None:
             raise ValueError(
                 f"epsilon={self.epsilon!r} and noise_multiplier={self.noise!r}: each determines the other. Leave out "
-                "epsilon to set the noise by hand, or noise_multiplier to have it calibrated."
+                "epsilon to set the noise, or noise_multiplier to calibrate it."
             )
         put = object.__setattr__
         if self.epsilon is not None:
             put(self, "epsilon", check.epsilon(self.epsilon))
             if self.delta is None:
                 raise ValueError(
-                    f"epsilon={self.epsilon!r} needs a delta as well, for instance compile(epsilon=1.0, delta=1e-5)."
+                    f"epsilon={self.epsilon!r} also needs a delta, for instance compile(epsilon=1.0, delta=1e-5)."
                 )
         if self.delta is not None:
             put(self, "delta", check.delta(self.delta))
@@ -65,14 +65,14 @@ class PrivacyTarget:
             put(self, name, None if value is None else check.count(name, value, 1))
         if self.planned_epochs is not None and self.epsilon is None:
             raise ValueError(
-                f"planned_epochs={self.planned_epochs} divides a budget, and there is none: give compile(epsilon=, delta=)."
+                f"planned_epochs={self.planned_epochs} divides a budget, but there is none: pass compile(epsilon=, delta=)."
             )
-        # Refuses an unknown accountant, and a relation that it does not price.
+        # Refuses an unknown accountant, and a relation that it does not support.
         PrivacyPlan(FullBatch(), 1.0, 1, neighboring_relation=self.neighboring_relation, accountant=self.accountant)
 
     @property
     def budgets(self) -> tuple[tuple[float, float], ...]:
-        """(epsilon, delta) that the ledger's total must keep for this model."""
+        """The (epsilon, delta) that this model imposes on the ledger's total."""
         return () if self.epsilon is None or self.delta is None else ((self.epsilon, self.delta),)
 
 
@@ -84,27 +84,27 @@ def calibrate(
     steps_per_epoch: int,
     epochs_run: float,
 ) -> Mechanism:
-    """Returns the mechanism with the noise of this fit: the target's, or the least that keeps the lifetime budget.
+    """Returns the mechanism with the noise of this fit: the target's, or the smallest that meets the lifetime budget.
 
     Raises:
       BudgetExhaustedError: nothing is left.
-      UnsupportedPairError: the ledger holds releases under another adjacency.
-      ValueError: the fit is longer than what `planned_epochs` leaves.
+      UnsupportedPairError: the ledger has releases under another neighboring relation.
+      ValueError: the fit has more epochs than `planned_epochs` leaves.
     """
     held = ledger.neighboring_relation
     if held is not None and held is not target.neighboring_relation:
         raise UnsupportedPairError(
-            f"neighboring_relation={target.neighboring_relation.name}, but these data have releases under {held.name} in the "
-            "ledger, and guarantees under different adjacencies do not compose: compile with the ledger's."
+            f"neighboring_relation={target.neighboring_relation.name}, but the ledger has releases of these data under {held.name}, "
+            "and such guarantees do not compose: compile with the ledger's."
         )
     if target.epsilon is None or target.delta is None:
-        mechanism.plan(steps)  # Refuses what has no price.
+        mechanism.plan(steps)  # Refuses unsupported settings.
         return mechanism
     if target.planned_epochs is not None:
         left = math.ceil(round((target.planned_epochs - epochs_run) * steps_per_epoch, 6))
         if steps > left > 0 or (epochs_run == 0 and steps > left):
             raise ValueError(
-                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, and this fit asks for "
+                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, but this fit needs "
                 f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
             )
         steps = max(steps, left)
@@ -112,7 +112,7 @@ def calibrate(
     if spent >= _NEARLY * target.epsilon:
         raise BudgetExhaustedError(
             f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
-            "spent: nothing is left.\nTo keep some for later fits, say compile(planned_epochs=...) before the first; or compile with a larger epsilon."
+            "spent.\nTo keep some for later fits, use compile(planned_epochs=...) before the first; or compile with a larger epsilon."
         )
     return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
 

@@ -1,4 +1,4 @@
-"""Resuming an interrupted fit: weights, optimizer state and epoch come back, the plan's noise is kept."""
+"""Resumes an interrupted fit: restores weights, optimizer state and epoch, and keeps the plan's noise."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndResto
     """
     found = [one for one in callbacks if isinstance(one, PrivateBackupAndRestore)]
     if len(found) > 1:
-        raise ValueError("callbacks has two PrivateBackupAndRestore: give one.")
+        raise ValueError("callbacks has two PrivateBackupAndRestore: pass one.")
     return found[0] if found else None
 
 
 class Checkpoint:
-    """What a backup holds of one fit, and what it must agree with.
+    """The backup of one fit, and the settings that a resumed fit must have.
 
     Attributes:
-      held: of an interrupted fit, or None.
+      held: the backup of an interrupted fit, or None.
 
     Raises:
       ValueError: the ledger is in memory.
@@ -43,8 +43,8 @@ class Checkpoint:
     ) -> None:
         if state.ledger.path is None:
             raise ValueError(
-                "PrivateBackupAndRestore needs a ledger on disk: a killed process would take one in memory with it.\n"
-                'Say compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
+                "PrivateBackupAndRestore needs a ledger on disk: one in memory is lost with a killed process.\n"
+                'Use compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
         self._backup, self._ledger, self._progress, target = backup, state.ledger, state.progress, state.target
         self._optimizer, self._variables = optimizer, variables
@@ -59,21 +59,21 @@ class Checkpoint:
         self.held = backup.read()
 
     def first_epoch(self, initial_epoch: int, epochs: int) -> int:
-        """Returns the epoch to go on from.
+        """Returns the epoch at which to continue.
 
         Raises:
-          ValueError: the fit is shorter than what was run.
+          ValueError: `epochs` is below the epochs that ran.
         """
         epoch = initial_epoch if self.held is None else int(self.held.meta["epoch"])
         if epoch > epochs:
             raise ValueError(
-                f"epochs={epochs}, but the backup in {self._backup.backup_dir!r} has run {epoch}: give at least as many, or another "
-                "backup_dir.\nNothing was spent."
+                f"epochs={epochs}, but the backup in {self._backup.backup_dir!r} has run {epoch}: pass at least as many, or another "
+                "backup_dir.\nNo privacy was spent."
             )
         return epoch
 
     def follow(self, plan: PrivacyPlan, first_epoch: int) -> None:
-        """Has the callback write, after each epoch, all that a fit needs to go on. No key, no seed and no record is in it."""
+        """Makes the callback write a resumable state after each epoch, without keys, seeds and records."""
 
         def snapshot(epoch: int) -> Backup:
             rate = learning_rate_variable(self._optimizer)
@@ -90,24 +90,24 @@ class Checkpoint:
         self._backup.attach(snapshot, first_epoch)
 
     def end(self, steps_left: int) -> None:
-        """Ends a resumed fit in which no step is to run."""
+        """Ends a resumed fit without steps to run."""
         if steps_left:
             _LOG.warning("The budget is spent; the model is that of the backup in %s.", self._backup.backup_dir)
         elif self._backup.delete_checkpoint:
             self._backup.forget()
 
     def restore(self, held: Backup, draft: Mechanism) -> Mechanism:
-        """Puts back the variables and the progress; returns the mechanism with the noise of the interrupted fit.
+        """Restores variables and progress; returns the mechanism with the noise of the interrupted fit.
 
         Raises:
-          ValueError: this is not the fit that was interrupted, or not the ledger that it was charged to.
+          ValueError: the backup is of another fit, or was charged to another ledger.
         """
         where, meta, saved = f"The backup in {held.directory!r}", held.meta, held.meta["plan"]
         mark = meta["ledger"]
         if mark["dataset_id"] != self._ledger.dataset_id or not self._ledger.continues_from(mark):
             raise ValueError(
                 f"{where} was charged to another ledger (of the data set {mark['dataset_id']!r}) than {self._ledger.path!r}, or to "
-                "a newer copy.\nCompile with the ledger that the fit was charged to. Nothing was spent."
+                "a newer copy.\nCompile with the ledger that the fit was charged to. No privacy was spent."
             )
         mechanism = draft.with_noise(saved["noise_multiplier"])
         shapes = "the shapes of variables"
@@ -120,8 +120,8 @@ class Checkpoint:
         ]
         if differing:
             raise ValueError(
-                f"{where} is of another fit: {'; '.join(differing)}.\nUse the same arguments to go on with it, or another "
-                "backup_dir to start anew. Nothing was spent."
+                f"{where} is of another fit: {'; '.join(differing)}.\nUse the same arguments to resume it, or another "
+                "backup_dir to start anew. No privacy was spent."
             )
         for variable, value in zip(self._variables, held.arrays, strict=True):
             variable.assign(value)

@@ -1,4 +1,4 @@
-"""The compiled steps of a model: traced once for each mechanism and shape of records, with XLA where that is faster."""
+"""The compiled steps of a model, traced once for each mechanism and shape of records, with XLA if that is faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms
 
 
 class CompiledSteps:
-    """Compiles the steps of one compiled model, and keeps what it compiled."""
+    """Compiles and caches the steps of one model."""
 
     def __init__(
         self, optimizer: Optimizer, strategy: tf.distribute.Strategy, jit_compile: bool | None, run_eagerly: bool
@@ -28,15 +28,15 @@ class CompiledSteps:
         self.uses_xla = False
 
     def begin(self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool) -> None:
-        """Takes what a fit learns, and chooses whether XLA is worth its time.
+        """Sets the variables of a fit, and chooses whether to compile with XLA.
 
         Raises:
-          ValueError: the variables are not those of the last fit.
+          ValueError: the variables differ from those of the last fit.
         """
         if self._variables and [id(one) for one in self._variables] != [id(one) for one in variables]:
             raise ValueError(
-                "The model's trainable variables are not those of its last fit: `trainable` was changed, or layers were. Call "
-                "compile again, as Keras asks for after such a change; nothing was spent."
+                "The model's trainable variables changed since its last fit, by `trainable` or by new layers. Call compile "
+                "again, as Keras requires; no privacy was spent."
             )
         self._variables = list(variables)
         with self._strategy.scope():
@@ -51,11 +51,11 @@ class CompiledSteps:
         """Returns the compiled steps of a mechanism for records of these shapes.
 
         Raises:
-          ValueError: the step cannot be traced, or XLA was asked for and cannot compile it.
+          ValueError: the step cannot be traced, or XLA was requested and cannot compile it.
         """
         shapes = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), records))
-        with self._strategy.scope():  # As Keras runs it: elsewhere TensorFlow would trace it again.
-            strategy = self._strategy if tf.distribute.has_strategy() else None  # Of one replica too.
+        with self._strategy.scope():  # As Keras runs it: outside, TensorFlow would trace it again.
+            strategy = self._strategy if tf.distribute.has_strategy() else None  # Also with one replica.
             for jit in self._choices:
                 identity = (mechanism.identity, shapes, jit)
                 if identity not in self._made:
@@ -64,12 +64,12 @@ class CompiledSteps:
                 if made is not None:
                     self.uses_xla = jit and strategy is None
                     return made
-        raise AssertionError("unreachable: without XLA the step is made or raises")
+        raise AssertionError("unreachable: without XLA the step is traced or raises")
 
     def _make(
         self, mechanism: Mechanism, records: dict[str, tf.Tensor], jit: bool, strategy: tf.distribute.Strategy | None
     ) -> Steps | None:
-        """Traces and compiles the steps, and runs none; returns None where XLA cannot and is not asked for."""
+        """Traces and compiles the steps without running them; returns None if optional XLA fails."""
         steps = make_steps(
             mechanism,
             self._optimizer,
@@ -95,22 +95,22 @@ class CompiledSteps:
 def make_step(
     mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
-    """Returns `step(state, records, key) -> state`, for a training loop of one's own.
+    """Returns `step(state, records, key) -> state`, for a custom training loop.
 
     `docs/guides/custom_loop.md` shows one.
 
     Args:
-      mechanism: with a noise multiplier.
+      mechanism: a mechanism with a noise multiplier.
       optimizer: a DP optimizer.
-      variables: what is learned.
-      jit_compile: compile with XLA.
+      variables: the trainable variables.
+      jit_compile: whether to compile with XLA.
 
     Raises:
       ValueError: the mechanism has no noise multiplier.
 
     #### Formal guarantee
 
-    That of `private_step`: each call is one release of `mechanism.plan(1)`, whether or not the ledger knows. Reserve first.
+    As for `private_step`: each call is one release of `mechanism.plan(1)`, which the caller must reserve in the ledger first.
     """
     compiled = CompiledSteps(optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False)
     compiled.begin(variables, planned_steps=0, gains_from_xla=False)

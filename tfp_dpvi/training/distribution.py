@@ -1,4 +1,4 @@
-"""Several replicas and several workers that train one model."""
+"""Training of one model on several replicas and workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancelled
 class Replicas:
     """The replicas of a strategy, or the one device without a strategy.
 
-    Each replica takes its share of every physical batch. The shares' sums are added up, and all replicas add one and the
-    same noise, drawn from the step's key, and make the same update. `static`: batches keep a fixed shape.
+    Each replica processes its part of every physical batch. The parts' sums are added, and all replicas add the same noise,
+    drawn from the step's key, and make the same update. `static` says whether batches have a fixed shape.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool) -> None:
@@ -28,13 +28,13 @@ class Replicas:
         self.num = 1 if strategy is None else strategy.num_replicas_in_sync
 
     def number(self) -> tf.Tensor:
-        """Returns the number of the replica that this is traced for, int64; 0 without a strategy."""
+        """Returns the index of the current replica, int64; 0 without a strategy."""
         context = tf.distribute.get_replica_context()
         number = None if context is None else context.replica_id_in_sync_group
         return tf.constant(0, tf.int64) if number is None else tf.cast(number, tf.int64)
 
     def share(self, indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns this replica's part of a physical batch: parts are disjoint, of one size, and all of it together."""
+        """Returns this replica's part of a physical batch: parts are disjoint, of equal size, and cover the batch."""
         if self.num == 1:
             return indices, mask
         size = -(-int(indices.shape[0]) // self.num)
@@ -46,19 +46,19 @@ class Replicas:
     def rows(
         self, records: dict[str, tf.Tensor], indices: tf.Tensor, mask: tf.Tensor, batchwise: bool
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """Returns the records with these indices, and which of them are sampled."""
+        """Returns the records with these indices, and the mask of sampled ones."""
         records = {name: part for name, part in records.items() if name != "mask"}
         if batchwise and not self._static:
-            # Without XLA shapes may vary: no work for padding, but for one row, so that no batch is empty.
+            # Without XLA shapes may vary: drop padding except one row, so that no batch is empty.
             indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
             mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
         gather = _gather_for_xla if self._jit_compile and self._strategy is None else tf.gather
         return tf.nest.map_structure(lambda part: gather(part, indices), records), mask
 
     def clipped_sum(self, gradient: StepGradient) -> Callable[..., Any]:
-        """Returns the gradient's clipped sum, under a strategy compiled with XLA by itself where that was asked for.
+        """Returns the gradient's clipped sum; under a strategy with `jit_compile`, compiled separately with XLA.
 
-        Compiled code cannot read the variables of a replica, so only sums by tensors (of `pull_back`) are compiled.
+        Compiled code cannot read a replica's variables, so only sums by tensors (with a `pull_back`) are compiled.
         """
         if self._strategy is None or not self._jit_compile or gradient.pull_back is None:
             return gradient.clipped_sum
@@ -88,7 +88,7 @@ class Replicas:
         return tf.nest.pack_sequence_as(sums, [*parts, sums.batches])
 
     def apply(self, optimizer: Any, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
-        """Updates; under a strategy without adding up gradients, which are the same everywhere already."""
+        """Applies gradients; under a strategy without summing them, since all replicas have the same."""
         optimizer.apply_gradients(pairs, **({} if self._strategy is None else {"skip_gradients_aggregation": True}))
 
     def run(self, step: Callable[[Any], Any], state: Any) -> Any:
@@ -102,8 +102,8 @@ class Replicas:
 class Workers:
     """The worker processes of `MultiWorkerMirroredStrategy`, or this one process.
 
-    The first worker is the chief: it plans, owns the ledger, and tells the others the noise multiplier, the number of
-    steps and the key. So all draw the same sample and add one and the same noise.
+    The first worker is the chief: it plans, owns the ledger, and broadcasts the noise multiplier, the number of steps and
+    the key. All workers therefore draw the same sample and add the same noise.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -112,7 +112,7 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief."""
+        """True if this process is the chief."""
         if not self.several:
             return True
         resolver = self._strategy.cluster_resolver
@@ -121,7 +121,7 @@ class Workers:
     def check_same(self, *public: object, arrays: Callable[[], Sequence[np.ndarray[Any, Any]]]) -> None:
         """Raises `ValueError` on every worker unless all have the same public values and the same arrays.
 
-        Each takes its share of one sample by place: with records or weights of its own, one record's presence would move
+        Each worker takes its part of one sample by position: with different records or weights, adding a record would move
         others from one worker's gradient function to another's.
         """
         if not self.several:
@@ -133,7 +133,7 @@ class Workers:
         if not (rows == rows[0]).all():
             raise ValueError(
                 "x, y, num_records, batch_size, the settings of compile and fit, or the weights differ between workers: run the same "
-                "program on the same arrays on all.\nNothing was spent."
+                "program on the same arrays on all.\nNo privacy was spent."
             )
 
     def from_chief(self, make: Callable[[], Sequence[float]], num: int) -> list[float]:
@@ -154,7 +154,7 @@ class Workers:
         return [float(number) for number in self._gathered(own)[0]]
 
     def agree_on(self, make: Callable[[], None]) -> None:
-        """Calls `make` on every worker; where it raises on one, the others raise `RuntimeError`."""
+        """Calls `make` on every worker; if it raises on one, the others raise `RuntimeError`."""
         refusal: Exception | None = None
         try:
             make()
@@ -164,7 +164,7 @@ class Workers:
             refused = self._gathered([float(refusal is not None)])[:, 0]
             if refusal is None and refused.any():
                 raise RuntimeError(
-                    f"Worker {int(np.argmax(refused))} has refused this fit: its message says why. Nothing was spent."
+                    f"Worker {int(np.argmax(refused))} has refused this fit; see its message. No privacy was spent."
                 )
         if refusal is not None:
             raise refusal
@@ -179,19 +179,19 @@ class Workers:
 
     @contextlib.contextmanager
     def naming_lost(self, spent: Callable[[], str]) -> Iterator[None]:
-        """Turns what TensorFlow raises when a worker ends into a `RuntimeError` that says what was spent."""
+        """Converts TensorFlow's error for a lost worker to a `RuntimeError` with the privacy spent."""
         try:
             yield
         except (*_LOST, tf.errors.InvalidArgumentError) as error:
             if not self.several or not (isinstance(error, _LOST) or "Collective ops is aborted" in str(error)):
                 raise
             raise RuntimeError(
-                f"Another worker has ended, or cannot be reached, and all are needed for a step. {spent()}\nStart all workers "
-                "again: TensorFlow does not take one back into a running cluster."
+                f"Another worker has ended or cannot be reached, but a step needs all of them. {spent()}\nRestart all workers: "
+                "TensorFlow does not readmit one to a running cluster."
             ) from error
 
     def _gathered(self, own: Sequence[float]) -> np.ndarray[Any, Any]:
-        """Returns each worker's numbers as float64, one row for every replica in their common order."""
+        """Returns all workers' numbers as float64, one row for each replica in their common order."""
         strategy = self._strategy
 
         def added(numbers: tf.Tensor) -> tf.Tensor:
@@ -199,7 +199,7 @@ class Workers:
             place = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=numbers.dtype)
             return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * numbers)
 
-        with self.naming_lost(lambda: "Nothing was spent by this call."):
+        with self.naming_lost(lambda: "This call spent no privacy."):
             run = tf.function(lambda numbers: strategy.run(added, args=(numbers,)), autograph=False)
             found = run(tf.constant(np.asarray(own, np.float64)))
             rows: np.ndarray[Any, Any] = strategy.experimental_local_results(found)[0].numpy()
@@ -207,10 +207,10 @@ class Workers:
 
 
 def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """`tf.gather(table, indices)`, which XLA on CPUs does not split over threads.
+    """Returns `tf.gather(table, indices)` in a form that XLA on CPUs does not split over threads.
 
-    From TensorFlow 2.16 on it splits what reads more than half a MiB, and takes a gather to read the whole table: three rows
-    of ten numbers wait for a second thread, longer than a small step takes. It does not split updates in place.
+    Since TensorFlow 2.16, XLA splits operations that read more than half a MiB, and counts a gather as reading the whole table:
+    three rows of ten numbers wait for a second thread longer than a small step takes. It does not split in-place updates.
     """
     rows = tf.gather(table, indices)
     num = int(indices.shape[0])

@@ -1,4 +1,4 @@
-"""The train function of one private `fit`: reserves steps in the ledger, runs them, and says what may be shown."""
+"""The train function of one private `fit`: reserves steps in the ledger, runs them, and returns public logs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import StepState, initial_state
 
 _LOG = logging.getLogger("tfp_dpvi")
-_SHARE_OF_LEDGER = 0.02  # Of the time, at most, where steps are shorter than reservations: more are reserved at once.
-_FIRST_LOOK = 100  # Steps before a closer look at what was learned; then at twice as many, and so on.
-_MOST_OF_START = 0.05  # Weight of the start in an average of iterates.
+_SHARE_OF_LEDGER = 0.02  # Maximal fraction of time for reservations: more steps are reserved at once for short steps.
+_FIRST_LOOK = 100  # Steps before the first thorough check of divergence; later ones after twice as many each.
+_MOST_OF_START = 0.05  # Maximal weight of the initial values in an average of iterates.
 
 
 @dataclasses.dataclass
 class Progress:
-    """How far a model has come, over all its fits."""
+    """The progress of a model over all its fits."""
 
     steps: int = 0
-    epochs: float = 0.0  # The last one in part.
+    epochs: float = 0.0  # Includes a partial last epoch.
 
 
 @dataclasses.dataclass(eq=False)
 class State:
-    """Everything of a model that concerns privacy. A plain object, so that no checkpoint holds a key or a ledger."""
+    """The privacy-related state of a model. A plain object, so that no checkpoint holds a key or a ledger."""
 
     seed: int | None
     fitting: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -63,7 +63,7 @@ class State:
 
 
 class Reservations:
-    """Steps of one fit that are paid for ahead of their release (contract C6), in blocks that grow."""
+    """Steps of one fit that are charged before their release (contract C6), in growing blocks."""
 
     def __init__(self, state: State, plan: PrivacyPlan, *, strict: bool) -> None:
         assert state.target is not None
@@ -78,19 +78,19 @@ class Reservations:
 
     @property
     def ahead(self) -> int:
-        """Steps that are reserved and have not run."""
+        """The number of reserved steps that have not run."""
         return self._reserved - self._used
 
     @property
     def ledger_moved(self) -> bool:
-        """Whether another model has used the ledger since the last reservation."""
+        """True if another model has used the ledger since the last reservation."""
         return self._ledger.num_releases != self._known
 
     def take(self, steps: int, most: int) -> int:
-        """Reserves steps; returns how many may run now, at least one.
+        """Reserves steps; returns the number that may run now, at least one.
 
         Raises:
-          BudgetExhaustedError: a budget does not allow one more.
+          BudgetExhaustedError: a budget does not allow another step.
         """
         if self.ahead < steps:
             self.close()
@@ -99,7 +99,7 @@ class Reservations:
             while self._open is None:
                 try:
                     self._open = self._reserve(wanted)
-                except BudgetExhaustedError:  # Another model was quicker.
+                except BudgetExhaustedError:  # Another model was faster.
                     if wanted == 1 or self._strict:
                         raise
                     wanted //= 2
@@ -111,7 +111,7 @@ class Reservations:
         return steps
 
     def close(self) -> None:
-        """Gives back what was reserved and did not run."""
+        """Refunds reserved steps that did not run."""
         if self._open is None:
             return
         if self._used and (time.perf_counter() - self._begun) * _SHARE_OF_LEDGER < self._took:
@@ -127,8 +127,8 @@ class PrivateFit:
 
     #### Formal guarantee
 
-    No step runs that is not in the ledger already, and no more steps in all than `allowed`. What is returned is epsilon,
-    or the number of steps, privatised metrics, and an exact loss only where the mechanism says so.
+    A step runs only after the ledger is charged for it, and at most `allowed` steps run. Logs are epsilon or the number of
+    steps, privatised metrics, and an exact loss only if the mechanism has `unsafe_loss`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PrivateFit:
         self._allowed, self._planned, self._done = allowed, planned, 0
         self._look_at = _FIRST_LOOK
         self._workers = Workers(model.distribute_strategy)
-        # A fresh key for every fit; seeded runs go on counting steps instead, so that no noise is drawn twice.
+        # A fresh key for every fit; seeded runs continue counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(state.seed))
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(state, self.plan, strict=self._workers.several)
@@ -151,13 +151,13 @@ class PrivateFit:
         self._curve_from = 0
 
     def prepare(self) -> None:
-        """Compiles the step and computes the epsilons to show: what cannot run fails before anything is spent."""
+        """Compiles the step and computes the epsilons to show, so that errors occur before privacy is spent."""
         optimizer = self._model.optimizer
         kept = getattr(optimizer, "ema_momentum", 0.0) ** self._planned if getattr(optimizer, "use_ema", False) else 0.0
         if kept > _MOST_OF_START:
             _LOG.warning(
-                "use_ema: after %d steps the average of iterates keeps the weight %.2g of its start. Lower ema_momentum, or train "
-                "longer.", self._planned, kept,
+                "use_ema: after %d steps the initial values still have the weight %.2g in the average of iterates. Lower "
+                "ema_momentum, or train longer.", self._planned, kept,
             )  # fmt: skip
         self._compiled.steps_for(self.mechanism, self._data.tensors)
         self._make_curve(self.mechanism.plan(self._allowed))
@@ -168,12 +168,12 @@ class PrivateFit:
 
     @property
     def num_steps(self) -> int:
-        """Steps that ran."""
+        """The number of steps that ran."""
         return self._done
 
     @property
     def steps_ahead(self) -> int:
-        """Steps that are reserved and have not run."""
+        """The number of reserved steps that have not run."""
         return self._reservations.ahead
 
     @property
@@ -182,7 +182,7 @@ class PrivateFit:
         return {one.name: total for one, total in zip(self.mechanism.joint, self.state.accumulated, strict=True)}
 
     def close(self) -> None:
-        """Gives back what was reserved and did not run."""
+        """Refunds reserved steps that did not run."""
         self._reservations.close()
 
     def __call__(self, iterator: object) -> dict[str, float]:
@@ -193,9 +193,9 @@ class PrivateFit:
         return self._logs(before, steps)
 
     def _reserve(self) -> int:
-        """Pays for steps in the ledger; returns how many are to run now."""
+        """Reserves steps in the ledger; returns the number to run now."""
         if self.mechanism.identity != self._priced:
-            raise RuntimeError("A metric is not what this fit was priced for: leave metrics as they are while it runs.")
+            raise RuntimeError("A metric changed since this fit was planned: do not change metrics while it runs.")
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
@@ -205,7 +205,7 @@ class PrivateFit:
         return self._reservations.take(min(wanted, left), left)
 
     def _run(self, steps: int) -> None:
-        """Runs steps that are paid for."""
+        """Runs reserved steps."""
         first, self._done = self._progress.steps, self._done + steps
         self._progress.steps += steps
         self._progress.epochs += steps / self._data.steps_per_epoch
@@ -221,28 +221,28 @@ class PrivateFit:
         self._stop_if_diverged()
 
     def _stop_if_diverged(self) -> None:
-        """Stops training where the released variables are of no use any more; free, as they are released."""
+        """Stops training if the released variables diverge; a check of released values, which is free."""
         thorough = self._done >= self._look_at
         self._look_at *= 2 if thorough else 1
         fault = self._model.fault_of_variables(thorough)
         if fault is not None and not self._model.stop_training:
             _LOG.warning(
-                "Training stops after %d of %d steps: %s. Lower the learning rate or the noise (more records in a batch, fewer "
-                "steps), or start closer: surrogates' initial_loc, initial_scale.", self._done, self._planned, fault,
+                "Training stops after %d of %d steps: %s. Lower the learning rate or the noise (larger batches, fewer steps), or "
+                "use better initial values: surrogates' initial_loc, initial_scale.", self._done, self._planned, fault,
             )  # fmt: skip
             self._model.stop_training = True
 
     def spent(self) -> str:
-        """Returns a sentence for somebody whose step failed."""
-        num = self._ledger.num_releases - self.steps_ahead  # `close` gives them back.
-        return f"This worker's ledger has {num} releases in it; the steps that failed are paid for, whether they ran or not."
+        """Returns a sentence on the privacy spent, for the message of a failed step."""
+        num = self._ledger.num_releases - self.steps_ahead  # `close` refunds them.
+        return f"This worker's ledger has {num} releases; the steps that failed are charged, whether they ran or not."
 
     def _plan_again(self) -> None:
-        """Another model has used the ledger: what is left of the budgets and the epsilons shown are new."""
+        """Updates the remaining budget and the epsilons to show after another model has used the ledger."""
         if self._workers.several:
             raise RuntimeError(
-                "ledger: another model has used it during multi-worker training, which the other workers cannot learn. Fit one "
-                f"model at a time; {self._done} of {self._planned} steps ran."
+                "ledger: it changed during multi-worker training, which only the chief can see. Fit one model at a time; "
+                f"{self._done} of {self._planned} steps ran."
             )
         self.close()
         rest = self.mechanism.plan(self._planned - self._done)

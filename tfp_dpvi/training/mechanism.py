@@ -1,4 +1,4 @@
-"""`Mechanism`: the private release that a fit makes again at every step, as one value."""
+"""`Mechanism`: the private release of each step of a fit, as one value."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tfp_dpvi.sampling import Sampler
 
 
 class Sums(NamedTuple):
-    """What a step adds up over the records of its sample, before noise: exact, hence not private.
+    """The sums over a step's sample before noise: exact, hence *not private*.
 
     Attributes:
       gradient: the parts of the clipped sum.
-      joint: for each joint release its sum.
+      joint: the sum of each joint release.
       loss: the sum of the records' losses.
       batches: int64 scalar, the number of physical batches.
     """
@@ -43,7 +43,7 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """Sampler x clipped gradient x noise x joint releases: all that decides what a step costs.
+    """Sampler, clipped gradient, noise and joint releases, which determine a step's privacy cost.
 
     Attributes:
       sampler: draws the records of a step.
@@ -51,14 +51,14 @@ class Mechanism:
       expected_batch_size: the public denominator qN.
       num_records: the public number of records N.
       noise_multiplier: standard deviation of the noise over the clip; None until `calibrated` finds it.
-      metrics: what is released with the gradient on the same sample, by the wish of `compile`.
-      neighboring_relation: what neighbouring data sets are.
-      accountant: by name.
-      unsafe_loss: also add up exact losses, which are *not private*.
+      metrics: the joint releases of `compile`, on the same sample as the gradient.
+      neighboring_relation: the relation of neighbouring data sets.
+      accountant: the accountant's name.
+      unsafe_loss: whether to also sum exact losses, which are *not private*.
 
     #### Formal guarantee
 
-    One release is a Gaussian mechanism of `sensitivity` on a sample drawn by `sampler`, and `plan` prices just that.
+    One release is a Gaussian mechanism of `sensitivity` on a sample drawn by `sampler`, as `plan` states for the accounting.
     """
 
     sampler: Sampler
@@ -73,12 +73,12 @@ class Mechanism:
 
     @property
     def joint(self) -> tuple[JointRelease, ...]:
-        """Everything that is released with the gradient."""
+        """All joint releases with the gradient."""
         return (*self.gradient.joint, *self.metrics)
 
     @property
     def noise(self) -> tf.Tensor:
-        """The noise multiplier as steps take it, a float64 scalar; raises `ValueError` where it is not known."""
+        """Returns the noise multiplier for steps, a float64 scalar; raises `ValueError` if it is None."""
         if self.noise_multiplier is None:
             raise ValueError(
                 "mechanism.noise_multiplier is None: call mechanism.calibrated(ledger, epsilon=..., delta=..., ...) first."
@@ -95,23 +95,23 @@ class Mechanism:
 
     @property
     def deviations(self) -> tuple[float, ...]:
-        """Standard deviations of the noise on the sum of gradients (where no part has a scale of its own) and on each joint release."""
+        """Returns the standard deviations of the noise on the gradient sum (without scales) and on each joint release."""
         multiplier, clip = self.noise_multiplier or 0.0, self.gradient.clip.bound
         joint = (one.noise_ratio * one.sensitivity.add_or_remove * multiplier for one in self.joint)
         return multiplier * clip if multiplier else 0.0, *joint
 
     @property
     def non_private(self) -> bool:
-        """Whether there is neither noise nor a clip, as in a look at a model on public or simulated records."""
+        """True without noise and clip, as for a fit to public or simulated records."""
         return self.noise_multiplier == 0.0 and math.isinf(self.gradient.clip.bound)
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """Of gradient and joint releases together, in units of the clip."""
+        """Returns the sensitivity of gradient and joint releases together, in units of the clip."""
         return joint_sensitivity(self.joint, self.gradient.sensitivity)
 
     def plan(self, num_releases: int) -> PrivacyPlan:
-        """Returns the plan of so many steps, which the ledger reserves and the report shows."""
+        """Returns the plan of this number of steps, for the ledger and the report."""
         clip = self.gradient.clip.bound
         return PrivacyPlan(
             sampling=self.sampler.scheme,
@@ -127,16 +127,16 @@ class Mechanism:
         )
 
     def calibrated(self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int) -> Mechanism:
-        """Returns the mechanism with the least noise that keeps everything in a ledger and so many steps within a budget.
+        """Returns the mechanism with the smallest noise such that this number of steps and the ledger meet a budget.
 
         Raises:
-          BudgetExhaustedError: nothing is left of the budget.
+          BudgetExhaustedError: the budget is spent.
         """
         return self.with_noise(self.plan(num_releases).least_noise(epsilon, delta, ledger.events()))
 
     def zeros(self, gradient: StepGradient) -> Sums:
-        """Returns the sums over no record."""
-        # In float64 over several batches: a long float32 sum can round one record's presence up to many clips.
+        """Returns zero sums."""
+        # In float64 over several batches: rounding of a long float32 sum can exceed many clips.
         once = self.gradient.batchwise and self.sampler.physical_batch_size >= self.expected_batch_size
         parts = [tf.zeros(part.shape, part.dtype if once else tf.float64) for part in gradient.released]
         joint = [tf.zeros(one.shape, tf.float64) for one in self.joint]
@@ -147,7 +147,7 @@ class Mechanism:
         stated = (clipped.clip, clipped.sensitivity, clipped.noise_scales)
         priced = (self.gradient.clip, self.gradient.sensitivity, self.gradient.noise_scales)
         if stated != priced:
-            raise AssertionError(f"The clipped sum states {stated}; the plan was priced for {priced}.")
+            raise AssertionError(f"The clipped sum states {stated}; the plan has {priced}.")
         parts = zip(sums.gradient, clipped.tensors, strict=True)
         joint = zip(sums.joint, self.joint, strict=True)
         return Sums(
@@ -160,12 +160,12 @@ class Mechanism:
     def release(
         self, optimizer: DPOptimizer, sums: Sums, gradient: StepGradient, key: tf.Tensor, noise: tf.Tensor
     ) -> PrivatizedGradients:
-        """Returns the one Gaussian release of a whole sample's sums, gradient and joint releases together.
+        """Returns the Gaussian release of a whole sample's sums, gradient and joint releases together.
 
         Args:
-          optimizer: adds the noise.
-          sums: over all records of the sample.
-          gradient: of the step.
+          optimizer: the optimizer that adds the noise.
+          sums: sums over all records of the sample.
+          gradient: the step's gradient.
           key: int64 tensor of shape [2], used once.
           noise: the noise multiplier.
         """
@@ -183,7 +183,7 @@ class Mechanism:
 
     @property
     def identity(self) -> Hashable:
-        """Hashable; equal for mechanisms whose step traces the same. The noise multiplier is an argument of the step."""
+        """Returns a hashable value; equal values trace the same step. The noise multiplier is an argument of the step."""
         return (
             self.sampler.identity,
             self.gradient.identity,
@@ -198,13 +198,11 @@ class Mechanism:
 
 
 def _sum_of(one: JointRelease, per_example: PerExample) -> tf.Tensor:
-    """Returns a joint release's sum over a physical batch, of the stated shape and written nowhere."""
+    """Returns a joint release's sum over a physical batch, checked for its shape and for side effects."""
     graph = tf.compat.v1.get_default_graph()
     known = len(graph.get_operations()) if isinstance(graph, tf.Graph) else 0
     found = tf.convert_to_tensor(one.sum_of(per_example))
     refuse_writes(graph, known)
     if tuple(found.shape) != tuple(one.shape):
-        raise ValueError(
-            f"sum_of of {one.name!r} returned shape {found.shape}; it states {one.shape}, and the noise is of that shape."
-        )
+        raise ValueError(f"sum_of of {one.name!r} returned shape {found.shape}; return its stated shape {one.shape}.")
     return found

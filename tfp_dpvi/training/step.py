@@ -1,4 +1,4 @@
-"""The private step: sample, clip, sum, add noise, update. And the loop that compiles many of them into one call."""
+"""The private step: sample, clip, sum, add noise, update; and the compiled loop of many steps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfp_dpvi.training.mechanism import Mechanism, Sums
 
 
 class StepState(NamedTuple):
-    """What one step hands to the next, beside the variables of model and optimizer.
+    """The state between steps, besides the variables of model and optimizer.
 
     Attributes:
-      step: int64 scalar, the number of the next step. A key and a number give a step's draws, so no number comes twice.
-      accumulated: for each joint release of the mechanism its accumulator over released values.
+      step: int64 scalar, the number of the next step. A key and a number determine a step's draws, so no number repeats.
+      accumulated: the accumulator over released values of each joint release.
       first: int64 scalar, the number of the fit's first step.
-      num_steps: int64 scalar, how many steps the fit plans; 0 where that is not known.
-      unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism asks for them, else 0.
+      num_steps: int64 scalar, the number of steps that the fit plans; 0 if unknown.
+      unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism has `unsafe_loss`, else 0.
     """
 
     step: tf.Tensor
@@ -37,7 +37,7 @@ def initial_state(mechanism: Mechanism, step: int = 0, num_steps: int = 0) -> St
     Args:
       mechanism: the mechanism of the fit.
       step: the number of its first step.
-      num_steps: how many steps it plans, for accumulators over a window of them.
+      num_steps: the number of planned steps, for accumulators over a window.
     """
     accumulated = tuple(one.initial() for one in mechanism.joint)
     first, planned = tf.constant(step, tf.int64), tf.constant(num_steps, tf.int64)
@@ -56,25 +56,25 @@ def private_step(
 ) -> StepState:
     """Makes one private update of `variables` (Abadi et al. 2016, algorithm 1; Jälkö et al. 2017, algorithm 1).
 
-    A function of its arguments: all draws come from `key` and `state.step`. Its one effect is the optimizer's update.
+    A function of its arguments: all draws come from `key` and `state.step`. Its only side effect is the optimizer's update.
 
     Args:
       mechanism: sampler, clip, joint releases.
-      optimizer: adds the noise, and updates.
-      variables: what is learned.
-      state: from the step before.
-      records: structures of tensors under "x", "y" and "sample_weight"; "mask" where a batch was padded.
-      key: int64 tensor of shape [2] of this fit.
+      optimizer: the optimizer that adds the noise and updates.
+      variables: the trainable variables.
+      state: the state after the previous step.
+      records: structures of tensors under "x", "y" and "sample_weight"; "mask" for a padded batch.
+      key: int64 tensor of shape [2], the fit's key.
       noise: the noise multiplier, its standard deviation over the clip.
-      replicas: who shares the records of a batch.
+      replicas: the replicas that share the records of a batch.
 
     #### Formal guarantee
 
-    The update is post-processing of one Gaussian release, which `mechanism.plan(1)` prices. The caller has reserved it.
+    The update is post-processing of one Gaussian release, that of `mechanism.plan(1)`. The caller must have reserved it.
     """
     _check_rows(mechanism, records)
     sampling_key, draw_key, batch_key, noise_key = _random.keys_of_step(key, state.step)
-    gradient = mechanism.gradient.draw(draw_key)  # The Monte Carlo draws that all records share.
+    gradient = mechanism.gradient.draw(draw_key)  # Monte Carlo draws shared by all records.
 
     def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
         batch, mask = replicas.rows(records, *replicas.share(indices, mask), mechanism.gradient.batchwise)
@@ -89,11 +89,11 @@ def private_step(
 
 
 def _check_rows(mechanism: Mechanism, records: dict[str, tf.Tensor]) -> None:
-    """Raises `ValueError` unless the sampler draws from as many records as there are: XLA would take the last one instead."""
+    """Raises `ValueError` unless the sampler has the number of records: XLA would clamp indices to the last one."""
     for part in tf.nest.flatten(records):
         if part.shape[0] not in (None, mechanism.sampler.num_available):
             raise ValueError(
-                f"records have {part.shape[0]} rows, and the mechanism's sampler draws from {mechanism.sampler.num_available}: make "
+                f"records have {part.shape[0]} rows, but the mechanism's sampler draws from {mechanism.sampler.num_available}: create "
                 "data, mechanism and step for these records."
             )
 
@@ -133,11 +133,11 @@ def make_steps(
 
     Args:
       mechanism: see `private_step`.
-      optimizer: a DP optimizer; its variables are made if they are not there.
-      variables: what is learned.
-      jit_compile: compile with XLA.
-      run_eagerly: do not compile, to debug.
-      strategy: of `tf.distribute`; None for a single device.
+      optimizer: a DP optimizer; its variables are created if missing.
+      variables: the trainable variables.
+      jit_compile: whether to compile with XLA.
+      run_eagerly: whether to run without compilation, for debugging.
+      strategy: a strategy of `tf.distribute`; None for a single device.
     """
     optimizer.build(variables)
     replicas = Replicas(strategy, jit_compile=jit_compile, static=jit_compile or run_eagerly)
