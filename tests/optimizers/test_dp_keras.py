@@ -171,7 +171,7 @@ def test_noise_depends_on_the_key_and_on_the_variable_alone():
 
 def test_a_sum_clipped_to_another_bound_is_refused():
     optimizer = adam(l2_norm_clip=1.0)
-    with pytest.raises(ValueError, match=r"has the bound 2\.0, the optimizer's l2_norm_clip is 1\.0"):
+    with pytest.raises(ValueError, match=r"has the bound 2\.0, but the optimizer's l2_norm_clip is 1\.0"):
         optimizer.privatize(ClippedSum(sums_of(0), Clip(2.0)), key=key(), expected_batch_size=BATCH)
 
 

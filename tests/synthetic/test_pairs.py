@@ -207,7 +207,7 @@ def test_dates_there_and_back():
     codes = column.encode("day", values)
     assert codes.tolist() == [2, 4, -1]
     assert column.values(codes[:2], GENERATOR).tolist() == values.astype("M8[D]").tolist()[:2]
-    with pytest.raises(ValueError, match=r"'day' holds 2024-03-03.*bounds \[2024-02-27, 2024-03-02\]"):
+    with pytest.raises(ValueError, match=r"'day' has 2024-03-03.*bounds \[2024-02-27, 2024-03-02\]"):
         column.encode("day", np.array(["2024-03-03"], "M8[D]"))
     with pytest.raises(ValueError, match="lower='tomorrow' is no date"):
         Date("tomorrow", "2024-01-01")
@@ -247,7 +247,7 @@ def test_dates_in_frames():
         (lambda: Continuous(0, 1, spikes=[2]), ValueError, r"spikes=\[2\] must be"),
         (lambda: Continuous(0, 1, spikes=["a"]), TypeError, "spikes"),
         (lambda: Continuous(0, 1, bins=[0.5], spikes=[0]), ValueError, "your own edges"),
-        (lambda: Integer(0, 9, spikes=[0.5]), ValueError, "spikes holds 0.5"),
+        (lambda: Integer(0, 9, spikes=[0.5]), ValueError, "spikes has 0.5"),
         (lambda: Categorical(["a", "b"], max_levels=1), ValueError, "max_levels"),
     ],
 )
