@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import functools
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -79,7 +80,14 @@ LIMITS = {
     "circles": 0,
     "private names across packages": 0,
     "private names of TensorFlow and Keras": 0,
+    "words against the style": 0,
 }
+# See "Words" in CONTRIBUTING.md: docstrings begin with verbs or noun phrases, and use terms of the field.
+OPENINGS = ("What", "Whether", "Of", "As", "How", "Where", "Why")
+IMAGES = re.compile(
+    r"\b(the books|begun|ways? out|made[- ]up|somebody|nobody|is had|out of sight|(nothing|no steps) (was|were) (spent|granted))\b",
+    re.IGNORECASE,
+)
 
 # The files that compute between a record and the update of `DPVI`, in order; a test follows them in the traced graphs.
 RECORD_PATH = (
@@ -370,6 +378,21 @@ def readers(found: list[Module], wanted: str) -> list[Finding]:
     return result
 
 
+def wordy(found: list[Module]) -> list[Finding]:
+    """Returns docstrings that open with one of `OPENINGS`, and lines with one of `IMAGES`."""
+    wrong = []
+    for module in found:
+        for node in module.nodes:
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                first = (ast.get_docstring(node) or "-").split()[0]
+                if first.rstrip(",.:") in OPENINGS:
+                    wrong.append((module.at(getattr(node, "lineno", 1)), f"the docstring opens with {first}"))
+        for number, line in enumerate(module.lines, 1):
+            if found_image := IMAGES.search(line):
+                wrong.append((module.at(number), f"has {found_image[0]!r}"))
+    return wrong
+
+
 # ------------------------------------------------------------------ the table
 
 
@@ -400,6 +423,7 @@ def measure(found: list[Module]) -> dict[str, tuple[int, list[Finding]]]:
     figures["circles"] = _counted(circles(found))
     figures["private names across packages"] = _counted(across)
     figures["private names of TensorFlow and Keras"] = _counted(foreign)
+    figures["words against the style"] = _counted(wordy(found))
     return {name: figures[name] for name in LIMITS}
 
 

@@ -60,6 +60,11 @@ def _read(folder, files):
     return structure.modules(folder / "tfp_dpvi")
 
 
+def test_words_are_seen(tmp_path):
+    source = '"""What it is."""\n\n\ndef f():\n    """Returns 1."""\n    return 1  # Made up.\n'
+    assert len(structure.wordy(_read(tmp_path, {"__init__.py": "", "a.py": source}))) == 2
+
+
 def _shown(findings):
     return "\n".join(f"{place}: {what}" for place, what in findings)
 

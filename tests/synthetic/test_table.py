@@ -179,7 +179,7 @@ def test_numbers_are_uniform_within_their_bin():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"extra": np.zeros(200)}, "does not know: 'extra'"),
+        ({"extra": np.zeros(200)}, "not in Table: 'extra'"),
         ({"age": np.full(200, 16)}, r"'age' has .*16.* outside its public bounds \[17, 90\]"),
         ({"age": np.full(200, 17.5)}, "'age' has .*17.5"),
         ({"age": np.full(200, np.nan)}, "'age' has missing values"),

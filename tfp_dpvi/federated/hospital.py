@@ -44,7 +44,7 @@ class Hospital:
       refiner: shared by the hospitals of one process, which saves traces.
 
     Raises:
-      ValueError, TypeError: arguments or records that do not fit; nothing was spent.
+      ValueError, TypeError: arguments or records that do not fit; no privacy was spent.
       BudgetExhaustedError: nothing is left of the budget.
 
     #### Formal guarantee
@@ -123,7 +123,7 @@ class Hospital:
         """Returns the reply to a task, both as bytes; a task that is repeated is answered alike and charged once.
 
         Raises:
-          MessageError: the message is refused; nothing was spent.
+          MessageError: the message is refused; no privacy was spent.
         """
         task = Task.from_bytes(message, self.study.terms)
         need(task.hospital == self.name, f"the task is for {task.hospital!r}, and this is {self.name!r}.")

@@ -114,8 +114,8 @@ class Synthesizer:
         concentration = _CONCENTRATIONS[method] if concentration is None else concentration
         self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.
-        nobody = {name: np.zeros(0, np.int32) for name in table.open}
-        chosen = _grouped(table, {name: histograms(table.columns[name], nobody[name]) for name in nobody}, 0.0)
+        empty = {name: np.zeros(0, np.int32) for name in table.open}
+        chosen = _grouped(table, {name: histograms(table.columns[name], empty[name]) for name in empty}, 0.0)
         start = starting_point(chosen, num, target=target, seed=seed)
         # Gradients in the parameters ("aligned"), which are logits: a record's gradient is then bounded.
         made = functools.partial(make_prior, chosen, num, concentration=concentration)

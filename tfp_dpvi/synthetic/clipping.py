@@ -64,8 +64,8 @@ def table_clipped_sum(
     by_component = tf.cast(tf.reduce_sum(weighted, axis=0), tf.float64)
     sums = tape.gradient([log_weights, log_table], flat, output_gradients=[-by_component, -by_level])
     sums = [tf.cast(part, dtype) for part in sums]
-    nobody = ~tf.reduce_any(keep)  # The parameters themselves may then be NaN.
-    sums = [tf.where(nobody, tf.zeros_like(part), part) for part in sums]
+    none_kept = ~tf.reduce_any(keep)  # The parameters themselves may then be NaN.
+    sums = [tf.where(none_kept, tf.zeros_like(part), part) for part in sums]
     return ClippedSum(sums, clip), PerExample.of(-log_prob, [factors], keep)
 
 

@@ -73,7 +73,7 @@ class Reservations:
         self._open: int | None = None
         self._reserved = self._used = 0
         self._at_once = 1
-        self._begun = self._took = 0.0
+        self._started = self._took = 0.0
         self._known = ledger.num_releases
 
     @property
@@ -94,7 +94,7 @@ class Reservations:
         """
         if self.ahead < steps:
             self.close()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             wanted = min(max(steps, self._at_once), most)
             while self._open is None:
                 try:
@@ -105,7 +105,7 @@ class Reservations:
                     wanted //= 2
             self._reserved, self._used = wanted, 0
             self._known = self._ledger.num_releases
-            self._begun, self._took = time.perf_counter(), time.perf_counter() - begun
+            self._started, self._took = time.perf_counter(), time.perf_counter() - started
         steps = min(steps, self.ahead)
         self._used += steps
         return steps
@@ -114,7 +114,7 @@ class Reservations:
         """Refunds reserved steps that did not run."""
         if self._open is None:
             return
-        if self._used and (time.perf_counter() - self._begun) * _SHARE_OF_LEDGER < self._took:
+        if self._used and (time.perf_counter() - self._started) * _SHARE_OF_LEDGER < self._took:
             self._at_once = 4 * self._reserved
         reservation, self._open = self._open, None
         self._ledger.confirm(reservation, self._used)
