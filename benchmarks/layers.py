@@ -120,7 +120,7 @@ def main() -> None:
         rows[name] = measured(*CASES[name], options.batch)
         row = rows[name]
         print(
-            f"{name:<26} {'mapped' if row['mapped'] else 'fast':<7} {row['plain_ms']:>8} {row['private_ms']:>8} ms {row['ratio']:>6} "
+            f"{name:<26} {'vectorized' if row['mapped'] else 'fast':<10} {row['plain_ms']:>8} {row['private_ms']:>8} ms {row['ratio']:>6} "
             f"(processor {row['cpu_ratio']})  estimate {row['estimate']}",
             flush=True,
         )
