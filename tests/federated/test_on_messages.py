@@ -87,18 +87,28 @@ def test_neighbours_on_messages(made):
 
 
 def test_no_record_decides_whether_there_is_an_answer():
-    """C8: the fit of a shard whose gradients no clip bounds runs away, to a scale of 0; the shard then changes nothing."""
+    """C8: a fit whose gradients no clip bounds runs away; its shard then changes nothing, and the other shards stay as they are."""
     silent = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.5)
     prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 2.0)})
     study = Study(
         prior, lambda p: tfd.Normal(p["w"], 1.0), silent, privacy="messages",
         num_shards=2, num_hospitals=10**4, local_steps=4, message_clip=CLIP,
     )  # fmt: skip
-    x = np.zeros(20, "float32")
-    x[0] = 1e12
-    one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=Refiner(study, seed=1))
-    assert one._clipped_sum(task_of(study)).norm <= 2.0 * CLIP
-    assert one.refine(task_of(study)).change is not None
+    x, refiner, others = np.zeros(20, "float32"), Refiner(study, seed=1), []
+    for value in (0.0, 1e12, 3e38):  # Also where the squares of float32 overflow.
+        x[0] = value
+        one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=refiner)
+        assert one._clipped_sum(task_of(study)).norm <= 2.0 * CLIP
+        assert one.refine(task_of(study)).change is not None
+        refiner._done, prior = 0, study.terms.prior
+        tensors = refiner.data(**other_shard(x), num_records=20).tensors
+        others.append(refiner.refine(prior, prior, one._mechanism, tensors).shift)
+    np.testing.assert_array_equal(others[1:], others[:1] * 2)
+
+
+def other_shard(x):
+    """Returns the shard without the first record, which pads it with weight 0."""
+    return divide(x, None, np.arange(20) % 2, 2, 20)[1]
 
 
 def test_the_bound_of_a_message_is_reached():
