@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -12,10 +11,10 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
-from tfp_dpvi._tf import Structure, function_of_model, keras, tf, tfd
+from tfp_dpvi._tf import Structure, keras, tf, tfd
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import Terms
-from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.models.coordinates import Coordinates, log_density_of
 from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.optimizers import DPOptimizer
 from tfp_dpvi.posterior import gaussian_prior
@@ -89,6 +88,7 @@ class Study:
             )
         self.message_clip = None if message_clip is None else check.positive("message_clip", message_clip)
         self.coordinates = Coordinates(prior)
+        self._log_prior = log_density_of(self.coordinates)
         stands_for, self.normal_prior = self._prior_factor()
         self.terms = Terms(name, stands_for, local_steps, privacy, most_change, self._digest())
 
@@ -114,21 +114,6 @@ class Study:
                 return Factor(shift, precision if self.full_rank else diagonal), True
         mean, variances = _rounded(draws.mean(0), draws.std(0)), _rounded(draws.var(0), draws.var(0))
         return Factor.normal(mean, np.diag(variances) if self.full_rank else variances), False
-
-    def _log_prior(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns log density and its gradient at points [n, d]."""
-        value, gradient = self._traced_log_prior(tf.constant(points, self.coordinates.dtype))
-        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
-
-    @functools.cached_property
-    def _traced_log_prior(self) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-        def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(points)
-                value = self.coordinates.log_prior(points)
-            return value, tape.gradient(value, points)
-
-        return function_of_model(with_gradient, reduce_retracing=True)
 
     def refine_prior(self, cavity: Factor, present: Factor) -> Factor:
         """Returns the factor that stands for a prior which is not normal, refined: site 0, which touches no record.

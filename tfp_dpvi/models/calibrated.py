@@ -15,7 +15,7 @@ from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.models.bend import Bend
-from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.models.coordinates import Coordinates, log_density_of
 from tfp_dpvi.models.pairing import CannotPairError, Pairing, specs_of
 from tfp_dpvi.posterior import Checks, CurvaturePrior, Mixture
 from tfp_dpvi.training import Mechanism
@@ -79,7 +79,7 @@ class Calibrator:
 
     @functools.cached_property
     def _log_prior(self) -> posterior.LogDensity:
-        return _log_prior(self._coordinates)
+        return log_density_of(self._coordinates)
 
     @functools.cached_property
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -224,21 +224,6 @@ def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
         matrix=matrix,
         scale=scale,
     )
-
-
-def _log_prior(coordinates: Coordinates) -> posterior.LogDensity:
-    @function_of_model
-    def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(points)
-            value = coordinates.log_prior(points)
-        return value, tape.gradient(value, points)
-
-    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = with_gradient(tf.constant(points, coordinates.dtype))
-        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
-
-    return log_prior
 
 
 class Calibration:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfp_dpvi import surrogates
-from tfp_dpvi._tf import Structure, tf, tfd, tfp
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 from tfp_dpvi.models.predictive import as_graph
+from tfp_dpvi.posterior import LogDensity
 
 
 class Coordinates:
@@ -80,6 +81,23 @@ class Coordinates:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
         return tf.nest.pack_sequence_as(self._like, shaped)
+
+
+def log_density_of(coordinates: Coordinates) -> LogDensity:
+    """Returns the prior's log density and its gradient at points of shape [n, D], as a function in NumPy."""
+
+    @function_of_model
+    def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(points)
+            value = coordinates.log_prior(points)
+        return value, tape.gradient(value, points)
+
+    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = with_gradient(tf.constant(points, coordinates.dtype))
+        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+    return log_prior
 
 
 def entry_names(structure: Structure) -> list[str]:
