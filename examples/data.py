@@ -1,7 +1,7 @@
 """Public data sets of the examples and benchmarks: Adult, Abalone, MNIST and Fashion-MNIST.
 
-A file is read from the folder that `TFP_DPVI_DATA` names (`adult/adult.data` or `adult/adult.data.gz`), or else downloaded
-into Keras's cache. Its sha256 is checked either way.
+A file is read from the folder in `TFP_DPVI_DATA` (`adult/adult.data` or `adult/adult.data.gz`), or else downloaded into Keras's
+cache. Its sha256 is checked in both cases.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class Dataset(NamedTuple):
 
 
 def load_adult(encoding: str = "ordinal") -> Dataset:
-    """UCI Adult: does a person earn more than 50,000 dollars a year? The 32561 records for training, then the 16281 for testing.
+    """Loads UCI Adult (label: income above 50,000 dollars a year): the 32561 training records, then the 16281 test records.
 
-    "ordinal" has 14 columns, a category being its index in sorted order; "one_hot" has 108. A missing value, "?", is a
-    category of its own. Nothing is scaled.
+    "ordinal" has 14 columns, with categories as indices in sorted order; "one_hot" has 108. A missing value, "?", is a
+    separate category. Nothing is scaled.
     """
     frame = _table([_published("adult", f"{_UCI}/adult/{name}", sha256) for name, sha256 in _ADULT_FILES], _ADULT)
     return _encoded(frame, frame["label"].str.startswith(">50K"), _ADULT, encoding)  # A test label ends in a period.
 
 
 def load_abalone(encoding: str = "ordinal") -> Dataset:
-    """UCI Abalone: does a shell have at least 10 rings? 4177 records with 8 columns, or 10 if the sex is "one_hot"."""
+    """Loads UCI Abalone (label: at least 10 rings): 4177 records with 8 columns, or 10 with "one_hot" sex."""
     frame = _table([_published("abalone", f"{_UCI}/abalone/abalone.data", _ABALONE_SHA256)], _ABALONE)
     return _encoded(frame, frame["label"] >= 10, _ABALONE, encoding)
 
 
 def load_mnist(split: str = "train") -> Dataset:
-    """Handwritten digits: x [60000, 28, 28] for "train" or [10000, 28, 28] for "test", from 0 (paper) to 1 (ink)."""
+    """Loads handwritten digits: x [60000, 28, 28] for "train" or [10000, 28, 28] for "test", from 0 (paper) to 1 (ink)."""
     return _images("mnist", "https://storage.googleapis.com/cvdf-datasets/mnist", _MNIST[split])
 
 
 def load_fashion_mnist(split: str = "train") -> Dataset:
-    """Articles of clothing, shaped as MNIST."""
+    """Loads images of clothing, with MNIST's shapes."""
     return _images(
         "fashion-mnist", "https://storage.googleapis.com/tensorflow/tf-keras-datasets", _FASHION_MNIST[split]
     )
@@ -62,7 +62,7 @@ def _published(folder: str, url: str, sha256: str) -> bytes:
         if path.is_file():
             content = path.read_bytes() if path.name == name else gzip.decompress(path.read_bytes())
             if hashlib.sha256(content).hexdigest() != sha256:
-                raise ValueError(f"{path} differs from the published file (sha256): fetch {url} again.")
+                raise ValueError(f"{path} differs from the published file (sha256): download {url} again.")
             return content
     cache = {"cache_subdir": f"datasets/{folder}", "file_hash": sha256, "hash_algorithm": "sha256"}
     try:
@@ -70,7 +70,7 @@ def _published(folder: str, url: str, sha256: str) -> bytes:
     except Exception as error:  # Keras raises a bare Exception where a URL fails.
         raise FileNotFoundError(
             f"{name} is not in {local} and cannot be downloaded ({error}).\n"
-            f"Fetch {url} and set TFP_DPVI_DATA to a folder that holds {folder}/{name}."
+            f"Download {url} and set TFP_DPVI_DATA to a folder with {folder}/{name}."
         ) from error
 
 

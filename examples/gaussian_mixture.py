@@ -1,16 +1,16 @@
-"""A mixture of five Gaussians in the plane under differential privacy: a plain TFP model handed to `DPVI`.
+"""A private mixture of five Gaussians in the plane: a plain TFP model in `DPVI`.
 
 Simulated records, after the mixture of Jälkö, Dikmen and Honkela (2017): five equally likely round components with
-centres (0, 0) and (+-2, +-2) and standard deviation 0.5; 2,000 records to learn from and 2,000 held out, from a fixed
-seed. Which component a record came from is summed out (`tfd.MixtureSameFamily`). The unit of privacy is one record.
+centres (0, 0) and (+-2, +-2) and standard deviation 0.5; 2,000 training records and 2,000 held out, from a fixed seed. The
+component of a record is summed out (`tfd.MixtureSameFamily`). The unit of privacy is one record.
 
     python examples/gaussian_mixture.py [--epsilon 1] [--delta 1e-5] [--repeats 1] [--output outputs/gaussian_mixture]
 
-Prints the held-out score (mean log predictive density of a record, in nats) beside the non-private one, the posterior
-and the privacy report; saves a picture of the records with both fits, and the figures as JSON.
+Prints the held-out score (mean log predictive density per record, in nats) and the non-private one, the posterior and the
+privacy report; saves a picture of the records with both fits, and the figures as JSON.
 
-The starting point looks at no record: five centres evenly spaced on a circle of radius 2, half the half-width of the
-public box [-4, 4] x [-4, 4], equal weights, unit variances. It is not the truth, which has one component in the middle.
+The initial values are public: five centres evenly spaced on a circle of radius 2, half the half-width of the public box
+[-4, 4] x [-4, 4], equal weights, unit variances. The truth, in contrast, has one component in the middle.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SCALE = 0.5
 NUM_COMPONENTS = len(CENTRES)
 DATA_SEED = 2017
 
-# Chosen on simulated data sets with seeds 1001 to 1004; the one that is scored has seed 2017 (and 2018, ... with
-# --repeats). The records are made up, so the choice cost no budget; on private ones it would. The average of the
-# iterates (use_ema) removes most of what the noise adds to the last one.
+# Chosen on simulated data sets with seeds 1001 to 1004; the scored one has seed 2017 (and 2018, ... with --repeats). The
+# records are simulated, so the choice cost no budget; on private ones it would. The average of the iterates (use_ema)
+# removes most of the noise of the last one.
 SETTINGS = {
     "l2_norm_clip": 1.0,
     "learning_rate": 0.05,
@@ -51,7 +51,7 @@ NON_PRIVATE_STEPS = 400
 
 
 def simulate(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of shape [num, 2] to learn from, and as many held out."""
+    """Returns training records of shape [num, 2], and as many held out."""
     generator = np.random.default_rng(seed)
     z = generator.choice(NUM_COMPONENTS, size=2 * num)
     records = (CENTRES[z] + SCALE * generator.standard_normal((2 * num, 2))).astype("float32")
@@ -59,7 +59,7 @@ def simulate(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_prior() -> Any:
-    """Weights, centres and variances of the components; all public."""
+    """Returns the public prior of weights, centres and variances of the components."""
     return tfd.JointDistributionNamed(
         {
             "weights": tfd.Dirichlet(np.ones(NUM_COMPONENTS, "float32")),
@@ -70,13 +70,13 @@ def make_prior() -> Any:
 
 
 def likelihood(params: Any) -> Any:
-    """Distribution of one record of shape [2]: no local latent variable is left."""
+    """Returns the distribution of one record of shape [2], without local latent variables."""
     normals = tfd.Normal(params["means"], tf.sqrt(params["variances"])[..., tf.newaxis])
     return tfd.MixtureSameFamily(tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1))
 
 
 def starting_point() -> dict[str, np.ndarray]:
-    """Values of the parameters to start from, in the prior's support; no record is looked at."""
+    """Returns public initial values of the parameters, in the prior's support."""
     angles = np.pi / 2 + 2 * np.pi * np.arange(NUM_COMPONENTS) / NUM_COMPONENTS
     return {
         "weights": np.full(NUM_COMPONENTS, 1 / NUM_COMPONENTS, "float32"),
@@ -88,8 +88,8 @@ def starting_point() -> dict[str, np.ndarray]:
 def make_model(initial_scale: float) -> dpvi.DPVI:
     prior = make_prior()
     surrogate = dpvi.surrogates.mean_field(prior, initial_loc=starting_point(), initial_scale=initial_scale)
-    # Gradients by the surrogate's unconstrained variables, not by the parameters ("aligned"): by a weight on the
-    # simplex a gradient is about 1 / weight, and would take up most of the clip.
+    # Gradients in the surrogate's unconstrained variables instead of the parameters ("aligned"): the gradient in a weight on
+    # the simplex is about 1 / weight, and would use up most of the clip.
     return dpvi.DPVI(prior, likelihood, surrogate, gradients="vectorized", clipping="flat")
 
 
@@ -117,7 +117,7 @@ def fit_private(x: np.ndarray, epsilon: float, delta: float, verbose: int, **cha
 
 
 def fit_non_private(x: np.ndarray, steps: int = NON_PRIVATE_STEPS) -> dpvi.DPVI:
-    """The same model from the same start with noise and clip off, on full batches."""
+    """Fits the same model from the same initial values without noise and clip, on full batches."""
     model = make_model(SETTINGS["initial_scale"])
     model.compile(
         optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05)
@@ -127,18 +127,18 @@ def fit_non_private(x: np.ndarray, steps: int = NON_PRIVATE_STEPS) -> dpvi.DPVI:
 
 
 def score(model: dpvi.DPVI, x: np.ndarray) -> float:
-    """Mean log posterior predictive density of the records, in nats."""
+    """Returns the mean log posterior predictive density of the records, in nats."""
     return float(np.mean(model.predictive().log_prob(x)))
 
 
 def single_gaussian_score(x: np.ndarray, x_test: np.ndarray) -> float:
-    """What one Gaussian, fitted without privacy, scores: a mixture that found nothing does no better."""
+    """Returns the score of one Gaussian, fitted without privacy, as a baseline."""
     scale = np.linalg.cholesky(np.cov(x.T)).astype(x.dtype)
     return float(np.mean(tfd.MultivariateNormalTriL(x.mean(0), scale).log_prob(x_test)))
 
 
 def posterior_table(model: dpvi.DPVI) -> list[dict[str, Any]]:
-    """Posterior means and standard deviations for each component, in the order of their centres' angles."""
+    """Returns posterior means and standard deviations of each component, ordered by their centres' angles."""
     draws = {name: value.numpy() for name, value in model.posterior_sample(1000, seed=0).items()}
     mean = {name: value.mean(0) for name, value in draws.items()}
     sd = {name: value.std(0) for name, value in draws.items()}
@@ -157,13 +157,13 @@ def posterior_table(model: dpvi.DPVI) -> list[dict[str, Any]]:
 
 
 def components_found(table: list[dict[str, Any]]) -> int:
-    """How many true centres have a posterior mean of a component within one standard deviation of the component."""
+    """Returns the number of true centres within one standard deviation of a component's posterior mean."""
     means = np.array([row["mean"] for row in table])
     return int(sum(np.linalg.norm(means - centre, axis=1).min() < SCALE for centre in CENTRES))
 
 
 def draw_components(x: np.ndarray, tables: dict[str, list[dict[str, Any]]], title: str, path: Any) -> None:
-    """The records, and for each fit the circles that hold 90 % of each component at the posterior mean."""
+    """Plots the records, and for each fit circles with 90 % of each component at the posterior mean."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     steps = 300 if options.quick else NON_PRIVATE_STEPS
 
     x, x_test = simulate(options.records, options.data_seed)
-    print(f"{len(x)} simulated records to learn from, {len(x_test)} held out, {NUM_COMPONENTS} components\n")
+    print(f"{len(x)} simulated training records, {len(x_test)} held out, {NUM_COMPONENTS} components\n")
     model = fit_private(x, options.epsilon, options.delta, verbose=1, **changes)
     reference = fit_non_private(x, steps)
     table, reference_table = posterior_table(model), posterior_table(reference)

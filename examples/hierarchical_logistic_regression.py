@@ -1,19 +1,19 @@
-"""Hierarchical logistic regression under differential privacy: a plain TFP model handed to `DPVI`.
+"""Private hierarchical logistic regression: a plain TFP model in `DPVI`.
 
-Groups (think of clinics) have public characteristics z_g, and weights of their own drawn around a matrix times them:
+Groups (for instance clinics) have public characteristics z_g, and weights w_g with mean matrix z_g:
 
     matrix ~ Normal(0, 1),  spread_j ~ HalfNormal(1),  w_g ~ Normal(matrix z_g, spread),  y ~ Bernoulli(w_g . features)
 
 Simulated records from a fixed seed: 20 groups of unequal sizes, 2 characteristics and a constant, 4 features and a
-constant; 5,000 rows to learn from and 5,000 held out. A record is a dict, {"features": [5], "group": integer}. The unit
-of privacy is **one row**: whether any one row is present is protected, what a whole group has in common is not. Which
-groups there are, and their characteristics, is public.
+constant; 5,000 training rows and 5,000 held out. A record is a dict, {"features": [5], "group": integer}. The unit of
+privacy is **one row**: the presence of a row is protected, common properties of a group are not. The groups and their
+characteristics are public.
 
     python examples/hierarchical_logistic_regression.py [--epsilon 1] [--delta 1e-5] [--repeats 1] [--output FOLDER]
 
-Prints the test accuracy and the held-out log predictive density of a label (nats) beside the non-private ones, the
-posterior of the matrix and the privacy report; saves a picture of the groups' weights, and the figures as JSON. The
-starting point is zero in the unconstrained space, hence public.
+Prints the test accuracy and the held-out log predictive density of a label (nats), with and without privacy, the posterior
+of the matrix and the privacy report; saves a picture of the groups' weights, and the figures as JSON. The initial values are
+zero in the unconstrained space, hence public.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ tfd = tfp.distributions
 NUM_GROUPS, NUM_CHARACTERISTICS, NUM_FEATURES = 20, 3, 5
 DATA_SEED = 2017
 
-# Chosen on simulated data sets with seeds 1001 to 1003; the one that is scored has seed 2017 (and 2018, ... with
-# --repeats). The records are made up, so the choice cost no budget; on private ones it would. A larger clip brings
-# more noise, a smaller one shrinks the weights.
+# Chosen on simulated data sets with seeds 1001 to 1003; the scored one has seed 2017 (and 2018, ... with --repeats). The
+# records are simulated, so the choice cost no budget; on private ones it would. A larger clip adds more noise, a smaller one
+# shrinks the weights.
 SETTINGS = {
     "l2_norm_clip": 1.0,
     "learning_rate": 0.03,
@@ -52,7 +52,7 @@ NON_PRIVATE_STEPS = 400
 
 
 def simulate(num: int, seed: int) -> dict[str, Any]:
-    """The groups' characteristics, `num` rows to learn from, as many held out, and the true weights."""
+    """Returns the groups' characteristics, `num` training rows, as many held out, and the true weights."""
     generator = np.random.default_rng(seed)
     z = np.concatenate([np.ones([NUM_GROUPS, 1]), generator.standard_normal([NUM_GROUPS, NUM_CHARACTERISTICS - 1])], 1)
     matrix = generator.normal(0.0, 0.7, [NUM_FEATURES, NUM_CHARACTERISTICS])
@@ -118,7 +118,7 @@ def fit_private(data: dict[str, Any], epsilon: float, delta: float, verbose: int
 
 
 def fit_non_private(data: dict[str, Any], steps: int = NON_PRIVATE_STEPS) -> dpvi.DPVI:
-    """The same model from the same start with noise and clip off, on full batches."""
+    """Fits the same model from the same initial values without noise and clip, on full batches."""
     model = make_model(data["characteristics"], SETTINGS["initial_scale"])
     model.compile(
         optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05)
@@ -129,7 +129,7 @@ def fit_non_private(data: dict[str, Any], steps: int = NON_PRIVATE_STEPS) -> dpv
 
 
 def score(model: dpvi.DPVI, x: Any, y: np.ndarray) -> dict[str, float]:
-    """Accuracy of the more likely label, and mean log predictive density of the true one."""
+    """Returns the accuracy of the more likely label, and the mean log predictive density of the true one."""
     return {
         "accuracy": float(np.mean((model.predict(x) > 0.5) == y)),
         "log_density": float(np.mean(model.predictive(x).log_prob(y))),
@@ -145,7 +145,7 @@ def posterior_table(model: dpvi.DPVI) -> dict[str, dict[str, Any]]:
 
 
 def draw_weights(private: dict[str, Any], non_private: dict[str, Any], true: np.ndarray, title: str, path: Any) -> None:
-    """Each group's posterior weights over the true ones, for each feature."""
+    """Plots each group's posterior weights against the true ones, for each feature."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     data = simulate(options.records, options.data_seed)
     x_test, y_test = data["test"]
-    print(f"{options.records} simulated rows in {NUM_GROUPS} groups to learn from, {len(y_test)} held out\n")
+    print(f"{options.records} simulated training rows in {NUM_GROUPS} groups, {len(y_test)} held out\n")
     model = fit_private(data, options.epsilon, options.delta, verbose=1, **changes)
     reference = fit_non_private(data, steps)
     scores = [{"private": score(model, x_test, y_test), "non_private": score(reference, x_test, y_test)}]

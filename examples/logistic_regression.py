@@ -4,9 +4,9 @@
                                            [--epsilon 0.1 0.25 1] [--seeds 10] [--full] [--quick]
 
 Figure 1 is test accuracy over epsilon, figure 2 over the sampling probability q, figure 3 over the clip; each point is
-the mean over random 80/20 splits with its standard error. delta is 1e-5, adjacency is adding or removing one record,
-accounting is by PLD. The paper's points are drawn in; they are at delta 1e-3 by the moments accountant, so they are for
-orientation. All use 10 splits; `--sweep-seeds 3` makes figures 2 and 3 in minutes.
+the mean over random 80/20 splits with its standard error, at delta 1e-5, adding or removing one record, with PLD
+accounting. The paper's points, at delta 1e-3 by the moments accountant, are plotted for orientation. All use 10 splits;
+`--sweep-seeds 3` makes figures 2 and 3 in minutes.
 
 Not covered by the guarantee: numeric columns are standardised with the training records' own means and standard
 deviations. Indicator columns stay 0 and 1, which is public.
@@ -39,18 +39,17 @@ DELTA = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One set for every epsilon.
+    """The settings for all epsilons.
 
-    Chosen on 3 to 30 splits with seeds from 1000 on, mostly in a NumPy simulation of the same steps; those that are
-    scored have seeds 0 to 9. These records are public, so the search cost nothing; on private records each trial would
-    spend budget, or the set must come from elsewhere.
+    Chosen on 3 to 30 splits with seeds from 1000 on, mostly in a NumPy simulation of the same steps; scored splits have
+    seeds 0 to 9. These records are public, so the search cost nothing; on private records each trial would spend budget.
     """
 
     clip: float = 0.5
     learning_rate: float = 0.1
     steps: int = 200
     averaging: float = 0.97
-    sampling_probability: float = 1.0  # Every step sees every record: at few steps no smaller batch does better.
+    sampling_probability: float = 1.0  # All records in every step: with few steps no smaller batch is better.
 
 
 SETTINGS = {
@@ -141,7 +140,7 @@ def read(data: str) -> Any:
 
 
 def load(data: str, seed: int, num_records: int | None = None) -> tuple[Any, Any, Any, Any]:
-    """A random 80/20 split: x, y, x_test, y_test."""
+    """Returns a random 80/20 split: x, y, x_test, y_test."""
     table = read(data)
     order = np.random.default_rng(seed).permutation(len(table.y))[:num_records]
     num_train = int(0.8 * len(order))
@@ -154,7 +153,7 @@ def load(data: str, seed: int, num_records: int | None = None) -> tuple[Any, Any
 
 
 def make_model(num_features: int) -> dpvi.DPVI:
-    """Logistic regression with independent normal weights; the last one is the intercept."""
+    """Builds a logistic regression with independent normal weights; the last one is the intercept."""
     prior = tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=num_features + 1)
 
     def likelihood(weights: Any, x: Any) -> Any:
@@ -175,7 +174,7 @@ def fit_private(x: Any, y: Any, epsilon: float, settings: Settings) -> dpvi.DPVI
         use_ema=True,  # Averages the released iterates at the end of fit: post-processing.
         ema_momentum=settings.averaging,
     )
-    # XLA takes longer to compile a fresh model than it saves in so few steps.
+    # For so few steps, XLA's compilation takes longer than it saves.
     model.compile(
         optimizer, epsilon=epsilon, delta=DELTA, jit_compile=x.shape[1] > 50, steps_per_execution=settings.steps
     )
@@ -185,7 +184,7 @@ def fit_private(x: Any, y: Any, epsilon: float, settings: Settings) -> dpvi.DPVI
 
 
 def fit_non_private(x: Any, y: Any, steps: int) -> dpvi.DPVI:
-    """The same model with noise and clip off."""
+    """Fits the same model without noise and clip."""
     model = make_model(x.shape[1])
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
         l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05, use_ema=True, ema_momentum=0.97
@@ -201,7 +200,7 @@ def summary(scores: list[float]) -> dict[str, Any]:
 
 
 class Study:
-    """Fits, scores and remembers, so that points which figures share are fitted once."""
+    """Fits, scores and caches points, which figures share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -216,7 +215,7 @@ class Study:
         return dataclasses.replace(SETTINGS[data], **changes)
 
     def score(self, data: str, seed: int, epsilon: float, settings: Settings) -> tuple[float, float, float]:
-        """Accuracy, epsilon spent, noise multiplier."""
+        """Returns accuracy, epsilon spent and noise multiplier."""
         identity = (data, seed, epsilon, settings)
         if identity not in self.known:
             x, y, x_test, y_test = self.split(data, seed)
@@ -252,7 +251,7 @@ class Study:
         references, ours = [], []
         for seed in range(self.options.first_seed, self.options.first_seed + self.options.seeds):
             x, y, x_test, y_test = self.split(data, seed)
-            reference = LogisticRegression(C=16.0, max_iter=2000).fit(x, y)  # The same prior's mode.
+            reference = LogisticRegression(C=16.0, max_iter=2000).fit(x, y)  # The mode under the same prior.
             references.append(float(reference.score(x_test, y_test)))
             if len(ours) < self.options.sweep_seeds:
                 ours.append(accuracy(fit_non_private(x, y, self.options.steps or 1000), x_test, y_test))
@@ -341,7 +340,7 @@ def draw(figure: str, results: dict[str, Any], non_private: dict[str, Any], path
 
 
 def check_targets(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The table of what figure 1 must reach, as far as it was measured."""
+    """Returns the targets of figure 1, as far as they were measured."""
     rows = []
     for data, epsilon, target in TARGETS:
         for point in results.get(data, []):
@@ -388,7 +387,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would remark on the tracing.
+    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
     options.output.mkdir(parents=True, exist_ok=True)
     study = Study(options)
     result: dict[str, Any] = {
@@ -406,7 +405,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp": tfp.__version__},
     }
     for number, figure in enumerate(AXES, start=1):
-        # The one-hot table is not in the paper; its sweeps are slow and come with --full.
+        # The one-hot table is not in the paper; its sweeps are slow and need --full.
         chosen = [d for d in options.data if figure == "epsilon" or options.full or d != "adult_one_hot"]
         if figure not in options.figures or not chosen:
             continue

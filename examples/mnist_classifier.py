@@ -1,11 +1,11 @@
-"""TensorFlow Privacy's MNIST tutorial, ported in five lines: a convolutional classifier under differential privacy.
+"""TensorFlow Privacy's MNIST tutorial with five changed lines: a private convolutional classifier.
 
     python examples/mnist_classifier.py [--epsilon 1.19] [--epochs 15] [--output docs/figures/mnist_classifier]
-    python examples/mnist_classifier.py --time      milliseconds a step, beside TensorFlow Privacy's where it is installed
+    python examples/mnist_classifier.py --time      milliseconds per step, also of TensorFlow Privacy if it is installed
 
 Network, batch size, clip, learning rate and epochs are those of TensorFlow Privacy's tutorials (github.com/tensorflow/privacy,
-tutorials/README.md: epsilon 1.19 at delta 1e-5, accuracy 95.0 %, the mean of 10 runs). The noise is what epsilon allows.
-Test images play no part in training. Lines that differ from the tutorial for Keras end in `# changed`.
+tutorials/README.md: epsilon 1.19 at delta 1e-5, accuracy 95.0 %, the mean of 10 runs). The noise is calibrated to epsilon.
+Test images are not used in training. Lines that differ from the tutorial for Keras end in `# changed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMED = 5  # Steps.
 
 
 def network() -> keras.Model:
-    """The tutorial's, with 26,010 parameters."""
+    """Builds the tutorial's network, with 26,010 parameters."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -47,7 +47,7 @@ def network() -> keras.Model:
 
 
 def classifier(**privacy: Any) -> dpvi.DPKerasModel:
-    """A compiled classifier.
+    """Builds a compiled classifier.
 
     Args:
       **privacy: `epsilon` or `noise_multiplier`, and other arguments of `compile`.
@@ -64,29 +64,29 @@ def classifier(**privacy: Any) -> dpvi.DPKerasModel:
 
 
 def load(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 28, 28, 1] and classes [n, 10]."""
+    """Returns images [n, 28, 28, 1] and classes [n, 10]."""
     x, y, _ = load_mnist(split)
     return x[..., None], keras.utils.to_categorical(y, 10)
 
 
 class Times(keras.callbacks.Callback):
-    """When each step ended."""
+    """Records the end time of each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Notes the time."""
+        """Records the time."""
         self.ends.append(time.perf_counter())
 
     def milliseconds(self) -> float:
-        """The median step after the first, which is traced in it."""
+        """Returns the median time of a step, without the first one, which includes tracing."""
         return 1000 * statistics.median(np.diff(self.ends))
 
 
 def step_times(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Milliseconds a step of this library, and of TensorFlow Privacy where it is installed."""
+    """Returns milliseconds per step of this library, and of TensorFlow Privacy if it is installed."""
     num, times = (TIMED + 1) * RECIPE["batch_size"], Times()
     x, y = x[:num], y[:num]
     model = classifier(noise_multiplier=1.3, steps_per_execution=1)
@@ -110,12 +110,12 @@ def step_times(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Trains, prints, writes; returns what is in the JSON file."""
+    """Trains, prints and writes; returns the contents of the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilon", type=float, default=PUBLISHED["epsilon"])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--images", type=int, help="default: all 60,000")
-    parser.add_argument("--time", action="store_true", help="time a few steps, and train nothing")
+    parser.add_argument("--time", action="store_true", help="only time a few steps")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--output", default="outputs/mnist_classifier")
     args = parser.parse_args(argv)

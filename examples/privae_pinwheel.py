@@ -3,19 +3,19 @@
 Simulated records, by the recipe of Johnson et al. (2016, "Composing graphical models with neural networks"): four spiral
 arms of 100 points in the plane (radial standard deviation 0.3, tangential 0.1, rate 0.25), not scaled. The prior has four
 clusters, at (0, -1), (0, 1), (1, 0) and (-1, 0), of standard deviation 0.173 (Mathieu et al. 2019, arXiv:1812.02833). The
-records' own term -log p(x|z) + KL(q(z|x) || p) asks each code to be likely under the prior; the batch-wise term KL(p || q)
-asks the codes together to reach *every* part of it. Which spiral a record came from is never shown to a model.
+records' term -log p(x|z) + KL(q(z|x) || p) favours codes that are likely under the prior; the batch-wise term KL(p || q)
+favours codes that cover *all* of it. Models do not see a record's spiral.
 
     python examples/privae_pinwheel.py [--epsilon 2.87] [--delta 1e-5] [--repeats 5] [--full] [--quick]
 
-Compares, at the same epsilon and on the same records, the model with the term, by term-wise gradients; the model without
-it; and the first with noise and clips off. The unit of privacy is one record, the adjacency adding or removing one.
-Figures are of 2,000 fresh records from another seed: squared error of a reconstruction, the ELBO, KL(p || q) (nats) and the
-purity of clusters (the share of records whose nearest prior centre is that of most of their spiral's company). Saves the
-figures as JSON, with pictures of reconstructions, samples and codes. Models start from fresh random weights in each repeat.
+Compares, at the same epsilon and on the same records, the model with this term, by term-wise gradients; the model without
+it; and the first without noise and clips. The unit of privacy is one record, the adjacency adding or removing one.
+Figures are for 2,000 new records from another seed: squared error of a reconstruction, the ELBO, KL(p || q) (nats) and the
+purity of clusters (the fraction of records whose nearest prior centre is that of most records of their spiral). Saves the
+figures as JSON, with pictures of reconstructions, samples and codes. Each repeat has new random initial weights.
 
-What to expect: without the term, some runs leave clusters of the prior empty, and their KL(p || q) is large; with it, that
-is rare. It is paid for with a larger noise: where the plain model happens to find all clusters, its figures are better.
+Expected results: without the term, some runs leave clusters of the prior empty, and their KL(p || q) is large; with it, that
+is rare. It needs more noise: if the plain model happens to find all clusters, its figures are better.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CENTRES = np.array([[0, -1], [0, 1], [1, 0], [-1, 0]], "float32")
 PRIOR_SCALE = 0.173
 DATA_SEED, TEST_SEED = 2020, 12020
 
-# Chosen by a few runs on simulated records with seeds 1 to 6; those that are learned from and scored have other seeds. The
-# records are made up, so the choice cost no budget; on private ones it would. With a decoder of scale 0.2 the records' own
-# term finds all four clusters in most runs, and the batch-wise term is not worth its noise; at 0.4 both models miss some.
+# Chosen by a few runs on simulated records with seeds 1 to 6; training and scored records have other seeds. The records are
+# simulated, so the choice cost no budget; on private ones it would. With a decoder of scale 0.2 the records' term finds all
+# four clusters in most runs, and the batch-wise term is not worth its noise; at 0.4 both models miss some.
 SETTINGS: dict[str, Any] = {
     "hidden_units": 16,
     "decoder_scale": 0.3,  # Of the Gaussian decoder; public.
@@ -66,7 +66,7 @@ METHODS = {
 
 
 def simulate(num_each: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of shape [4 * num_each, 2] and the spirals they come from, in random order."""
+    """Returns records of shape [4 * num_each, 2] and their spirals, in random order."""
     generator = np.random.default_rng(seed)
     points = generator.standard_normal((NUM_CLASSES * num_each, 2)) * (0.3, 0.1) + (1.0, 0.0)
     labels = np.repeat(np.arange(NUM_CLASSES), num_each)
@@ -145,14 +145,14 @@ def nearest_centre(codes: np.ndarray) -> np.ndarray:
 
 
 def purity(codes: np.ndarray, labels: np.ndarray) -> float:
-    """The share of records of the spiral that most records nearest the same prior centre come from."""
+    """Returns the fraction of records whose spiral is the most frequent one at their nearest prior centre."""
     nearest = nearest_centre(codes)
     counts = [np.bincount(labels[nearest == k], minlength=NUM_CLASSES).max() for k in range(len(CENTRES))]
     return float(sum(counts) / len(labels))
 
 
 def measure(model: dpvi.DPVAE, x: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Figures of given records: exact, so of held-out ones only."""
+    """Returns exact figures, hence only for held-out records."""
     posterior = model.encode(x)
     means = posterior.mean().numpy()
     prior_samples = model.prior.sample(1000, seed=[1, 2])
@@ -189,7 +189,7 @@ def _axes(columns: int, rows: int = 1) -> Any:
 
 
 def draw(models: dict[str, dpvi.DPVAE], x: np.ndarray, labels: np.ndarray, title: str, folder: pathlib.Path) -> None:
-    """Held-out records with their reconstructions and with samples, and their codes before the prior's contours."""
+    """Plots held-out records with reconstructions and samples, and their codes with the prior's contours."""
     import matplotlib.pyplot as plt
 
     colors = np.array(["C0", "C1", "C2", "C3"])[labels]
@@ -242,7 +242,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would remark on the tracing.
+    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
     settings = {**SETTINGS, **({"steps": 20, "num_partitions": 2, "ema_momentum": 0.8} if options.quick else {})}
     x_test, labels_test = simulate(500, TEST_SEED)
     scores: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}

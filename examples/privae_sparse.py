@@ -5,34 +5,34 @@ dimension-wise MMD of codes from that prior as a batch-wise regulariser (Mathieu
 
     python examples/privae_sparse.py [--epsilon 1 2 4 8] [--delta 1e-5] [--full] [--quick]
 
-At every epsilon: term-wise gradients in blocks of noise ("MMD") and the same model without the regulariser, its noise
-calibrated to the same (epsilon, delta). At the largest epsilon (--full: all) other ways to aggregate
-the same two terms, at the same clips and the same privacy:
+At every epsilon: term-wise gradients with noise in blocks ("MMD") and the same model without the regulariser, calibrated to
+the same (epsilon, delta). At the largest epsilon (--full: all) other aggregations of the same two terms, with the same clips
+and the same privacy:
 
-* two draws: one for each term at equal shares of the budget (noise="split", split="paper"), the paper's own scheme with
-  the sensitivity of the batch-wise term corrected to twice its clip;
-* one size: as much noise on the decoder, which the regulariser does not reach, as on the encoder (noise="single");
+* two draws: one for each term with equal shares of the budget (noise="split", split="paper"), the paper's scheme with the
+  corrected sensitivity of the batch-wise term, twice its clip;
+* one size: the same noise on the decoder, which the regulariser does not reach, as on the encoder (noise="single");
 * one group: batch aggregation, num_partitions=1, the whole batch's gradient of the regulariser clipped as one. One
-  record then moves it by as much as it may be long. (Every 32nd code enters the MMD, whose cost is quadratic.)
-* micro-aggregation: images fall into fixed micro-batches of 16, and the gradient of both terms of a micro-batch has one
-  clip, as with TensorFlow Privacy's `num_microbatches`. A micro-batch is then what is sampled, clipped and protected; an
-  image more or less replaces one micro-batch by another, so the price is that of replacing one.
+  record can then change it completely. (The MMD, whose cost is quadratic, uses every 32nd code.)
+* micro-aggregation: images are in fixed micro-batches of 16, and the gradient of both terms of a micro-batch is clipped once,
+  as with TensorFlow Privacy's `num_microbatches`. The unit of sampling, clipping and privacy is a micro-batch; adding or
+  removing an image replaces a micro-batch by another, so the accounting is that of replacing one.
 * batch aggregation: the same with micro-batches of a whole batch, one of which is expected in a step.
 
-For orientation: both models with noise and clips off. A noise multiplier is over the clip of a record; with the
-regulariser it is not comparable between methods, epsilon is.
+For orientation: both models without noise and clips. A noise multiplier is relative to the clip of a record; with the
+regulariser it is not comparable between methods, but epsilon is.
 
-Figures are of test images: the Hoyer sparsity (sqrt(d) - |y|_1 / |y|_2) / (sqrt(d) - 1) of the codes' means, y being
-divided by each dimension's standard deviation over the images, as Mathieu et al. do; the reconstruction log-probability
-of an image at one draw and the ELBO (beta 1), in nats, of grey values as Bernoulli means; and the dimension-wise MMD of
-codes from as many draws of the prior. The unit of privacy is one image, the adjacency adding or removing one.
+Figures are for test images: the Hoyer sparsity (sqrt(d) - |y|_1 / |y|_2) / (sqrt(d) - 1) of the codes' means, with y divided
+by each dimension's standard deviation over the images, as in Mathieu et al.; the reconstruction log-probability of an image
+at one draw and the ELBO (beta 1), in nats, of grey values as Bernoulli means; and the dimension-wise MMD of codes from
+equally many draws of the prior. The unit of privacy is one image, the adjacency adding or removing one.
 
 Clips, groups, learning rate and weight were chosen by short runs at epsilon 1 and 8 on 55,000 training images, scored on
 other training images. These are public; on private ones such a search costs budget. By default all 60,000 images and 3
-epochs; --full takes 20 epochs and every method at every epsilon. The settings are this library's own.
+epochs; --full runs 20 epochs and every method at every epsilon. The settings are this library's own.
 
-What to expect: sparser codes, nearer to the prior, at every epsilon, and blurrier reconstructions. Codes of independent
-normal dimensions have Hoyer sparsity 0.235, whatever their widths, and the prior's own draws 0.65.
+Expected results: sparser codes, closer to the prior, at every epsilon, and blurrier reconstructions. Codes of independent
+normal dimensions have Hoyer sparsity 0.235, for any widths, and the prior's own draws 0.65.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ NO_CLIP = 1e4  # Of the non-private runs. Clips must be finite, and no gradient 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One set for every epsilon and method; see the module on how it was chosen."""
+    """The settings for all epsilons and methods; see the module docstring for their choice."""
 
     l2_norm_clip: float = 1.0
     batch_l2_norm_clip: float = 0.08
     num_partitions: int = 32  # Groups of about 16 images.
     regularizer_weight: float = 10.0
-    non_private_weight: float = 3.0  # Without a clip the weight alone balances the terms.
+    non_private_weight: float = 3.0  # Without a clip, only the weight balances the terms.
     learning_rate: float = 1e-3
     batch_size: int = 512
     epochs: int = 3
@@ -143,7 +143,7 @@ def make_networks() -> tuple[Any, Any]:
 
 
 class MicroAggregated(dpvi.DPModel):
-    """Both terms under one clip: a "record" is a micro-batch of images of shape [size, 28, 28]."""
+    """Both terms with one clip: a "record" is a micro-batch of images of shape [size, 28, 28]."""
 
     def __init__(self, encoder: Any, decoder: Any, settings: Settings) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class MicroAggregated(dpvi.DPModel):
         posterior = self.encoder(x)
         codes = posterior.mean() + posterior.stddev() * tf.random.normal([size, LATENT])
         divergence = posterior.log_prob(codes) - prior.log_prob(codes)
-        # The prior's own sampler does not go through tf.vectorized_map; this is the same mixture.
+        # tf.vectorized_map does not support the prior's own sampler; this is the same mixture.
         wide = tf.random.uniform([size, LATENT]) < WIDE_SHARE
         drawn = tf.random.normal([size, LATENT]) * tf.where(wide, 1.0, NARROW_SCALE)
         stride = max(1, size // 16)
@@ -206,7 +206,7 @@ def make_model(method: Method, settings: Settings) -> dpvi.DPVAE:
 def fit(
     x: np.ndarray, method: Method, epsilon: float | None, delta: float, settings: Settings
 ) -> tuple[dpvi.DPVAE, dpvi.DPModel]:
-    """The model to look at, and the one that was fitted and has the books (the same, but for micro-batches)."""
+    """Returns the model to evaluate, and the fitted one with the ledger (the same, except for micro-batches)."""
     if method.micro_batch is not None:
         assert epsilon is not None
         return fit_micro_batches(x, method, epsilon, delta, settings)
@@ -230,20 +230,20 @@ def fit(
 
 
 def hoyer(means: np.ndarray) -> float:
-    """Mean sparsity of the rows of [n, d], each column divided by its standard deviation: 0 even, 1 a single entry."""
+    """Returns the mean sparsity of rows of [n, d], with columns divided by their standard deviations: 0 even, 1 one entry."""
     y = means / means.std(axis=0)
     root = math.sqrt(y.shape[1])
     return float(np.mean((root - np.abs(y).sum(axis=1) / np.linalg.norm(y, axis=1)) / (root - 1)))
 
 
 def codes_mmd(codes: Any, prior_samples: Any) -> float:
-    """The dimension-wise MMD of many codes, one dimension at a time for want of memory."""
+    """Returns the dimension-wise MMD of many codes, one dimension at a time to save memory."""
     one = tf.function(dpvi.divergences.dimensionwise_mmd)
     return float(sum(one(codes[:, d : d + 1], prior_samples[:, d : d + 1]) for d in range(codes.shape[1])))
 
 
 def measure(model: dpvi.DPVAE, x: np.ndarray) -> dict[str, float]:
-    """Figures of given images: exact, so of public or held-out ones only."""
+    """Returns exact figures, hence only for public or held-out images."""
     posterior = model.encode(x)
     codes = posterior.sample(seed=[1, 2])
     reconstruction = model.decode(codes).log_prob(x)
@@ -295,7 +295,7 @@ def draw_figure(points: list[dict[str, Any]], epsilons: list[float], title: str,
 
 
 def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> None:
-    """A row of images for each label."""
+    """Plots a row of images for each label."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -315,7 +315,7 @@ def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> 
 
 
 def draw_codes(codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: str, path: pathlib.Path) -> None:
-    """How the codes of all images and dimensions lie, beside draws of the prior."""
+    """Plots the distribution of the codes over images and dimensions, and that of draws from the prior."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -363,12 +363,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would remark on the tracing.
+    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
     settings = options.settings
     x = load_fashion_mnist().x[: settings.num_records]
     x_test = load_fashion_mnist("test").x[: settings.num_test]
     print(
-        f"{len(x)} images to learn from, {len(x_test)} to test, {settings.epochs} epochs of batches of {settings.batch_size}"
+        f"{len(x)} training images, {len(x_test)} test images, {settings.epochs} epochs of batches of {settings.batch_size}"
     )
     prior, num = dpvi.divergences.sparse_prior(LATENT), min(2000, len(x_test))
     floor = codes_mmd(prior.sample(num, seed=[5, 6]), prior.sample(num, seed=[3, 4]))

@@ -1,10 +1,10 @@
 """A private VAE of sequences: embedding, LSTM encoder and LSTM decoder, on the docstrings of Python's standard library.
 
-A record is the first line of one docstring, its first 24 characters. Prints the negative ELBO in nats a record, beside the negative
-log likelihood by how often each character comes at all, and what was spent.
+A record has the first 24 characters of a docstring's first line. Prints the negative ELBO in nats per record, the negative log
+likelihood by character frequencies, and the privacy spent.
 
     python examples/sequence_vae.py            # two minutes on two cores: 67.6 nats, by frequency 71.0, at epsilon 8
-    python examples/sequence_vae.py --quick    # seconds: too little to learn
+    python examples/sequence_vae.py --quick    # seconds: a test of the script
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATENT = 8
 
 
 def docstrings(limit: int | None = None) -> list[str]:
-    """Returns the first lines of docstrings in the standard library that runs this."""
+    """Returns the first lines of docstrings in the running Python's standard library."""
     found: list[str] = []
     folder = pathlib.Path(ast.__file__).parent
     for path in sorted(folder.rglob("*.py")):
@@ -49,7 +49,7 @@ def docstrings(limit: int | None = None) -> list[str]:
 
 
 def as_tokens(lines: list[str], length: int) -> np.ndarray:
-    """Returns int32 array of shape [n, length]: characters by their number, 0 after the end, others left out."""
+    """Returns an int32 array of shape [n, length]: indices of characters, 0 after the end; drops other characters."""
     tokens = np.zeros([len(lines), length], np.int32)
     for row, line in zip(tokens, lines, strict=True):
         known = [ALPHABET.index(character) for character in line if character in ALPHABET][:length]
@@ -81,13 +81,13 @@ def networks(length: int, width: int) -> dpvi.DPVAE:
 
 
 def by_frequency(train: np.ndarray, test: np.ndarray) -> float:
-    """Returns the negative log likelihood of a record by how often each character comes at all, from exact counts."""
+    """Returns the negative log likelihood of a record by character frequencies, from exact counts."""
     counts = np.bincount(train.ravel(), minlength=len(ALPHABET)) + 1.0
     return float(-np.log(counts / counts.sum())[test].sum(axis=1).mean())
 
 
 def main(arguments: list[str] | None = None) -> dict[str, object]:
-    """Trains, and returns what it prints."""
+    """Trains and prints; returns the printed values."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small network, few records and steps")
     parser.add_argument("--epsilon", type=float, default=8.0)

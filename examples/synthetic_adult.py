@@ -1,18 +1,18 @@
-"""A private synthetic Adult: census records that nobody filled in, good enough to train a classifier on.
+"""A private synthetic version of Adult, good enough to train a classifier on.
 
     python examples/synthetic_adult.py [--epsilon 1] [--delta 1e-5] [--repeats 1] [--sets 5] [--quick]
                                        [--output outputs/synthetic_adult]
 
-A mixture is fitted to noisy counts of all pairs of columns of the 32,561 training records of UCI Adult under differential
-privacy, and whole tables are sampled from it, each from an own draw of the posterior. A plain logistic regression is trained on them and tested on the 16,281
-real test records, beside one trained on synthetic records of the same mixture without privacy and one trained on the real
-records. Pictures show the columns' marginals and how strongly pairs of columns depend on each other.
+A mixture is fitted to noisy counts of all pairs of columns of the 32,561 training records of UCI Adult, and tables are sampled
+from it, each from its own posterior draw. A plain logistic regression is trained on them and tested on the 16,281 real test
+records, and compared with one trained on synthetic records of the same mixture without privacy and one trained on the real
+records. Pictures show the columns' marginals and the dependence of pairs of columns.
 
-The description of the table is public: bounds and categories come from the code book. Bins are chosen by a private histogram
-in the same budget; those that tables are compared by and classifiers learn from (`measured_by`) are round numbers. Two attributes are left out of it: fnlwgt, the survey's weights, and education-num, which restates
-education. Missing values ("?" in the files) are missing values here.
+The description of the table is public: bounds and categories come from the code book. A private histogram chooses bins within
+the same budget; comparisons and classifiers use public round numbers (`measured_by`). Two attributes are left out: fnlwgt, the
+survey's weights, and education-num, which repeats education. "?" in the files is a missing value here.
 
-Rubin's rules give intervals for estimates from several synthetic tables; how many of them hold the real value is printed.
+Rubin's rules give intervals for estimates from several synthetic tables; the script prints how many contain the real value.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ QUICK_RECORDS = 8000
 
 
 def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The description, the training records and the test records, as dicts of columns."""
+    """Returns the description, the training records and the test records, as dicts of columns."""
     ordinal, one_hot = load_adult(), load_adult("one_hot")
     names = [name.partition("=") for name in one_hot.feature_names]
     columns: dict[str, Any] = {}
@@ -81,12 +81,12 @@ def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def measured_by(table: Table) -> Table:
-    """The table with the public bins by which tables are compared, whatever their synthesizer knew."""
+    """Returns the table with the public bins by which tables are compared."""
     return Table({**table.columns, **MEASURED_BY})
 
 
 def as_frame(data: dict[str, np.ndarray]) -> Any:
-    """A pandas DataFrame where pandas is installed; a dict of columns does as well."""
+    """Returns a pandas DataFrame if pandas is installed, else a dict of columns."""
     try:
         import pandas
     except ImportError:
@@ -104,7 +104,7 @@ def fit(table: Table, data: Any, **settings: Any) -> dpvi.Synthesizer:
 
 
 def design(table: Table, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Indicators of each column's level, [n, levels] (all zero where a value is missing), and labels [n]."""
+    """Returns indicators of each column's level, [n, levels] (all zero for missing values), and labels [n]."""
     codes = table.encode(data)
     parts = [
         codes[:, place, None] == np.arange(column.num_levels)
@@ -115,7 +115,7 @@ def design(table: Table, data: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_classifier(table: Table, data: Any, epochs: int) -> Any:
-    """Plain logistic regression in Keras: weights [levels, 1] and the intercept [1]."""
+    """Trains a plain logistic regression in Keras; returns weights [levels, 1] and the intercept [1]."""
     x, y = design(table, data)
     model = keras.Sequential([keras.Input([x.shape[1]]), keras.layers.Dense(1, activation="sigmoid")])
     steps = epochs * math.ceil(len(x) / 256)
@@ -126,17 +126,17 @@ def train_classifier(table: Table, data: Any, epochs: int) -> Any:
 
 
 def test_accuracy(table: Table, data: Any, test: Any, epochs: int) -> float:
-    """Accuracy on real test records of a classifier trained on `data`."""
+    """Returns the accuracy on real test records of a classifier trained on `data`."""
     x, y = design(table, test)
     weights, intercept = train_classifier(table, data, epochs)
     return float(np.mean(((x @ weights + intercept)[:, 0] > 0.0) == y))
 
 
-# ---------------------------------------------------------------------- how alike tables are
+# ---------------------------------------------------------------------- comparison of tables
 
 
 def counts(table: Table, data: Any) -> dict[str, np.ndarray]:
-    """For each column the shares of its levels, then of missing values."""
+    """Returns, for each column, the fractions of its levels and of missing values."""
     codes = table.encode(data)
     shares = {}
     for place, (name, column) in enumerate(table.columns.items()):
@@ -147,7 +147,7 @@ def counts(table: Table, data: Any) -> dict[str, np.ndarray]:
 
 
 def joint_shares(table: Table, data: Any) -> dict[tuple[str, str], np.ndarray]:
-    """For each pair of columns the shares of pairs of levels."""
+    """Returns, for each pair of columns, the fractions of pairs of levels."""
     codes = table.encode(data)
     shares = {}
     for (i, one), (j, other) in itertools.combinations(enumerate(table.columns.items()), 2):
@@ -158,12 +158,12 @@ def joint_shares(table: Table, data: Any) -> dict[tuple[str, str], np.ndarray]:
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Total variation."""
+    """Returns the total variation distance."""
     return float(0.5 * np.abs(one - other).sum())
 
 
 def dependence(table: Table, data: Any) -> np.ndarray:
-    """Cramér's V of each pair of columns: 0 for independent ones, 1 where one determines the other."""
+    """Returns Cramér's V of each pair of columns: 0 for independent ones, 1 if one determines the other."""
     found = np.eye(len(table.names))
     for (one, other), shares in joint_shares(table, data).items():
         expected = np.outer(shares.sum(1), shares.sum(0))
@@ -175,12 +175,12 @@ def dependence(table: Table, data: Any) -> np.ndarray:
 
 
 def zeros(data: Any) -> float:
-    """The share of records without capital gain."""
+    """Returns the fraction of records without capital gain."""
     return float(np.mean(np.asarray(data["capital-gain"]) == 0))
 
 
 def likeness(table: Table, real: Any, synthetic: Any) -> dict[str, float]:
-    """Total variation: the mean and the most over columns, and the mean over pairs of columns; and by how much zeros are off."""
+    """Returns total variation (mean and maximum over columns, mean over pairs of columns) and the error of zeros."""
     marginals, others = counts(table, real), counts(table, synthetic)
     pairs, other_pairs = joint_shares(table, real), joint_shares(table, synthetic)
     found = [distance(marginals[name], others[name]) for name in marginals]
@@ -193,13 +193,13 @@ def likeness(table: Table, real: Any, synthetic: Any) -> dict[str, float]:
 
 
 def shuffled(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The real columns, independent of each other: what exact marginals alone would give."""
+    """Returns the real columns, shuffled independently: exact marginals without dependence."""
     generator = np.random.default_rng(0)
     return {name: generator.permutation(column) for name, column in data.items()}
 
 
 def estimates(data: Any) -> dict[str, tuple[float, float]]:
-    """What somebody may want to know of such a table: estimates and their variances."""
+    """Returns estimates from a table and their variances."""
     column = {name: np.asarray(data[name]) for name in ("sex", "age", "hours-per-week", "education", "marital-status")}
     rich = np.asarray(data[LABEL]).astype(float)
     women, bachelors = column["sex"] == "Female", column["education"] == "Bachelors"
@@ -216,7 +216,7 @@ def estimates(data: Any) -> dict[str, tuple[float, float]]:
 
 
 def combine(real: Any, sets: list[Any]) -> dict[str, dict[str, Any]]:
-    """Rubin's rules over synthetic tables, beside the real value."""
+    """Applies Rubin's rules to synthetic tables; also returns the real value."""
     of_sets = [estimates(one) for one in sets]
     rows = {}
     for name, (value, _) in estimates(real).items():
@@ -312,9 +312,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     train, test = as_frame(train), as_frame(test)
     real = test_accuracy(table, train, test, epochs)
     majority = 1.0 - float(np.mean(test[LABEL]))
-    print(
-        f"{NUM_TRAIN} records to learn from, {len(table.names)} columns; the larger class has {majority:.4f} of the test"
-    )
+    print(f"{NUM_TRAIN} training records, {len(table.names)} columns; the larger class has {majority:.4f} of the test")
     print(f"Trained on the real records: {real:.4f} on the real test records\n")
 
     fits, accuracies, combined = [], [], []
@@ -351,7 +349,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         low, high = row["interval"]
         print(f"  {name:<20} real {row['real']:8.4f}   synthetic {row['synthetic']:8.4f}   ({low:.4f} to {high:.4f})")
     holding = float(np.mean([row["holds"] for rows in combined for row in rows.values()]))
-    print(f"  {holding:.2f} of the intervals of all private fits hold the real value\n")
+    print(f"  {holding:.2f} of the intervals of all private fits contain the real value\n")
     report = synthesizer.privacy_report()
     print(f"{report}\n")
 

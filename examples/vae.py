@@ -1,7 +1,7 @@
 """Variational autoencoders of MNIST and Fashion-MNIST under differential privacy.
 
-The network of the DP literature, 784-400-50-400-784 with 688,884 parameters, and a small convolutional one. Three ways to
-train it, at the same budget where there is one:
+The network of the DP literature, 784-400-50-400-784 with 688,884 parameters, and a small convolutional one. Three recipes,
+the private ones with the same budget:
 
 * `recommended`: this library's settings below;
 * `d3p`: the published recipe of d3p (Prediger et al. 2022, arXiv:2103.11648): batches of 128, 20 epochs, one draw, Adam at
@@ -9,15 +9,15 @@ train it, at the same budget where there is one:
 * `non-private`: the same network without clip and noise.
 
 The likelihood is Bernoulli on grey values in [0, 1], not on binarised images, and the score is the mean -ELBO of the
-10,000 test images in nats, with one draw each: lower is better. Test images play no part in training.
+10,000 test images in nats, with one draw each: lower is better. Test images are not used in training.
 
     python examples/vae.py [--data mnist] [--network dense] [--epsilon 2] [--full] [--output docs/figures/vae]
-    python examples/vae.py --study --seeds 5      five seeds of each recipe, and what each part contributes
+    python examples/vae.py --study --seeds 5      five seeds of each recipe, and an ablation
 
 Writes JSON and pictures: reconstructions, samples, the latent space.
 
-Settings were chosen by runs on the first 50,000 training images scored on the last 10,000. On private records such a search
-would cost budget: these are public images.
+Settings were chosen by runs on the first 50,000 training images, scored on the last 10,000. These images are public; on
+private records such a search would cost budget.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def dense_networks() -> tuple[Any, Any, Any]:
-    """The network of 688,884 parameters."""
+    """Builds the network of 688,884 parameters."""
     encoder = keras.Sequential(
         [
             layers.Input([784]),
@@ -79,7 +79,7 @@ def dense_networks() -> tuple[Any, Any, Any]:
 
 
 def convolutional_networks() -> tuple[Any, Any, Any]:
-    """A small convolutional network: 64,161 parameters."""
+    """Builds a small convolutional network: 64,161 parameters."""
     size = 16
     encoder = keras.Sequential(
         [
@@ -120,7 +120,7 @@ def _bernoulli(logits: Any) -> Any:
 
 
 def load(data: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training images, test images and test labels, as rows of 784 grey values."""
+    """Returns training images, test images and test labels, as rows of 784 grey values."""
     loader = {"mnist": load_mnist, "fashion_mnist": load_fashion_mnist}[data]
     train, test = loader(), loader("test")
     return train.x.reshape(-1, 784), test.x.reshape(-1, 784), test.y
@@ -129,7 +129,7 @@ def load(data: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def train(
     x: np.ndarray, network: str, recipe: dict[str, Any], epsilon: float | None, *, seed: int, verbose: int = 0
 ) -> Any:
-    """A fitted model. Weights start from `seed`; noise comes from the operating system."""
+    """Fits a model. `seed` determines the initial weights; noise keys come from the operating system."""
     keras.utils.set_random_seed(seed)
     model = dpvi.DPVAE(*NETWORKS[network](), num_draws=recipe["num_draws"])
     average = {"use_ema": True, "ema_momentum": recipe["ema_momentum"]} if recipe.get("ema_momentum") else {}
@@ -147,7 +147,7 @@ def train(
 
 
 def score(model: Any, test: np.ndarray) -> dict[str, float]:
-    """Mean -ELBO of the test images in nats, and its parts."""
+    """Returns the mean -ELBO of the test images in nats, and its parts."""
     bounds = model.elbo(test, seed=0)
     divergence = tfd.kl_divergence(model.encode(test), model.prior).numpy().mean()
     return {
@@ -165,11 +165,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "normalized in place of clipped": {"clipping": "normalized", "learning_rate": 3e-3},
     "Adam at 1e-3": {"learning_rate": 1e-3},
 }
-"""What the study changes in the recommended recipe, one at a time."""
+"""The study's changes of the recommended recipe, one at a time."""
 
 
 def study(args: argparse.Namespace) -> dict[str, Any]:
-    """Scores of every recipe and of what each part contributes, mean and standard error over seeds."""
+    """Returns scores of every recipe and of the ablation, mean and standard error over seeds."""
     x, test, _ = load("mnist")
     names = ["recommended", "d3p", "non-private"]
     runs: dict[str, dict[str, Any]] = {name: dict(RECIPES[name]) for name in names}
@@ -187,7 +187,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     others = [(seed, name) for name in runs for seed in range(counts[name]) if (seed, name) not in compared]
     for seed, name in [*compared, *others]:
         if seed < len(results[name]["scores"]):
-            continue  # Of an earlier run.
+            continue  # Scored in an earlier run.
         recipe = runs[name]
         begin = time.perf_counter()
         epsilon = None if name == "non-private" else args.epsilon
@@ -218,7 +218,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _take_over(results: dict[str, Any], path: pathlib.Path) -> None:
-    """Scores of an earlier, interrupted study, where the settings are the same."""
+    """Copies scores of an earlier, interrupted study with the same settings."""
     for name, earlier in json.loads(path.read_text())["study"].items():
         if name in results and earlier["settings"] == results[name]["settings"]:
             results[name] = earlier
@@ -254,7 +254,7 @@ def _save(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def draw_images(path: pathlib.Path, rows: dict[str, np.ndarray], title: str) -> None:
-    """Rows of images with their names at the left."""
+    """Plots rows of images with their names at the left."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(len(rows), 1, figsize=(8, 1.0 * len(rows) + 0.5), squeeze=False)
@@ -269,7 +269,7 @@ def draw_images(path: pathlib.Path, rows: dict[str, np.ndarray], title: str) -> 
 
 
 def draw_latent(path: pathlib.Path, models: dict[str, Any], test: np.ndarray, labels: np.ndarray) -> None:
-    """Latent means of test images in the two directions of their largest variance, coloured by class."""
+    """Plots latent means of test images in the two directions of largest variance, coloured by class."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(models), figsize=(4.6 * len(models), 4.2), squeeze=False)
@@ -290,18 +290,18 @@ def draw_latent(path: pathlib.Path, models: dict[str, Any], test: np.ndarray, la
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Trains, prints, draws; returns what is in the JSON file."""
+    """Trains, prints and plots; returns the contents of the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=["mnist", "fashion_mnist"], default="mnist")
     parser.add_argument("--network", choices=sorted(NETWORKS), default="dense")
     parser.add_argument("--epsilon", type=float, default=2.0)
     parser.add_argument("--epochs", type=int, help="default: 5, with --full those of the recipes (20)")
     parser.add_argument("--images", type=int, help="default: all 60,000")
-    parser.add_argument("--full", action="store_true", help="the published setting: 20 epochs, d3p's recipe too")
+    parser.add_argument("--full", action="store_true", help="the published setting: 20 epochs, also d3p's recipe")
     parser.add_argument("--study", action="store_true", help="seeds of every recipe and variant (an hour or so)")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--variant-seeds", type=int, default=2)
-    parser.add_argument("--resume", action="store_true", help="go on with the study in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue the study in the output folder")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--output", default="outputs/vae")
     args = parser.parse_args(argv)

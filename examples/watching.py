@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a private fit: privacy spent, privatised metrics, and the surrogate posterior.
+"""A private fit in TensorBoard: privacy spent, privatised metrics, and the surrogate posterior.
 
     python examples/watching.py [--logs DIR] [--browser chromium] [--quick]
 
@@ -31,7 +31,7 @@ PAGES = {"scalars": 1320, "histograms": 480}  # And their heights.
 
 
 def load(num: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Adult with numeric columns standardised."""
+    """Returns Adult with standardised numeric columns."""
     table = load_adult("one_hot")
     numeric = np.array(["=" not in name for name in table.feature_names])
     mean = np.where(numeric, table.x.mean(axis=0), 0.0)
@@ -40,7 +40,7 @@ def load(num: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit(x: np.ndarray, y: np.ndarray, logs: pathlib.Path, epochs: int) -> tuple[Any, Any]:
-    """The model and its history."""
+    """Returns the model and its history."""
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=x.shape[1])})
     model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
     model.compile(
@@ -55,7 +55,7 @@ def fit(x: np.ndarray, y: np.ndarray, logs: pathlib.Path, epochs: int) -> tuple[
 
 
 def pictures(logs: pathlib.Path, browser: str, folder: pathlib.Path) -> None:
-    """TensorBoard's pages in a headless browser. (Its time series page draws with WebGL, which that has not.)"""
+    """Takes pictures of TensorBoard's pages in a headless browser, except the time series, which needs WebGL."""
     command = [
         sys.executable,
         "-m",
@@ -66,7 +66,7 @@ def pictures(logs: pathlib.Path, browser: str, folder: pathlib.Path) -> None:
         str(PORT),
         "--load_fast=false",
     ]
-    # Where it is started, since the page shows the folder as it was given.
+    # Started in the folder, since the page shows the path argument.
     server = subprocess.Popen(command, cwd=logs.resolve().parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(120):

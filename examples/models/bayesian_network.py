@@ -1,6 +1,6 @@
-"""A Bayesian network of four yes-or-no nodes, cloudy -> (sprinkler, rain) -> wet: its tables of probabilities.
+"""A Bayesian network of four binary nodes, cloudy -> (sprinkler, rain) -> wet, with unknown probability tables.
 
-A record is one value of each node. The posterior without privacy is in closed form: a beta for each entry of a table.
+A record has one value of each node. The posterior without privacy has a closed form: a beta for each entry of a table.
 """
 
 import numpy as np
@@ -32,11 +32,11 @@ def likelihood(params):
 
 
 def inputs(num, generator):
-    """None: the likelihood is one of whole records."""
+    """Returns None: the likelihood generates whole records."""
 
 
 def closed_form(x, _):
-    """Draws from the exact posterior."""
+    """Returns draws from the exact posterior."""
     states = {
         "cloudy": 0 * x["cloudy"],
         "sprinkler": x["cloudy"],

@@ -1,6 +1,6 @@
-"""Survival times, some of them censored: Weibull regression where a study ends before every patient's event.
+"""Weibull regression of survival times that are censored at the end of a study.
 
-The outcome is min(time, limit). A time at its limit says only that the event came later. The limits are public inputs.
+The outcome is min(time, limit). A time at its limit means that the event came later. The limits are public inputs.
 """
 
 import shared

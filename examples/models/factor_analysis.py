@@ -1,4 +1,4 @@
-"""Factor analysis: six measurements that share one factor. A record's factor is integrated out, in closed form.
+"""Factor analysis: six measurements that share one factor. A record's factor is integrated out in closed form.
 
 Loadings are positive, which fixes the sign of the factor.
 """
@@ -28,7 +28,7 @@ def likelihood(params):
 
 
 def inputs(num, generator):
-    """None: the likelihood is one of whole records."""
+    """Returns None: the likelihood generates whole records."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A flow as surrogate posterior: records inform a + 0.3 b^2 alone, so the posterior of (a, b) is a banana, which no normal is.
+"""A flow as surrogate posterior: records inform only a + 0.3 b^2, so the posterior of (a, b) is banana-shaped.
 
-The flow shifts and scales a by small networks of b, whose variables exist before the model is made.
+The flow shifts and scales a by small networks of b, whose variables are created before the model.
 """
 
 import numpy as np
@@ -43,11 +43,11 @@ def surrogate(_):
 
 
 def inputs(num, generator):
-    """None: the likelihood is one of whole records."""
+    """Returns None: the likelihood generates whole records."""
 
 
 def closed_form(x, _):
-    """Draws from the exact posterior, on a grid."""
+    """Returns draws from the exact posterior, on a grid."""
     a, b = (axis.ravel() for axis in np.meshgrid(np.linspace(-6, 4, 2001), np.linspace(-4, 4, 401)))
     log_density = -(a**2 + b**2) / 2 - len(x) * (a + CURVE * b**2 - x.mean()) ** 2 / (2 * NOISE**2)
     density = np.exp(log_density - log_density.max())

@@ -1,6 +1,6 @@
-"""A mixture of two normals with full covariances in the plane. Which one a record is from is summed out.
+"""A mixture of two normals with full covariances in the plane. A record's component is summed out.
 
-The prior tells the components apart: their means lie about (-2, 0) and (2, 0). Else their labels could be exchanged.
+The prior identifies the components by their means, near (-2, 0) and (2, 0); otherwise labels would be exchangeable.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def likelihood(params):
 
 
 def inputs(num, generator):
-    """None: the likelihood is one of whole records."""
+    """Returns None: the likelihood generates whole records."""
 
 
 if __name__ == "__main__":

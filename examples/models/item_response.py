@@ -1,7 +1,7 @@
-"""Item response theory: 20 questions' difficulties and discriminations, from the right and wrong answers of persons.
+"""Item response theory: difficulties and discriminations of 20 questions, from persons' right and wrong answers.
 
-A person's ability is a latent of that record alone. It is summed out by quadrature, so that the likelihood of a
-whole record has global parameters only, and no person's ability is ever released.
+A person's ability is a local latent. It is summed out by quadrature, so that the likelihood of a whole record has only global
+parameters, and abilities are not released.
 """
 
 import shared
@@ -32,7 +32,7 @@ def likelihood(params):
 
 
 def inputs(num, generator):
-    """None: the likelihood is one of whole records."""
+    """Returns None: the likelihood generates whole records."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Three measurements, some of them missing: a mask among the inputs leaves them out of the likelihood."""
+"""Three measurements with missing values: a mask among the inputs leaves them out of the likelihood."""
 
 import shared
 import tensorflow as tf
@@ -25,7 +25,7 @@ def likelihood(params, x):
 
 
 def inputs(num, generator):
-    """A measurement is there with probability 0.7. Missing outcomes may have any value: none of them is read."""
+    """Returns inputs with a mask: a measurement is present with probability 0.7. Missing outcomes are not read."""
     measured = (generator.random((num, NUM_OUTPUTS)) < 0.7).astype("int32")
     return {"age_and_dose": generator.normal(size=(num, 2)).astype("float32"), "measured": measured}
 

@@ -1,4 +1,4 @@
-"""Counts that vary more than a Poisson's: negative binomial regression with an unknown dispersion."""
+"""Negative binomial regression of overdispersed counts, with an unknown dispersion."""
 
 import shared
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Answers on a scale of five: ordinal regression with unknown cut points, the first and the gaps between them."""
+"""Ordinal regression of answers on a scale of five, with unknown cut points: the first and the gaps between them."""
 
 import shared
 import tensorflow as tf

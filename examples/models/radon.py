@@ -1,4 +1,4 @@
-"""Radon in houses: counties' intercepts come from a common distribution, whose mean and spread are learned too."""
+"""Radon in houses: counties' intercepts have a common distribution with unknown mean and spread."""
 
 import shared
 import tensorflow as tf
@@ -26,7 +26,7 @@ def likelihood(params, x):
 
 
 def inputs(num, generator):
-    """Which county a house is in, and whether the instrument stood in the basement: public at random."""
+    """Returns random inputs: a house's county, and whether the instrument was in the basement."""
     county = generator.integers(NUM_COUNTIES, size=num).astype("int32")
     return {"county": county, "basement": generator.integers(2, size=num).astype("float32")}
 

@@ -2,9 +2,9 @@
 
     python examples/models/radon.py [--num 10000] [--epsilon 1] [--delta 1e-5] [--seed 2026] [--output outputs/models]
 
-A model is a module with `prior()`, `likelihood(params, x)` or `likelihood(params)`, and `inputs(num, generator)`: public or made-up
-inputs, or None for likelihoods of whole records. It may have `surrogate(prior)`, `CLIPPING`, and `closed_form(x, y)`, draws from
-the exact posterior; without it these are Hamiltonian Monte Carlo's. Truths are drawn from the prior.
+A model is a module with `prior()`, `likelihood(params, x)` or `likelihood(params)`, and `inputs(num, generator)`: public or
+synthetic inputs, or None for likelihoods of whole records. Optional are `surrogate(prior)`, `CLIPPING`, and `closed_form(x, y)`,
+draws from the exact posterior; the default is Hamiltonian Monte Carlo. Truths are drawn from the prior.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def simulate(family: Family, num: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def made_up(family: Family) -> Any:
-    """Returns inputs that look like the private ones, or None."""
+    """Returns synthetic inputs that resemble the private ones, or None."""
     return family.inputs(1000, np.random.default_rng(7))
 
 
 def make_model(family: Family, clipping: str | None = None) -> dpvi.DPVI:
-    """Returns the model; its clip is paired unless the module says otherwise."""
+    """Returns the model, with the paired clip unless the module has `CLIPPING`."""
     surrogate = getattr(family, "surrogate", "mean_field")
     clipping = clipping or getattr(family, "CLIPPING", "paired")
     return dpvi.DPVI(family.prior(), family.likelihood, surrogate, clipping=clipping)
 
 
 def fit_private(family: Family, x: Any, y: Any, num: int, epsilon: float, delta: float) -> dpvi.DPVI:
-    """Fits with the settings of a pilot, which sees made-up records only."""
+    """Fits with the settings of a pilot, which uses only synthetic records."""
     model = make_model(family)
     pilot = dpvi.pilot(model, made_up(family), num_records=num, epsilon=epsilon, delta=delta)
     model.compile(pilot.optimizer(num), epsilon=epsilon, delta=delta)
@@ -64,7 +64,7 @@ def fit_private(family: Family, x: Any, y: Any, num: int, epsilon: float, delta:
 
 
 def fit_without_noise(family: Family, x: Any, y: Any, num: int, steps: int = 600, rate: float = 0.1) -> dpvi.DPVI:
-    """Fits with clip and noise off, on full batches: not private."""
+    """Fits without clip and noise, on full batches: *not private*."""
     model = make_model(family, clipping="flat")
     falling = dpvi.keras.optimizers.schedules.CosineDecay(rate, steps, 0.01)
     model.compile(dpvi.optimizers.DPKerasAdamOptimizer(falling, l2_norm_clip=math.inf, noise_multiplier=0.0))
@@ -113,20 +113,20 @@ class LogPosterior:
 
 
 def exact_draws(family: Family, x: Any, y: Any, start: Any, **settings: int) -> Any:
-    """Returns draws from the exact posterior: of the closed form where there is one, else as `chain_draws`."""
+    """Returns draws from the exact posterior, by the closed form if there is one, else by `chain_draws`."""
     return family.closed_form(x, y) if hasattr(family, "closed_form") else chain_draws(family, x, y, start, **settings)
 
 
 def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 400, num_chains: int = 4) -> Any:
-    """Returns draws of Hamiltonian Monte Carlo, whose chains run where the Laplace approximation is a standard normal.
+    """Returns draws of Hamiltonian Monte Carlo, whitened by the Laplace approximation.
 
     Args:
       family: the model.
       x: records.
       y: likewise.
-      start: draws near the posterior; the mode is sought from their mean.
-      num_steps: of each chain, beside half as many before them.
-      num_chains: how many.
+      start: draws near the posterior; the search for the mode starts at their mean.
+      num_steps: steps of each chain, after half as many for burn-in.
+      num_chains: number of chains.
     """
     target = LogPosterior(family, x, y)
 
@@ -159,7 +159,7 @@ def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 
 
 
 def flat(draws: Any) -> np.ndarray:
-    """Returns draws of all parameters' entries side by side, shape [S, P]."""
+    """Returns draws of all parameters' entries, shape [S, P]."""
     return np.concatenate([np.reshape(part, (len(part), -1)) for part in tf.nest.flatten(draws)], axis=1)
 
 
@@ -169,7 +169,7 @@ def entries(params: Any) -> np.ndarray:
 
 
 def inside(draws: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Returns whether the interval of each entry holds its truth."""
+    """Returns whether the interval of each entry contains its truth."""
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return (low <= truth) & (truth <= high)
 
@@ -177,7 +177,7 @@ def inside(draws: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def draw_intervals(
     names: list[str], draws: dict[str, np.ndarray], truth: np.ndarray, title: str, path: pathlib.Path
 ) -> None:
-    """Intervals of each entry, one row for each."""
+    """Plots intervals of each entry, one row for each."""
     import matplotlib
 
     matplotlib.use("Agg")
