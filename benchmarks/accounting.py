@@ -1,10 +1,10 @@
-"""What the accounting costs: calibration, the epsilon curve, the ledger and its share of a fit, the import.
+"""The time of the accounting: calibration, the epsilon curve, the ledger and its share of a fit, the import.
 
     python benchmarks/accounting.py [--against-dp-accounting] [--output accounting.json]
 
 Targets (2 cores, idle): a calibration under 1 s for up to 1e4 steps and under 3 s for any, a curve under 1 s, a reservation
 under 1 ms in memory and within three bare commits, reserving and confirming within 5 % of a fit, the import without TensorFlow
-under 2.5 s. Ends with status 1 where one is missed by more than half, so that a busy machine does not fail it.
+under 2.5 s. Exits with status 1 if one is missed by more than half, so that a busy machine does not fail it.
 """
 
 import argparse
@@ -100,9 +100,9 @@ def ledger():
 
 
 def bare_commits():
-    """A reservation on full batches over a commit of the same database alone, in turn.
+    """Compares a reservation on full batches with a commit of the same database, alternating.
 
-    The commit changes one row, but not the ledger's version: else each reservation would be priced and tried twice.
+    The commit changes one row, but not the ledger's version: otherwise each reservation would be computed twice.
     """
     plan = PrivacyPlan(FullBatch(), 50.0, 1)
     one_row = database.LEDGER.update().values(continued=~database.LEDGER.c.continued)
@@ -126,7 +126,7 @@ def bare_commits():
 
 
 def share_of_a_fit(repetitions=5):
-    """Logistic regression of 10,000 records of 20 numbers at batch 100: what reserving and confirming take of `fit`."""
+    """Returns the share of reserving and confirming in a logistic regression of 10,000 records x 20 at batch 100."""
     import tfp_dpvi as dpvi
     from tfp_dpvi._tf import tf, tfp
 
@@ -188,7 +188,7 @@ def line(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against-dp-accounting", action="store_true", help="time its plain search too (minutes)")
+    parser.add_argument("--against-dp-accounting", action="store_true", help="also time its plain search (minutes)")
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT)
     options = parser.parse_args()
     result = {

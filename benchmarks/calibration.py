@@ -1,9 +1,9 @@
-"""Do private intervals cover? Simulated data sets, the truth drawn from the prior, and 90 % intervals of every parameter.
+"""Coverage of 90 % intervals of private fits, on simulated data sets with parameters drawn from the prior.
 
     python benchmarks/calibration.py [--cells NAME ...] [--num 200] [--jobs 2] [--out FOLDER]
 
-A cell is a model, a number of records and an epsilon. One setting serves all cells: clip and batches from `dpvi.pilot` with made-up
-inputs. Each cell writes a JSON file; where that exists, only the data sets that it lacks are run. The last line is a summary as JSON.
+A cell is a model, a number of records and an epsilon. All cells use the same settings: clip and batches from `dpvi.pilot` with
+synthetic inputs. Each cell writes a JSON file; if it exists, only missing data sets are run. The last line is a summary as JSON.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Do private intervals on real data hold the non-private means, and do private posteriors predict as well? At epsilon 1.
+"""Private intervals and predictions on real data, compared with the non-private posterior, at epsilon 1.
 
     python benchmarks/calibration_data.py [--data adult abalone abalone_rows] [--fits 20] [--output docs/figures/calibration/data.json]
 
 Logistic regression on Adult's 14 ordinal codes and on Abalone's 8 (at least 10 rings), against the Laplace approximation of the
-posterior without privacy. Adult is fitted whole (48,842 records), Abalone on another 80 % of its records in each fit, and accuracy is
-that on the rest. Columns are standardised with the records' own means and standard deviations, which is not private. The pilot's
-inputs are made up: independent standard normals. For `abalone_rows` they are 300 records, taken to be public and not fitted.
+posterior without privacy. Adult is fitted completely (48,842 records), Abalone on another 80 % of its records in each fit, with the
+accuracy on the rest. Columns are standardised with the records' own means and standard deviations, which is not private. The pilot's
+inputs are synthetic: independent standard normals. For `abalone_rows` they are 300 records, assumed to be public and not fitted.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What the paired clip costs: its step over the flat one's, and the posterior's making, by likelihood and number of coefficients.
+"""The time of the paired clip: its step over the flat one's, and computing the posterior, by likelihood and number of coefficients.
 
     python benchmarks/calibration_time.py [--output docs/figures/calibration_time.json]
 
-5,000 records, batch 500; fits of 1,000 steps in turn, medians of five. With XLA, but for the paired clip of the negative binomial, of
-whose gamma variables TensorFlow draws none there.
+5,000 records, batch 500; alternating fits of 1,000 steps, medians of five. With XLA, except for the paired clip of the negative
+binomial, since XLA has no gamma draws.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved repetitions, ratios with their spread, and what to say about the machine."""
+"""Common code of the benchmarks: interleaved repetitions, ratios with their spread, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class Runner:
 def interleaved(
     makers: dict[str, Callable[[], Runner]], repetitions: int, *, seconds: float = float("inf"), name: str = ""
 ) -> tuple[dict[str, list[float]], dict[str, float], dict[str, str]]:
-    """Seconds per step of each way, in rounds, so that a busy moment meets all of them.
+    """Measures seconds per step of each program in rounds, so that a busy period affects all of them.
 
     Args:
-      makers: one for each way; what cannot be made is left out and said.
-      repetitions: rounds.
+      makers: one for each program; those that fail are left out and reported.
+      repetitions: number of rounds.
       seconds: no round starts later than this.
-      name: of the case, for what is printed.
+      name: the case's name, for printing.
 
     Returns:
-      Seconds per step by way; seconds of the first call, with tracing and compiling; what failed, and why.
+      Seconds per step by program; seconds of the first call, with tracing and compiling; failures and their reasons.
     """
     times: dict[str, list[float]] = {}
     first: dict[str, float] = {}
@@ -138,7 +138,7 @@ def ratio(times: dict[str, list[float]], over: str, under: str) -> dict[str, Any
 
 
 class Peer:
-    """A child process in an environment of its own, which answers JSON requests, one a line.
+    """A child process in a separate environment, which answers JSON requests, one per line.
 
     Args:
       python: its interpreter.

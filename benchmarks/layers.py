@@ -1,4 +1,4 @@
-"""A private step over a non-private one for each kind of layer, beside the estimate of the warning about slow layers.
+"""A private step over a non-private one for each kind of layer, and the estimate of the warning about slow layers.
 
     python benchmarks/layers.py [--only NAME ...] [--output docs/figures/layers]
 
@@ -25,7 +25,7 @@ layers = keras.layers
 
 
 class Custom(layers.Layer):
-    """A custom dense layer, which no rule knows."""
+    """A custom dense layer without a rule."""
 
     def __init__(self, units: int) -> None:
         super().__init__()

@@ -1,16 +1,15 @@
-"""A private `fit` on Adult (one-hot, 108 columns) beside TensorFlow Privacy, in the same run.
+"""A private `fit` on Adult (one-hot, 108 columns) compared with TensorFlow Privacy, in the same run.
 
     python benchmarks/logistic_regression.py [--steps 3000] [--batch-size 256] [--repetitions 5]
 
 Ours: `dpvi.DPVI` with a mean-field posterior; exact Poisson batches of expected size 256 drawn inside the step, fresh
 noise in every step, everything inside `fit`. Theirs: the same mean-field model as a Keras model with the reparameterised
 draw inside `call` and a vector loss, trained by `VectorizedDPKerasAdamOptimizer` in `fit` on batches of fixed size, in
-three ways: "arrays" is `fit(x, y)` as its tutorials have it; "batches" gathers whole batches from tensors and runs 50
+three variants: "arrays" is `fit(x, y)` as in its tutorials; "batches" gathers whole batches from tensors and runs 50
 steps in one call; "batches, XLA" adds `jit_compile=True`.
 
-Seconds are those of a whole `fit` of so many steps on a model that is compiled already; all are interleaved. The targets
-are ours under 1.5 s on two cores, and at least 10 times faster; the ratio to each of the three is given. The last line
-is one JSON object.
+Seconds are those of a whole `fit` on a compiled model; all are interleaved. The targets are ours under 1.5 s on two cores,
+and at least 10 times faster; the script prints the ratio to each of the three. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/models.py [--only NAME ...] [--output docs/figures/layers]
 
-Each is trained at its epsilon, with the noise that `compile` calibrates, on docstrings of Python's standard library or on MNIST.
-The loss is the negative ELBO, or a classifier's cross entropy, in nats a record that took no part in training. The dotted line
-needs no model: how often each character or pixel of a place, or each class, comes. Writes models.json and models.png.
+Each is trained at its epsilon, with noise calibrated by `compile`, on docstrings of Python's standard library or on MNIST. The
+loss is the negative ELBO, or a classifier's cross entropy, in nats per held-out record. The dotted line needs no model: it is the
+frequency of each character or pixel by position, or of each class. Writes models.json and models.png.
 """
 
 from __future__ import annotations

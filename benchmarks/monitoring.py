@@ -1,8 +1,8 @@
-"""What monitoring costs: the Adult fit with `PrivacyTensorBoard` and two privatised metrics, beside the same fit without.
+"""The time of monitoring: the Adult fit with `PrivacyTensorBoard` and two privatised metrics, compared with the same fit without.
 
     python benchmarks/monitoring.py
 
-3,000 steps on Adult one-hot at batch 256, in fits of about 16 epochs, in turn; prints the median ratio and writes JSON.
+3,000 steps on Adult one-hot at batch 256, in alternating fits of about 16 epochs; prints the median ratio and writes JSON.
 """
 
 from __future__ import annotations

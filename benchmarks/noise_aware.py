@@ -1,11 +1,11 @@
-"""Noise-aware DPVI (Alrawajfeh, Jälkö and Honkela, arXiv:2410.19371) beside the paired posterior, on the same simulated data sets.
+"""Noise-aware DPVI (Alrawajfeh, Jälkö and Honkela, arXiv:2410.19371) and the paired posterior on the same simulated data sets.
 
     python benchmarks/noise_aware.py [--cells logistic5-5000-1.0 ...] [--num 40] [--output docs/figures/noise_aware.json]
 
-Read: the paper's abstract, and the authors' public code, github.com/DPBayes/noise-aware-dpvi at 50de639: `noise_aware_dpsgd.py`
+Sources: the paper's abstract, and the authors' public code, github.com/DPBayes/noise-aware-dpvi at 50de639: `noise_aware_dpsgd.py`
 (private descent, priors, both inferences), `model.py` (loss, models of the trace, Laplace approximation), the settings in
-`coverage_experiment.py` and `adult_uci_experiments.py`, `coverage_tools.py` (how posterior draws are made). The paper's text beyond
-its abstract was not read. What is here is written anew from the formulas of that code:
+`coverage_experiment.py` and `adult_uci_experiments.py`, `coverage_tools.py` (posterior draws). The rest of the paper was not used. This
+script is a new implementation of the formulas of that code:
 
 * Private descent on a mean-field normal's means and scales (softplus of rho), 10,000 steps, Poisson batches of a tenth, 10 draws of
   the parameters a step, shared by its records; the gradients in rho times a fixed factor; one flat clip over both; the learning rate
@@ -14,17 +14,17 @@ its abstract was not read. What is here is written anew from the formulas of tha
   trace's mean with scale 1; a about the absolute slope of gradients on parameters, with the slope's standard error; s standard normal.
 * The posterior: draws of phi* = (mu*, rho*), then of the parameters from N(mu*, softplus(rho*)^2), for every coordinate alone.
 
-What differs: the authors sample with NumPyro's NUTS, 1,000 + 4,000 draws, or take Laplace's approximation. Every factor of that model is
-one coordinate's, and phi* is normal given a and s: here draws are exact but for a fine grid in (a, s), from sums over the trace, so
-their seconds are not those of NUTS. Their approximation starts Adam where the gradient in s is zero, so s stays zero: so it does here,
-and the mode is found in one dimension, not by 100,000 steps. They calibrate with Opacus's PRV accountant at add-or-remove, here
-`PrivacyPlan.calibrate`. Gradients are in closed form. Priors and likelihoods are those of the cells.
+Differences: the authors sample with NumPyro's NUTS, 1,000 + 4,000 draws, or use Laplace's approximation. Their model has one factor per
+coordinate, and phi* is normal given a and s: here draws are exact up to a fine grid in (a, s), from sums over the trace, so the seconds
+are not those of NUTS. Their approximation starts Adam where the gradient in s is zero, so s stays zero: here too, and the mode is found in
+one dimension instead of by 100,000 steps. They calibrate with Opacus's PRV accountant under add-or-remove, here `PrivacyPlan.calibrate`.
+Gradients are in closed form. Priors and likelihoods are those of the cells.
 
 Their clips and factors are for other data. Here steps (also fewer than theirs), clip, factor and learning rate (its multiple of the
-above) come from a small grid, by the truth of ten data sets of the same cell from other seeds: once those of the least CRPS, once those
-of the narrowest intervals among settings that cover at least 0.85 there (else of the best coverage). A user does not know that, and no
-budget pays for it: it favours the peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`.
-What the grid came to is kept in the file, and not tried again where it is there.
+above) come from a small grid, by the truth of ten data sets of the same cell from other seeds: once those of the smallest CRPS, once
+those of the narrowest intervals among settings that cover at least 0.85 there (else of the best coverage). Such tuning is impossible for a
+user and favours the peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`. Results of the grid are stored in
+the file and reused.
 """
 
 from __future__ import annotations

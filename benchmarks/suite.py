@@ -1,15 +1,15 @@
-"""Every case of docs/benchmarks.md, this library and its peers side by side.
+"""Every case of docs/benchmarks.md, for this library and others.
 
     python benchmarks/suite.py [--cases logistic ...] [--jax PYTHON] [--torch PYTHON] [--quick] [--check]
 
-In each case all ways work on the same model, number of records, batch size and optimizer, in turn, round after round, in
-one tree of processes; compiling is left out and given as `first_call_seconds`. Private sides draw an exact Poisson batch
-and fresh noise in every step (TensorFlow Privacy takes batches of a fixed size, as they come). Times of Keras models are
-taken inside `fit`, from the end of its first call of the compiled function to the end of its last.
+In each case all programs have the same model, number of records, batch size and optimizer, and run in alternating rounds in one
+tree of processes; compiling is excluded and reported as `first_call_seconds`. Private programs draw an exact Poisson batch and
+fresh noise in every step (TensorFlow Privacy uses batches of a fixed size, in order). Times of Keras models are measured inside
+`fit`, from the end of its first call of the compiled function to the end of its last.
 
-`--jax` and `--torch` name interpreters of environments made from `benchmarks/peers/jax.txt` and `torch.txt` (`make bench`
-makes them); without one its rows stay empty. `--check` compares the ratios with `benchmarks/reference.json` and ends with
-status 1 where one is worse than its threshold. The last line is one JSON object with the ratio of each row.
+`--jax` and `--torch` are interpreters of environments with `benchmarks/peers/jax.txt` and `torch.txt` (`make bench` creates
+them); without one its rows stay empty. `--check` compares the ratios with `benchmarks/reference.json` and exits with status 1
+if one is worse than its threshold. The last line is one JSON object with the ratio of each row.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def draw(times: dict[str, dict[str, list[float]]], path: pathlib.Path, subtitle:
 
 
 def check(rows: dict[str, Any], reference: pathlib.Path) -> list[str]:
-    """What is worse than the stored thresholds on ratios."""
+    """Returns the ratios that are worse than their stored thresholds."""
     if not reference.is_file():
         print(f"no {reference.name} yet: nothing to compare with")
         return []
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--jax", help="interpreter of an environment with jax")
     parser.add_argument("--torch", help="interpreter of an environment with torch and opacus")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark"))
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs: its figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     parser.add_argument("--check", action="store_true", help="compare with the stored thresholds")
     options = parser.parse_args(arguments)
     tf.get_logger().setLevel("ERROR")

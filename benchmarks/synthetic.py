@@ -1,13 +1,13 @@
-"""Synthetic Adult at one budget: `dpvi.Synthesizer` beside MST, AIM and DataSynthesizer.
+"""Synthetic Adult at one budget: `dpvi.Synthesizer` compared with MST, AIM and DataSynthesizer.
 
     python benchmarks/synthetic.py FOLDER --write          writes the coded records for the peers
     python benchmarks/peers/synth_peer.py FOLDER mst       in the peers' environment, likewise the others
     python benchmarks/synthetic.py FOLDER [--repeats 5]    fits, measures all, writes FOLDER/synthetic.json
 
 The peers get the levels of `examples/synthetic_adult.py`'s public bins, and so does `pairs, public bins`. The rows `pairs` and
-`gradients` choose their bins within the budget. All are measured by these bins against the 32,561 training records: total
-variation over columns (mean and most) and pairs of columns, and the accuracy on 16,281 real test records of a logistic
-regression that learned from the synthetic ones.
+`gradients` choose their bins within the budget. All are evaluated with these bins against the 32,561 training records: total
+variation over columns (mean and maximum) and pairs of columns, and the accuracy on 16,281 real test records of a logistic
+regression trained on the synthetic ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(path: pathlib.Path, table: Table, train: Any) -> Any:
 
 
 def measure(table: Table, train: Any, test: Any, made: Any) -> dict[str, float]:
-    """How alike, and how accurate a classifier."""
+    """Returns total variations and the accuracy of a classifier."""
     return {**adult.likeness(table, train, made), "accuracy": adult.test_accuracy(table, made, test, 10)}
 
 

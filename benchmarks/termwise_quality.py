@@ -1,12 +1,12 @@
-"""What the noise schemes of term-wise gradients are worth in quality, at equal epsilon, over seeds.
+"""The quality of the noise schemes of term-wise gradients, at equal epsilon, over seeds.
 
     python benchmarks/termwise_quality.py [--seeds 4] [--epsilon 2] [--output docs/figures/termwise_quality]
 
 The model of `examples/privae_sparse.py` (688,884 parameters, sparse prior, dimension-wise MMD) on the first 12,000 images
-of Fashion-MNIST, 2 epochs, clips and weight as there; initial weights are those of the seed for every scheme, noise and
-batches are fresh. Scores are of 2,000 test images: negative ELBO in nats, MMD of the codes to the prior, and the objective
-that training descends, negative ELBO plus the weight times the MMD. Lower is better. Each scheme's noise is calibrated to
-the same epsilon. Writes JSON after every run; the last line is a JSON object.
+of Fashion-MNIST, 2 epochs, clips and weight as there; all schemes have the seed's initial weights, with fresh noise and
+batches. Scores are for 2,000 test images: negative ELBO in nats, MMD of the codes to the prior, and the training objective,
+negative ELBO plus the weight times the MMD. Lower is better. Each scheme's noise is calibrated to the same epsilon. Writes
+JSON after every run; the last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--epsilon", type=float, default=2.0)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/termwise_quality"))
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs: its figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     options = parser.parse_args(arguments)
     tf.get_logger().setLevel("ERROR")
     privae = example("privae_sparse")

@@ -1,12 +1,12 @@
-"""A private VAE beside the same VAE without privacy, TensorFlow Privacy and plain per-example gradients.
+"""A private VAE compared with the same VAE without privacy, TensorFlow Privacy and plain per-example gradients.
 
     python benchmarks/vae.py [--steps 200] [--repetitions 5] [--output docs/figures/benchmark_vae] [--quick]
 
 The model is 784-400-50-400-784 on MNIST, 688,884 parameters, batch 128, Adam; a smaller case is convolutional. Private is
 `dpvi.DPVAE`: exact Poisson batches of expected size 128, clip 1, noise multiplier 1, fresh noise in every step.
 
-* non-private: a `dpvi.keras.Model` with a `train_step` that gathers 128 random rows from a tensor. Of the ways to feed it,
-  this was never slower: `tf.data` of gathers, with one thread and two, and of shuffled arrays; XLA was slower.
+* non-private: a `dpvi.keras.Model` with a `train_step` that gathers 128 random rows from a tensor. This was never slower than
+  `tf.data` of gathers, with one thread and two, or of shuffled arrays; XLA was slower.
 * vectorized: a `dpvi.DPModel` with `record_loss`, so `tf.vectorized_map` over the whole batch, without XLA (which is
   slower here); noise and sampling as private.
 * TensorFlow Privacy: `VectorizedDPKerasAdamOptimizer` on `fit`, a batch of 128 rows gathered in the pipeline.
@@ -14,10 +14,10 @@ The model is 784-400-50-400-784 on MNIST, 688,884 parameters, batch 128, Adam; a
   in one compiled loop.
 * memory: see `MEMORY`.
 
-A step is timed inside `fit`, from the end of its first call of the compiled function to the end of its last, so neither
-tracing nor what a `fit` costs once is in it. All cases run in turn, round after round, in one process; a ratio is one of
-medians, and `spread` has the ratios of the rounds; within a round the two dense models and the two gradients take turns.
-The last line is one JSON object; `TARGETS` are what it is to reach.
+A step is timed inside `fit`, from the end of its first call of the compiled function to the end of its last, without tracing
+and one-time costs of a `fit`. All cases run in alternating rounds in one process; a ratio is one of medians, and `spread` has
+the ratios of the rounds; within a round the two dense models and the two gradients alternate. The last line is one JSON
+object; `TARGETS` are its targets.
 """
 
 from __future__ import annotations
@@ -447,7 +447,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark_vae"))
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs: its figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     parser.add_argument("--memory", choices=("plain", "private"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     tf.get_logger().setLevel("ERROR")

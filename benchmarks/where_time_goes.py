@@ -1,14 +1,14 @@
-"""Where a private step's time goes, for the rows of `suite.py` that miss a target, and where a first call's does.
+"""The parts of a private step's time, for the rows of `suite.py` that miss a target, and of a first call's.
 
     python benchmarks/where_time_goes.py [--jax PYTHON] [--quick] [--output docs/figures/benchmark_profile]
 
-A step is timed whole and with one of its parts taken out, in turn, round after round, as in `suite.py`: noise (zeros in its
-place), sampling (the first records always, in place of a Poisson batch), Adam (plain gradient descent). What a part costs is
-the difference; parts that run at the same time on two cores add up to less than the whole. What is left with all of them
-out is the clipped gradient with its update. A step with a part taken out is *not private*: these exist to be timed.
+A step is timed completely and without one of its parts, in alternating rounds as in `suite.py`: noise (zeros instead), sampling
+(always the first records instead of a Poisson batch), Adam (plain gradient descent instead). The time of a part is the
+difference; parts that run simultaneously on two cores add up to less than the whole. The remainder without all parts is the
+clipped gradient with its update. A step without a part is *not private*, and only for timing.
 
-`--jax` names an interpreter of an environment made from `benchmarks/peers/jax.txt`; its whole steps are then timed beside.
-The first call is taken apart by the clock: trying the layers on made-up records, tracing and compiling the step, the rest.
+`--jax` is an interpreter of an environment with `benchmarks/peers/jax.txt`, whose whole steps are then also timed. The parts of
+the first call are checking the layers on synthetic records, tracing and compiling the step, and the rest.
 """
 
 from __future__ import annotations
