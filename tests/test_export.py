@@ -312,7 +312,9 @@ def test_report_and_card_lie_beside_it(regression, exported):
     assert "`w`: float32 [n, 3]" in card
 
 
-@pytest.mark.parametrize("make", [make_regression, pytest.param(make_generative, marks=pytest.mark.slow), make_vae])
+@pytest.mark.parametrize(
+    "make", [make_regression, *(pytest.param(make, marks=pytest.mark.slow) for make in (make_generative, make_vae))]
+)
 def test_no_record_ledger_optimizer_or_key_is_in_it(tmp_path, make, monkeypatch):
     keys = []
     new_key = _random.new_key

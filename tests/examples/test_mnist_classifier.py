@@ -43,6 +43,7 @@ def test_it_trains_and_says_what_was_spent(example, tmp_path, capsys):
     assert example.network().count_params() == 26_010
 
 
+@pytest.mark.slow
 def test_steps_are_timed(example, tmp_path):
     found = example.main(["--time", "--output", str(tmp_path)])["milliseconds"]
     assert found["tfp_dpvi"] > 0

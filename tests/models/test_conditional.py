@@ -150,6 +150,7 @@ def test_what_comes_out_has_the_records_shape(model):
     np.testing.assert_array_equal(one, each)
 
 
+@pytest.mark.slow
 def test_a_saved_model_and_an_export_know_y(model, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = dpvi.load_model(tmp_path / "model.keras")

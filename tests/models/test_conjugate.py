@@ -89,6 +89,7 @@ def test_beta_bernoulli_in_its_own_family():
     np.testing.assert_allclose(surrogate.mean(), exact.mean(), atol=0.1 * float(exact.stddev()))
 
 
+@pytest.mark.slow
 def test_beta_bernoulli_within_mean_field():
     """C2: the logit-normal that mean-field means here is the deterministic optimum of the same objective.
 

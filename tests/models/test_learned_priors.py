@@ -145,6 +145,7 @@ def test_a_flow_stays_autoregressive():
     assert np.abs(tape.gradient(first, z).numpy()[0, 1:]).max() == 0.0
 
 
+@pytest.mark.slow
 def test_a_frozen_layer_that_the_prior_shares_stays_as_it_is():
     encoder = dense_encoder()
     model = make(encoder, prior=vamp())

@@ -136,7 +136,7 @@ def test_a_step_at_the_end_of_the_support_is_left_out():
         assert np.count_nonzero(ClippedAway(1.0, 1.0).accumulate(total, released)) == kept
 
 
-@pytest.mark.parametrize(("momentum", "warned"), [(0.99, True), (0.8, False)])
+@pytest.mark.parametrize(("momentum", "warned"), [(0.99, True), pytest.param(0.8, False, marks=pytest.mark.slow)])
 def test_an_average_of_iterates_that_remembers_its_start_is_warned_of(momentum, warned, caplog):
     x = np.ones((NUM, 3), "float32")
     model = compiled(dpvi.DPVI(prior, likelihood_of_one), use_ema=True, ema_momentum=momentum)

@@ -212,6 +212,7 @@ def test_saved_and_loaded_it_samples_the_same_and_has_spent_the_same(private, tm
         loaded.fit(make_data(), epsilon=2.0, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_a_frames_dtypes_are_saved(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(make_data(200))

@@ -210,6 +210,7 @@ def nearly_equal_eigenvalues(x):
     return tf.linalg.eigh(tf.stack([tf.stack([1.0, small]), tf.stack([small, 1.0])]))[1][0, 1] - 0.5
 
 
+@pytest.mark.slow
 def test_decompositions_that_take_rounds_do_without_xla():
     """Under XLA a batch takes as many as its slowest matrix needs: one record moved the sum by 35."""
     with pytest.raises(ValueError, match=r"iterates until the slowest matrix"):
