@@ -162,7 +162,7 @@ def test_data_frames():
     ("change", "kwargs", "error", "named"),
     [
         ({"other": np.zeros(1500)}, {}, ValueError, "'other'"),
-        ({"value": np.full(1500, 2.0)}, {}, ValueError, "'value' holds"),
+        ({"value": np.full(1500, 2.0)}, {}, ValueError, "'value' has"),
         ({"kind": np.full(1500, "c")}, {}, ValueError, "category 'c'"),
         ({"number": np.full(1500, "c")}, {}, ValueError, "'number'"),
         ({"number": np.full(1500, 3.0, "float16")}, {"steps": 0}, ValueError, "steps"),

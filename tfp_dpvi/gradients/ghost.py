@@ -136,7 +136,7 @@ class LayerGradients:
         gradients, first = self, None
         while True:
             try:
-                return gradients._tried(function, x, still)
+                return gradients._compared(function, x, still)
             except ValueError as error:
                 first = first or error
                 layer = getattr(error, "layer", None)
@@ -145,7 +145,7 @@ class LayerGradients:
                     raise first from (None if error is first else error)
                 gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
 
-    def _tried(
+    def _compared(
         self,
         function: Callable[[Structure], tf.Tensor],
         x: Structure,

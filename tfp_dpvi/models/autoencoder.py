@@ -17,7 +17,7 @@ from tfp_dpvi.gradients import layers_of
 from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.models.group_terms import Terms
 from tfp_dpvi.models.latents import LearnedDensity, Prior, called, read_by
-from tfp_dpvi.models.layered import TRIED, LayeredModel
+from tfp_dpvi.models.layered import NUM_SYNTHETIC, LayeredModel
 from tfp_dpvi.models.pairing import as_event
 from tfp_dpvi.models.predictive import mean_of
 
@@ -134,7 +134,7 @@ class Autoencoder(LayeredModel):
         """Creates the variables and checks both networks on zeros."""
         self._check_y(records.y)
         given = (records.x,) if records.y is None else (records.x, records.y)
-        zeros = tf.nest.map_structure(lambda part: tf.zeros([TRIED, *part.shape[1:]], part.dtype), given)
+        zeros = tf.nest.map_structure(lambda part: tf.zeros([NUM_SYNTHETIC, *part.shape[1:]], part.dtype), given)
         _, read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
@@ -147,17 +147,17 @@ class Autoencoder(LayeredModel):
 
     def _check_shapes(self, x: Structure, y: Structure | None = None) -> None:
         """Runs the networks on zeros, which creates variables, and checks the results' shapes."""
-        prior = self._tried("prior", lambda: self._prior_given(y), y)
-        if prior is not self.prior and prior.batch_shape.as_list() != [TRIED]:
+        prior = self._result_of("prior", lambda: self._prior_given(y), y)
+        if prior is not self.prior and prior.batch_shape.as_list() != [NUM_SYNTHETIC]:
             raise ValueError(
-                f"prior returned a distribution of batch shape {prior.batch_shape} for {TRIED} records; it must be [{TRIED}]: one "
+                f"prior returned a distribution of batch shape {prior.batch_shape} for {NUM_SYNTHETIC} records; it must be [{NUM_SYNTHETIC}]: one "
                 "for each row of y. tfd.Independent(..., 1) makes the last batch dimension part of the event."
             )
-        posterior = self._tried("encoder", lambda: self.encode(x, y), x, y)
-        if posterior.batch_shape.as_list() != [TRIED] or posterior.event_shape != prior.event_shape:
+        posterior = self._result_of("encoder", lambda: self.encode(x, y), x, y)
+        if posterior.batch_shape.as_list() != [NUM_SYNTHETIC] or posterior.event_shape != prior.event_shape:
             raise ValueError(
                 f"encoder returned a distribution of batch shape {posterior.batch_shape} and event shape "
-                f"{posterior.event_shape} for {TRIED} records; it must be [{TRIED}] and the prior's {prior.event_shape}. "
+                f"{posterior.event_shape} for {NUM_SYNTHETIC} records; it must be [{NUM_SYNTHETIC}] and the prior's {prior.event_shape}. "
                 "tfd.Independent(..., 1) makes the last batch dimension part of the event."
             )
         if posterior.reparameterization_type != tfd.FULLY_REPARAMETERIZED:
@@ -165,16 +165,16 @@ class Autoencoder(LayeredModel):
                 f"encoder returned {posterior.name!r}, which is not reparameterised: gradients do not pass through its draws. "
                 "Use a normal, a logistic or another continuous distribution."
             )
-        z = tf.zeros([TRIED, *prior.event_shape], self.dtype)
-        conditional = self._tried("decoder", lambda: self.decode(z, y), z, y)
-        log_prob = self._tried("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y)
-        if log_prob.shape.as_list() != [TRIED]:
+        z = tf.zeros([NUM_SYNTHETIC, *prior.event_shape], self.dtype)
+        conditional = self._result_of("decoder", lambda: self.decode(z, y), z, y)
+        log_prob = self._result_of("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y)
+        if log_prob.shape.as_list() != [NUM_SYNTHETIC]:
             raise ValueError(
-                f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {TRIED} records; it "
-                f"must be [{TRIED}]: one record is one event. Its event shape is {conditional.event_shape}."
+                f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {NUM_SYNTHETIC} records; it "
+                f"must be [{NUM_SYNTHETIC}]: one record is one event. Its event shape is {conditional.event_shape}."
             )
 
-    def _tried(
+    def _result_of(
         self, part: str, function: Callable[[], tf.Tensor], given: Structure, y: Structure | None = None
     ) -> tf.Tensor:
         try:
@@ -289,7 +289,6 @@ class Autoencoder(LayeredModel):
         return self._terms(x, tf.constant(_random.new_key(0)), 1, y=y).losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """Returns records and their reconstructions."""
         return x, self((x, y) if self._parts_of_model.conditional else x)
 
 

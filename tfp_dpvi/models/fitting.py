@@ -158,10 +158,10 @@ class FittedModel(evaluation.EvaluatedModel):
             validate=validate,
             stream=stream,
         )
-        self._try_before(given, validation)
+        self._check_callbacks(given, validation)
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
             if run is None:
-                return self._history_of_nothing(epochs)
+                return self._complete_history(epochs)
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
                 replicas = self.distribute_strategy.num_replicas_in_sync
@@ -195,7 +195,7 @@ class FittedModel(evaluation.EvaluatedModel):
         refuse_keras_3("callbacks", callbacks)
         return checkpoint.find(callbacks)
 
-    def _try_before(
+    def _check_callbacks(
         self, callbacks: Sequence[keras.callbacks.Callback], validation: arguments.Validation | None
     ) -> None:
         """Raises if checkpoints or evaluations would fail after an epoch, when privacy has been spent."""
@@ -332,7 +332,7 @@ class FittedModel(evaluation.EvaluatedModel):
             )
         return Checkpoint(backup, self.optimizer, saving.variables_of(self), self._dp)
 
-    def _history_of_nothing(self, epochs: int) -> keras.callbacks.History:
+    def _complete_history(self, epochs: int) -> keras.callbacks.History:
         """Returns the history of a fit that was complete."""
         self.history = keras.callbacks.History()
         self.history.set_model(self)

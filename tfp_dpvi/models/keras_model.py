@@ -23,7 +23,7 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import JointRelease, LayerGradients, UnsupportedLayerError, layers_of
 from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
-from tfp_dpvi.models.layered import TRIED, LayeredModel
+from tfp_dpvi.models.layered import NUM_SYNTHETIC, LayeredModel
 
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _ACCURACIES = {
@@ -166,7 +166,7 @@ class DPKerasModel(LayeredModel):
         """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
-        for num in (TRIED, 1):  # Both: a `Sequential` without input shape is rebuilt for another number.
+        for num in (NUM_SYNTHETIC, 1):  # Both: a `Sequential` without input shape is rebuilt for another number.
             made = tf.nest.map_structure(
                 lambda part, num=num: tf.zeros([num, *part.shape[1:]], part.dtype), (records.x, records.y)
             )

@@ -18,7 +18,7 @@ from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.sampling import BatchNeeds
 
-TRIED = 3  # Synthetic records to check a model on; 1 would hide a shape that broadcasts.
+NUM_SYNTHETIC = 3  # Synthetic records to check a model on; 1 would hide a shape that broadcasts.
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,7 +107,7 @@ class LayeredModel(base.DistributionModel):
         rng = np.random.default_rng(0)
 
         def synthetic(part: np.ndarray) -> tf.Tensor:
-            shape = [TRIED, *part.shape[1:]]
+            shape = [NUM_SYNTHETIC, *part.shape[1:]]
             # Two categories, which all categorical layers have.
             drawn = rng.uniform(size=shape) if part.dtype.kind == "f" else rng.integers(0, 2, size=shape)
             return tf.constant(drawn.astype(part.dtype))

@@ -266,7 +266,6 @@ class _Bartlett:
         return x[0], linalg.cholesky(hessian, lower=True)
 
     def _hessian(self, x: np.ndarray) -> np.ndarray:
-        """Returns minus the Gauss-Newton Hessian of the log density."""
         factor, scale = self._factors(x)
         left, right, (scale,) = self._root, factor[0], scale
         i, j = self._rows, self._columns

@@ -128,7 +128,7 @@ class PrivacyLedger(LedgerView):
         self._check_writable()
         with self._database.write() as connection:
             self._read(connection)  # Refuses an older copy.
-            connection.execute(_NEXT_VERSION, {"more": _some()})
+            connection.execute(_NEXT_VERSION, {"more": _random_increment()})
             yield connection
             after = self._read(connection)
         self._known = after
@@ -246,7 +246,7 @@ class PrivacyLedger(LedgerView):
 
     def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
         """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger has changed."""
-        now, version = _utc_now(), priced.version + _some()
+        now, version = _utc_now(), priced.version + _random_increment()
         self._check_writable()
         with self._database.write() as connection:
             same = {"known": priced.version, "next": version, "same": priced.ledger_id}
@@ -430,7 +430,7 @@ def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBu
     return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
 
 
-def _some() -> int:
+def _random_increment() -> int:
     """Returns a random increment of the version: two diverging copies then never reach the same version."""
     return 1 + secrets.randbelow(2**20)
 

@@ -205,7 +205,6 @@ class PrivateFit:
         return self._reservations.take(min(wanted, left), left)
 
     def _run(self, steps: int) -> None:
-        """Runs reserved steps."""
         first, self._done = self._progress.steps, self._done + steps
         self._progress.steps += steps
         self._progress.epochs += steps / self._data.steps_per_epoch
