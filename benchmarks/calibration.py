@@ -163,7 +163,7 @@ def crps(draws, truth):
 
 
 class Fits:
-    """Private fits of one model, traced once: every data set starts anew."""
+    """Private fits of one model to several data sets, traced once."""
 
     def __init__(self, make, clipping, x_public, num_records, epsilon, x, y, clip=None):
         self.model = dpvi.DPVI(*make(), clipping=clipping)

@@ -1,9 +1,9 @@
-"""Runs the studies of docs/studies.md, cell by cell; what has its rows already is not run again.
+"""Runs the studies of docs/studies.md, cell by cell, without existing rows.
 
     python benchmarks/run_studies.py [mixture hierarchical bars families] [--cells NAME ...] [--num N] [--jobs 2] [--full] [--write]
 
-A cell is one setting of a study, its file a row for each seed. Cells that take hours run under `--full` only. At the end each
-study draws its pictures and prints its table; `--write` puts both into the pages of docs/.
+A cell is one setting of a study; its file has a row for each seed. Cells that take hours run only with `--full`. At the end each
+study draws its pictures and prints its table; `--write` writes both into the pages of docs/.
 """
 
 from __future__ import annotations

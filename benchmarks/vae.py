@@ -462,7 +462,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.quick:
         batch_size, steps, repetitions, slow_repetitions = 8, 2, 1, 1
         memory_repetitions, memory_batch, per_call = 1, 64, 2
-    # What a call costs once is nothing beside such steps, and pairs that are compared closely have equally many.
+    # One-time costs of a call are negligible for these steps, and compared pairs have equally many.
     slow_per_call, conv_per_call = min(3, per_call), min(5, per_call)
     failed: dict[str, str] = {}
 

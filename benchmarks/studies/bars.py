@@ -1,13 +1,13 @@
-"""One improvement after the other, from the 2017 paper's own DPVI to the paired clip, on Adult and on the paper's mixture.
+"""Ablation from the 2017 paper's DPVI to the paired clip, on Adult and on the paper's mixture.
 
 paper        KL inside the clip, vectorized gradients, advanced composition (equations 7 and 8)
 kl           the KL term outside the clip, exact
 accounting   tight accounting (privacy loss distributions)
-aligned      one noisy gradient by the parameters, pulled back
+aligned      one noisy gradient in the parameters, pulled back
 averaging    the average of the iterates
 paired       the difference of a record's gradient and its twin's; the calibrated posterior
 
-Each keeps what those before it have. Adult: held-out log density and accuracy of logistic regression on its 14 codes at epsilon
+Each includes the changes before it. Adult: held-out log density and accuracy of logistic regression on its 14 codes at epsilon
 0.3 and 1, delta 1e-5, an 80 % split by seed. Mixture: nats below the true density, delta 1e-3.
 """
 
@@ -35,7 +35,7 @@ EPSILONS = (0.3, 1.0)
 
 
 class KLInside(dpvi.DPVI):
-    """DPVI as in the 2017 paper: what is clipped is a record's log density less its share of the KL term."""
+    """DPVI as in the 2017 paper: clips a record's log density minus its share of the KL term."""
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         variables, surrogate, prior, clip = self.trainable_variables, self.surrogate_posterior, self.prior, self.clip
@@ -93,7 +93,7 @@ def adult() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split(seed: int) -> tuple[Any, ...]:
-    """Returns x, y to learn from and to test on."""
+    """Returns training and test x, y."""
     x, y = adult()
     order, size = np.random.default_rng(seed).permutation(len(y)), round(0.8 * len(y))
     own, other = order[:size], order[size:]
@@ -101,7 +101,7 @@ def split(seed: int) -> tuple[Any, ...]:
 
 
 def adult_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows on Adult."""
+    """Returns a function that makes rows on Adult."""
 
     def make() -> Callable[[int], Row]:
         settings = {"gradients": "vectorized", "clipping": "flat", "kind": dpvi.DPVI, **changes}

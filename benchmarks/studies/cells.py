@@ -1,4 +1,4 @@
-"""Cells of a study: one file for each, a row for each seed. What is there is not run again."""
+"""Cells of a study: one file for each, with a row for each seed. Existing rows are not run again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Cell:
     """One setting of a study.
 
     Attributes:
-      name: of its file.
-      make: called once in a process of its own; returns what makes the row of a seed.
-      num: how many seeds.
-      full: whether it takes hours and runs under `--full` only.
+      name: name of its file.
+      make: called once in a separate process; returns a function that makes the row of a seed.
+      num: number of seeds.
+      full: whether it takes hours and runs only with `--full`.
     """
 
     name: str
@@ -46,7 +46,7 @@ def load(path: pathlib.Path) -> list[Row]:
 
 
 def run(cell: Cell, path: pathlib.Path, num: int) -> None:
-    """Runs the seeds that a cell's file lacks; writes after each."""
+    """Runs the missing seeds of a cell's file; writes after each."""
     found = load(path)
     have = {row["seed"] for row in found}
     lacking = [seed for seed in range(1, num + 1) if seed not in have]
@@ -82,7 +82,7 @@ def write_block(page: pathlib.Path, name: str, text: str) -> None:
 
 
 class Repeated:
-    """Fits of one model, traced once and with one noise multiplier: every data set starts anew.
+    """Fits of one model to several data sets, traced once and with one noise multiplier.
 
     Args:
       model: not compiled.
@@ -91,8 +91,8 @@ class Repeated:
       y: likewise.
       epsilon: math.inf for a fit without noise.
       delta: of epsilon.
-      accountant: that chooses the noise.
-      settings: of `fit`.
+      accountant: the accountant that calibrates the noise.
+      settings: arguments of `fit`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The models of examples/models/ at epsilon 1: is every parameter's truth inside its 99 % interval?
+"""Coverage of 99 % intervals of all parameters, for the models of examples/models/ at epsilon 1.
 
 20 simulated data sets of 10,000 records for each, their truths drawn from the prior; delta 1e-5. And one fit of each without
 noise, beside the exact posterior.
@@ -32,13 +32,13 @@ FAMILIES = (
     "missing_values",
     "flow",
 )
-# Of the programs that draw the pictures: the longest.
+# The longest of the programs that draw the pictures.
 PICTURED = {"item_response": ["--steps=300", "--chain-steps=100"]}
-NUM_PERSONS, STEPS = 2000, 1000  # Of item response without noise, beside its exact posterior.
+NUM_PERSONS, STEPS = 2000, 1000  # For item response without noise, compared with its exact posterior.
 
 
 def private(name: str) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows of private fits."""
+    """Returns a function that makes rows of private fits."""
 
     def make() -> Callable[[int], Row]:
         family = importlib.import_module(name)
@@ -73,7 +73,7 @@ def private(name: str) -> Callable[[], Callable[[int], Row]]:
 
 
 def item_response_without_noise() -> Callable[[int], Row]:
-    """Returns what makes a row: how far the means are from the exact ones, in exact standard deviations."""
+    """Returns a function that makes a row: errors of the means, in exact standard deviations."""
     family = importlib.import_module("item_response")
 
     def row(seed: int) -> Row:
@@ -87,7 +87,7 @@ def item_response_without_noise() -> Callable[[int], Row]:
 
 
 def pictured(name: str) -> Callable[[], Callable[[int], Row]]:
-    """Returns what runs the example itself, for its picture."""
+    """Returns a function that runs the example, for its picture."""
 
     def make() -> Callable[[int], Row]:
         def row(seed: int) -> Row:

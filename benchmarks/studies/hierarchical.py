@@ -1,9 +1,9 @@
 """The hierarchical study of d3p (Prediger, Loppi, Kaski, Honkela 2022, arXiv:2103.11648): AUC over epsilon, records, iterations.
 
 Groups with public characteristics z_g, weights w_g around a matrix times z_g, 5-dimensional records; the model is that of
-`examples/hierarchical_logistic_regression.py`. Beside it the same model without noise and clip, and a logistic regression that
-knows no groups, without privacy too. Delta 1e-5; the unit of privacy is a record. The groups' characteristics are those of one
-design; matrix, weights and records are new in each seed. AUC is that on 10,000 other records.
+`examples/hierarchical_logistic_regression.py`, compared with the same model without noise and clip, and with a non-private logistic
+regression without groups. Delta 1e-5; the unit of privacy is a record. All seeds have the same characteristics of groups; matrix,
+weights and records are new in each. AUC is on 10,000 other records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DELTA, NUM_TEST = 1e-5, 10_000
 EPSILONS, SIZES, STEPS = (0.1, 0.3, 1.0, 3.0), (250, 1000, 2500, 10_000), (100, 1000, 10_000, 100_000)
 NUM_RECORDS, EPSILON = 10_000, 1.0
 BATCH_SHARE, NUM_STEPS, RATE, EMA = 0.2, 300, 0.03, 0.98  # Those of the example, chosen on other data.
-SMALL_BATCH = 200  # Of the study of iterations.
+SMALL_BATCH = 200  # For the study of iterations.
 
 
 def design() -> np.ndarray:
@@ -33,7 +33,7 @@ def design() -> np.ndarray:
 
 
 def simulate(num: int, seed: int) -> tuple[Any, Any]:
-    """Returns (x, y) to learn from and to test on."""
+    """Returns training and test data, each (x, y)."""
     generator, z = np.random.default_rng(seed), design()
     matrix = generator.normal(0.0, 0.7, [example.NUM_FEATURES, example.NUM_CHARACTERISTICS])
     weights = z @ matrix.T + 0.4 * generator.standard_normal([example.NUM_GROUPS, example.NUM_FEATURES])
@@ -53,7 +53,7 @@ def simulate(num: int, seed: int) -> tuple[Any, Any]:
 
 
 def auc(scores: np.ndarray, y: np.ndarray) -> float:
-    """Returns the share of pairs of a one and a zero that scores order rightly."""
+    """Returns the fraction of pairs of a one and a zero that the scores order correctly."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     ones = int(np.sum(y))
@@ -61,7 +61,7 @@ def auc(scores: np.ndarray, y: np.ndarray) -> float:
 
 
 def cell(num: int, epsilon: float, batch_size: int, steps: int) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows; `epsilon=math.inf` has no noise and no clip."""
+    """Returns a function that makes rows; `epsilon=math.inf` is without noise and clip."""
 
     def make() -> Callable[[int], Row]:
         def optimizer(**noise: float) -> Any:
@@ -87,7 +87,7 @@ def cell(num: int, epsilon: float, batch_size: int, steps: int) -> Callable[[], 
 
 
 def without_groups(num: int) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows of a logistic regression that knows no groups."""
+    """Returns a function that makes rows of a logistic regression without groups."""
 
     def make() -> Callable[[int], Row]:
         from sklearn.linear_model import LogisticRegression

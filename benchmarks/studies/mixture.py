@@ -1,4 +1,4 @@
-"""The mixture of Jälkö, Dikmen and Honkela (2017): held-out log density over epsilon, beside DP-SGLD.
+"""The mixture of Jälkö, Dikmen and Honkela (2017): held-out log density over epsilon, compared with DP-SGLD.
 
 Five round components in the plane, at (0, 0) and (+-2, +-2) with covariance 0.5 I, 2,000 records to learn from, 100 to test on
 as in the paper and 10,000 more. Prior: Dirichlet(1) weights, Normal(0, I) means, InverseGamma(1, 1) variances. Delta 1e-3.
@@ -27,7 +27,7 @@ NUM_COMPONENTS, VARIANCE, DELTA = len(CENTRES), 0.5, 1e-3
 NUM_RECORDS, NUM_TEST, NUM_FRESH = 2000, 100, 10_000
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 STEPS, RATE, CLIP, EMA = 250, 0.05, 1.0, 0.98  # Those of examples/gaussian_mixture.py, chosen on other data.
-# DP-SGLD's settings are the best of these by the truth of other data sets: no user can choose so, and no budget pays for it.
+# DP-SGLD's settings are the best of these by the truth of other data sets, which is impossible for a user.
 SGLD_GRID = [
     sgld.Settings(step_size=step, l2_norm_clip=clip, num_steps=STEPS)
     for clip in (1.0, 3.0)
@@ -37,7 +37,7 @@ TUNING_SEEDS = (1001, 1002, 1003)
 
 
 def simulate(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns records to learn from, the paper's test records and more of them."""
+    """Returns training records, the paper's number of test records, and more test records."""
     generator = np.random.default_rng(seed)
     num = NUM_RECORDS + NUM_TEST + NUM_FRESH
     chosen = generator.choice(NUM_COMPONENTS, size=num)
@@ -110,10 +110,10 @@ def vectors_of(model: dpvi.DPVI, num: int = 100) -> np.ndarray:
 
 
 def dpvi_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows of fits of `DPVI`.
+    """Returns a function that makes rows of fits of `DPVI`.
 
     Args:
-      epsilon: math.inf for a fit with clip and noise off.
+      epsilon: math.inf for a fit without clip and noise.
       **changes: `kind`, `gradients`, `clipping`, `averaging`, `accountant`.
     """
 
@@ -141,7 +141,7 @@ def dpvi_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Ro
 
 
 def sgld_cell(epsilon: float, accountant: str) -> Callable[[], Callable[[int], Row]]:
-    """Returns what makes rows of DP-SGLD at its best settings."""
+    """Returns a function that makes rows of DP-SGLD at its best settings."""
 
     def make() -> Callable[[int], Row]:
         plan = PrivacyPlan.calibrate(
