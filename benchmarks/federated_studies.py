@@ -201,7 +201,7 @@ def run_adult(cell: Cell, data=None, num=HOSPITALS) -> dict[str, Any]:
 
 
 def run_damping(cell: Cell, num_records=10_000, width=10) -> dict[str, Any]:
-    """Adult's model and hospitals on simulated records: the defaults are chosen here, and Adult's test records stay unseen."""
+    """Adult's model and hospitals on simulated records: the defaults are checked here, not on Adult's test records."""
     rng = np.random.default_rng(100 + cell.split)
     root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(width), np.arange(width))))
     x = np.concatenate([np.ones((2 * num_records, 1)), rng.normal(size=(2 * num_records, width)) @ root.T], axis=1)
@@ -384,31 +384,47 @@ def summary(rows):
 def draw(rows, path):
     from matplotlib import figure
 
-    page = figure.Figure(figsize=(11, 4), layout="constrained")
-    axes = page.subplots(1, 3)
+    num = (
+        4 if any(row["study"] == "adult" for row in rows) else 2
+    )  # Without Adult's rows, its axes are not on the page.
+    page = figure.Figure(figsize=(4.5 * num, 4), layout="constrained")
+    axes = [*page.subplots(1, num), *figure.Figure().subplots(1, 2)]
+    coverage, damping, path_axis, accuracy = axes[:4]
     for schedule in SCHEDULES:
         paths = [r["rounds"] for r in rows if r["study"] == "adult" and r["schedule"] == schedule and "rounds" in r]
         paths = [p for p in paths if len(p) == max(map(len, paths))]
         if paths:
             mean = np.mean([[one["log_likelihood"] for one in p] for p in paths], axis=0)
-            axes[0].plot(np.linspace(0, 1, len(mean)), mean, "o-", label=schedule)
-    axes[0].set(title="Adult: test log-likelihood", xlabel="share of updates")
-    for way, axis, name in itertools.product(
-        ("pooled", "worker", "paired", "fedavg"), (1, 2), ("coverage", "accuracy")
-    ):
-        if (axis == 1) != (name == "coverage"):
-            continue
-        points = sorted({r["epsilon"] for r in rows if r["way"] == way and name in r})
-        means = [
-            np.mean([r[name] for r in rows if r["way"] == way and name in r and r["epsilon"] == e]) for e in points
-        ]
-        axes[axis].plot(points, means, "o-", label=way)
-        axes[axis].set(title=f"{name} over epsilon", xscale="log", xlabel="epsilon")
-    axes[1].axhline(0.9, color="k", linestyle=":")
-    for axis in axes:
+            path_axis.plot(np.linspace(0, 1, len(mean)), mean, "o-", label=schedule)
+    path_axis.set(title="Adult: test log-likelihood", xlabel="share of updates")
+    for way in ("pooled", "worker", "fedavg"):
+        groups = grouped([r for r in rows if (r["study"], r["way"]) == ("adult", way)], "epsilon", "accuracy")
+        accuracy.plot(list(groups), list(groups.values()), "o-", label=way)
+    accuracy.set(title="Adult: test accuracy", xscale="log", xlabel="epsilon")
+    for way in ("worker", "paired"):
+        paths = [r["by_round"] for r in rows if r["way"] == way and "by_round" in r and r["epsilon"] == 1.0]
+        coverage.plot(np.mean(paths or [[np.nan]], axis=0), "o-", label=way)
+    pooled = [r["coverage"] for r in rows if r["way"] == "pooled" and "coverage" in r and r["epsilon"] == 1.0]
+    coverage.axhline(np.mean(pooled or [np.nan]), color="C2", label="pooled")
+    coverage.axhline(0.9, color="k", linestyle=":")
+    coverage.set(title="coverage of 90 % intervals", xlabel="round")
+    damped = [{**r, "damping": DAMPED[r["schedule"]].damping} for r in rows if r["schedule"] in DAMPED]
+    for kind, division in itertools.product(("synchronous", "sequential", "asynchronous"), ("balanced", "by label")):
+        chosen = [r for r in damped if r["schedule"].startswith(kind) and r["division"] == division]
+        groups = grouped(chosen, "damping", "log_likelihood")
+        line = "-" if division == "balanced" else ":"
+        damping.plot(list(groups), list(groups.values()), "o" + line, label=f"{kind}, {division}")
+    damping.set(title="simulated: test log-likelihood", xlabel="damping", ylim=(-0.6, -0.4))
+    for axis in page.axes:
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize="small")
+            axis.legend(fontsize="x-small")
     page.savefig(path, dpi=110)
+
+
+def grouped(rows, by, name):
+    """Returns means of a figure, by a setting in order."""
+    values = sorted({row[by] for row in rows if name in row})
+    return {value: np.mean([row[name] for row in rows if row[by] == value and name in row]) for value in values}
 
 
 def main(arguments=None):
