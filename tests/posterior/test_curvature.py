@@ -239,3 +239,16 @@ def test_a_fit_that_stopped_early_has_the_window_of_what_ran(stopped):
 def test_too_short_a_window_is_none():
     sums = {name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < 4, a, 0) for name, a in blocks(1).items()}
     assert window_of(sums, np.zeros(20), NOISE) is None
+
+
+def test_a_chain_that_overflows_where_it_starts_stays_there():
+    """Without a warning; the others go on."""
+
+    def log_density(x):
+        return -0.5 * np.sum(x**2, axis=1), -(x * np.where(abs(x) > 1e10, np.float64(1e308), 1.0))
+
+    start = np.array([[1e11, 0.0], [3.0, 3.0]])
+    end = lib.hamiltonian(log_density, start, np.random.default_rng(0), num_steps=40, num_leapfrogs=5)[-1]
+    assert (end[0] == start[0]).all()
+    assert np.linalg.norm(end[1]) < 4.0
+    assert (end[1] != start[1]).all()

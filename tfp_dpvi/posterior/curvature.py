@@ -313,15 +313,16 @@ def hamiltonian(
       num_leapfrogs: leapfrog steps in each.
       keep: number of states of the second half to return.
     """
-    x, (value, gradient) = start, log_density(start)
+    with np.errstate(over="ignore", invalid="ignore"):  # Proposals that overflow are rejected below.
+        x, (value, gradient) = start, log_density(start)
     kept: list[np.ndarray] = []
     size = 1.2 / max(start.shape[1], 1) ** 0.25
     for turn in range(num_steps):
         momentum = generator.normal(size=x.shape)
-        new, slope, p = x, gradient, momentum
+        new, slope = x, gradient
         length = size * generator.uniform(0.8, 1.2)
-        p = p + length / 2.0 * slope
-        with np.errstate(over="ignore", invalid="ignore"):  # Such proposals are rejected below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            p = momentum + length / 2.0 * slope
             for leap in range(num_leapfrogs):
                 new = new + length * p
                 proposed, slope = log_density(new)
