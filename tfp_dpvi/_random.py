@@ -134,7 +134,7 @@ def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[t
     """Returns pairs of normals from two int32 tensors of shape [n]; `more` [n] or [0] extends u of which 31 bits are 0."""
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
-    if more.shape[0]:  # Added to small numbers first: float32 adds those exactly.
+    if more.shape[0]:  # Added last, to small numbers only: float32 adds small parts exactly.
         rest = tf.cast(tf.bitwise.bitwise_and(more, _MASK), tf.float32) * 2.0**-71 + 2.0**-72
     else:
         rest = tf.fill([first.shape[0]], tf.constant(2.0**-41))

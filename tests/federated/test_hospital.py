@@ -199,7 +199,7 @@ def test_a_kill_between_charge_and_reply_counts(study, refiner, tmp_path, monkey
 
 
 def test_epsilon_and_noise_exclude_each_other(study, refiner):
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match=r"epsilon=None does not go with the study"):
         hospital(study, refiner, epsilon=None)
 
 
@@ -325,6 +325,22 @@ def test_a_prior_that_is_not_normal_gets_a_factor():
     best = scipy.optimize.minimize(divergence, [0.5, -0.5], method="Nelder-Mead", tol=1e-6).x
     np.testing.assert_allclose(found.mean, best[0], atol=0.1 * np.exp(best[1]))
     np.testing.assert_allclose(found.stddev, np.exp(best[1]), rtol=0.05)
+
+
+def test_a_gradient_that_overflows_ends_the_factor_of_a_prior_where_it_is(monkeypatch):
+    study = Study(tfd.Gamma(3.0, 1.0), lambda params: tfd.Normal(params, 1.0), adam())
+    present, honest = study.terms.prior, study._log_prior
+    monkeypatch.setattr(study, "_log_prior", lambda z: (honest(z)[0], np.full_like(z, np.inf)))
+    assert study.refine_prior(Factor.normal(np.array([0.5]), np.array([0.6])), present) is present
+
+
+def test_a_nearly_singular_posterior_ends_no_worker(study, refiner, monkeypatch):
+    def singular(posterior, cavity):
+        raise np.linalg.LinAlgError("Matrix is not positive definite")
+
+    monkeypatch.setattr(refiner._model.family, "start", singular)
+    reply = Reply.from_bytes(hospital(study, refiner).answer(task_of(study).to_bytes()), study.terms)
+    assert reply.change.norm == 0.0
 
 
 @pytest.mark.slow

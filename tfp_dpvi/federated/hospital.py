@@ -88,8 +88,8 @@ class Hospital:
         """Checks the records, calibrates, and traces the step."""
         if self._refiner.private != (self.epsilon is not None):
             raise ValueError(
-                f"epsilon={self.epsilon!r} does not go with the study's optimizer: give the hospital an epsilon, or the optimizer "
-                "a noise multiplier (and nothing is private), not both."
+                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass an epsilon and an optimizer with a finite "
+                "l2_norm_clip and no noise_multiplier,\nor, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
             )
         data = self._refiner.data(x, y, num_records)
         self.num_records, self._tensors = data.num_records, data.tensors
@@ -120,7 +120,7 @@ class Hospital:
     # ------------------------------------------------------------------ in each round
 
     def answer(self, message: bytes) -> bytes:
-        """Returns the reply to a task, both as bytes; a task that is repeated is answered alike and charged once.
+        """Returns the reply to a task, both as bytes; the latest task, if repeated, is answered alike and charged once.
 
         Raises:
           MessageError: the message is refused; no privacy was spent.

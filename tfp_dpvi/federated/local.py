@@ -161,7 +161,11 @@ class Refiner:
         """Runs a round's steps from a posterior against a cavity, with the optimizer as new; returns the change."""
         with self._lock:
             steps, number = self.trace(mechanism, tensors), self.study.terms.local_steps
-            self._model.family.start(posterior, cavity)
+            nothing = Factor.one(posterior.num, full_rank=posterior.full_rank)
+            try:
+                self._model.family.start(posterior, cavity)
+            except np.linalg.LinAlgError:  # A nearly singular posterior, whatever the records are.
+                return nothing
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
                 variable.assign(value)
             # A fresh key for every round; of a seed's one key, no number comes twice.
@@ -171,4 +175,4 @@ class Refiner:
             # A fit that ran away changes nothing: no record may decide whether there is an answer (C8).
             with contextlib.suppress(ValueError), np.errstate(all="ignore"):
                 return self._model.family.factor() / posterior
-            return Factor.one(posterior.num, full_rank=posterior.full_rank)
+            return nothing

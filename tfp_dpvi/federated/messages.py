@@ -115,7 +115,7 @@ class Task(_Message):
     Attributes:
       study: the identity of the terms.
       hospital: its name.
-      request: a name that the server gives once; a repeated request is answered alike and charged once.
+      request: a name that the server gives once; the latest request, if repeated, is answered alike and charged once.
       number: how often the hospital was asked before.
       posterior: the present posterior.
       cavity: the posterior without the hospital's own factor; it may be improper.

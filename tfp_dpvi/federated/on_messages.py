@@ -97,7 +97,7 @@ def assign(num: int, num_shards: int, rng: np.random.Generator) -> np.ndarray:
 def divide(x: Structure, y: Structure | None, shards: np.ndarray, num_shards: int, size: int) -> list[dict[str, Any]]:
     """Returns the records of each shard as arguments of `fit`, padded to a public size with records of weight 0.
 
-    Records beyond that size are left out: at the size of `shard_size`, one in 1e14.
+    Records beyond that size are left out: at the size of `shard_size`, one in 1e14 (more, if fewer records are declared).
     """
     parts = []
     for number in range(num_shards):

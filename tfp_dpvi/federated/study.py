@@ -129,19 +129,25 @@ class Study:
             q = cavity * present
             root = np.linalg.cholesky(q.covariance) if self.full_rank else np.diag(q.stddev)
             away = noise @ root.T
-            gradients = self._log_prior(q.mean + away)[1]
-            if self.full_rank:
-                slope = np.linalg.lstsq(away, gradients, rcond=None)[0]
-                precision = -(slope + slope.T) / 2.0
-                shift = gradients.mean(0) + precision @ q.mean
-            else:
-                precision = -(away * gradients).mean(0) / (away**2).mean(0)
-                shift = gradients.mean(0) + precision * q.mean
-            change = (Factor(shift, precision) / present) ** 0.5
+            try:
+                with np.errstate(all="ignore"):
+                    change = (self._site(q, away) / present) ** 0.5
+            except ValueError:  # A gradient overflowed: the factor so far is a valid one.
+                break
             present *= change ** guard(q, change, q.precision / 2.0)
             if change.norm <= 1e-6 * q.norm:
                 break
         return present
+
+    def _site(self, q: Factor, away: np.ndarray) -> Factor:
+        """Returns the factor of the prior's mean gradients and their slope, at draws `away` from the mean of `q`."""
+        gradients = self._log_prior(q.mean + away)[1]
+        if self.full_rank:
+            slope = np.linalg.lstsq(away, gradients, rcond=None)[0]
+            precision = -(slope + slope.T) / 2.0
+            return Factor(gradients.mean(0) + precision @ q.mean, precision)
+        precision = -(away * gradients).mean(0) / (away**2).mean(0)
+        return Factor(gradients.mean(0) + precision * q.mean, precision)
 
     # ------------------------------------------------------------------ the posterior
 

@@ -265,8 +265,8 @@ def _check_independence(
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
                     f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0.\nOne record would move all gradients, and no clip would bound its influence. Use the "
-                    "other axes."
+                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
+                    "its influence. Use the other axes."
                 )
     return draws
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -192,27 +193,29 @@ def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord) -> Direct:
-    """Returns per-record gradients of a kernel per channel: one convolution with a channel for each row and channel."""
+    """Returns the gradients of a small kernel for each channel, one product for each of its places.
+
+    Grouped convolutions would be fewer operations, but XLA on CPUs makes dense ones of them.
+    """
     height, width, channels, multiplier = layer.depthwise_kernel.shape
-
-    def side_by_side(values: tf.Tensor) -> tf.Tensor:  # [rows, h, w, C] -> [1, h, w, rows C]
-        values = tf.cast(tf.transpose(values, [1, 2, 0, 3]), gradient.dtype)
-        return tf.reshape(values, [1, *values.shape[:2], -1])
-
-    padding, rates = layer.padding.upper(), tuple(layer.dilation_rate)
-    if padding == "SAME" and rates != (1, 1):  # TensorFlow needs a known number of channels here. Strides are 1.
-        around = [(size - 1) * rate for size, rate in zip((height, width), rates, strict=True)]
-        inputs = tf.pad(inputs, [[0, 0], *([size // 2, size - size // 2] for size in around), [0, 0]])
-        padding = "VALID"
-    images = side_by_side(inputs)
-    with tf.GradientTape() as tape:
-        kernel = tf.zeros([height, width, tf.shape(images)[3], multiplier], gradient.dtype)
-        tape.watch(kernel)
-        out = tf.nn.depthwise_conv2d(images, kernel, [1, *layer.strides, 1], padding, dilations=rates)
-    values = tape.gradient(out, kernel, side_by_side(gradient))
-    values = tf.reshape(values, [height, width, -1, channels, multiplier])
-    values = by_record.split(tf.transpose(values, [2, 0, 1, 3, 4]))
-    return Direct(tuple(layer.depthwise_kernel.shape), tf.reduce_sum(values, axis=1))
+    strides, rates, out = layer.strides, layer.dilation_rate, gradient.shape[1:3].as_list()
+    pads, blocks = [], []
+    for axis, kernel in enumerate((height, width)):
+        size, needed = inputs.shape[axis + 1], (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1
+        before = max(needed - size, 0) // 2  # 0 for padding="valid".
+        num = -(-max(size + before, needed) // strides[axis])
+        pads.append([before, num * strides[axis] - size - before])
+        blocks += [num, strides[axis]]
+    images = tf.reshape(tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels])
+    images = tf.transpose(images, [2, 4, 0, 1, 3, 5])  # Strides first: what a place of the kernel sees is one block.
+    gradient = tf.reshape(gradient, [-1, *out, channels, multiplier])
+    sums = []
+    for row, column in itertools.product(range(height), range(width)):
+        (i, y), (j, x) = divmod(row * rates[0], strides[0]), divmod(column * rates[1], strides[1])
+        seen = images[y, x, :, i : i + out[0], j : j + out[1], :, None]
+        sums.append(tf.reduce_sum(seen * gradient, axis=[1, 2]))
+    values = by_record.split(tf.reshape(tf.stack(sums, axis=1), [-1, height, width, channels, multiplier]))
+    return Direct((height, width, channels, multiplier), tf.reduce_sum(values, axis=1))
 
 
 def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:

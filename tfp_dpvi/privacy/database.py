@@ -186,9 +186,7 @@ class Database:
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
             what = next(iter(str(cause).splitlines()), type(cause).__name__)  # A server's errors have many lines.
-            raise LedgerError(
-                f"{self.shown!r} is not a usable privacy ledger: {what}. No privacy was spent."
-            ) from error
+            raise LedgerError(f"{self.shown!r} is not a usable privacy ledger: {what}. Nothing was written.") from error
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""

@@ -431,7 +431,7 @@ def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBu
 
 
 def _random_increment() -> int:
-    """Returns a random increment of the version: two diverging copies then never reach the same version."""
+    """Returns a random increment of the version: two diverging copies then hardly ever reach the same version."""
     return 1 + secrets.randbelow(2**20)
 
 
