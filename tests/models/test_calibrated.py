@@ -1,5 +1,7 @@
 """The paired clip and the calibrated posterior of `DPVI`, through its public face."""
 
+import dataclasses
+import itertools
 import logging
 
 import numpy as np
@@ -9,6 +11,7 @@ from support import internals
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.models import simulation
 from tfp_dpvi.models.coordinates import Coordinates
 
 tfd = tfp.distributions
@@ -392,6 +395,21 @@ def test_the_pilot_knows_the_shape_of_the_curvature():
     expected = 1000 * (x * (p * (1 - p))[:, None]).T @ x / len(x)
     np.testing.assert_allclose(prior_of.matrix, expected, rtol=0.15, atol=0.03 * expected.max())
     np.testing.assert_allclose(prior_of.curvature, prior_of.matrix, rtol=1e-6)
+
+
+def test_the_pilot_passes_over_parameters_at_which_gradients_overflow(monkeypatch):
+    """As of a variance drawn near 0: at half of the draws here."""
+    honest, calls = simulation.Pairs.curvature_prior, itertools.count()
+
+    def overflowing(pairs, num_records, clip):
+        found = honest(pairs, num_records, clip)
+        return dataclasses.replace(found, curvature=found.curvature * (np.inf if next(calls) % 2 else 1.0))
+
+    monkeypatch.setattr(simulation.Pairs, "curvature_prior", overflowing)
+    model = dpvi.DPVI(prior, likelihood, clipping="paired")
+    x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
+    found = dpvi.pilot(model, x, num_records=1000, epsilon=1.0, delta=1e-5)
+    assert 0.0 < found.last_rate < 1.0
 
 
 def test_the_pilot_refuses_what_it_cannot_simulate():

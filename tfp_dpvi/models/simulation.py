@@ -128,7 +128,7 @@ def pilot(
     def spread(clip: float) -> float:
         noise = (plan.deviation * clip * num_records / batch) ** 2 / count
         found = [pairs.spread(num_records, clip, noise, precision) for pairs in usable]
-        return float(np.median(found or [_LEARNING_RATE]))
+        return float(np.median([one for one in found if math.isfinite(one)] or [_LEARNING_RATE]))
 
     clip = min((share * median for share in _CLIPS), key=spread)
     last = _RELAXATIONS * spread(clip) / math.sqrt(count)
@@ -242,7 +242,7 @@ class Pairs:
         return x, outcomes
 
     def spread(self, num_records: int, clip: float, noise: float, precision: np.ndarray) -> float:
-        """Returns the posterior's median standard deviation for N records.
+        """Returns the posterior's median standard deviation for N records, or NaN if simulated curvatures overflow.
 
         Args:
           num_records: N.
@@ -253,8 +253,11 @@ class Pairs:
         found = self.curvature_prior(num_records, clip)
         assert found.curvature is not None
         spread = found.matrix + noise * np.eye(len(precision))
-        seen = found.curvature @ np.linalg.solve(spread, found.curvature)
-        return float(np.median(np.sqrt(np.diag(np.linalg.inv(np.diag(precision) + seen)))))
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.diag(precision) + found.curvature @ np.linalg.solve(spread, found.curvature)
+        if not np.isfinite(total).all():  # Simulated gradients overflowed: nothing is known at these parameters.
+            return math.nan
+        return float(np.median(np.sqrt(np.diag(np.linalg.inv(total)))))
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
         """Returns the simulation's prior of the curvature at its parameters, for N records.
