@@ -133,7 +133,8 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
         path = pathlib.Path(PICTURES) / f"{name}.json"
         if path.exists():
             one = json.loads(path.read_text())
-            wider = np.divide(one["private"]["sd"], one["exact"]["sd"])
+            sds = np.array([one["private"]["sd"], one["exact"]["sd"]])
+            wider = np.divide(*sds[:, sds[1] > 0])  # Some entries are 0 for all draws, as those above a diagonal.
             found["docs/models.md", name] = (
                 f"![{name.replace('_', ' ')}](figures/models/{name}.png)\n\nPrivate intervals are {np.median(wider):.1f} times as "
                 f"wide as exact ones (median; {wider.min():.1f} to {wider.max():.1f}). Without noise, means are within "
