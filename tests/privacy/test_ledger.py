@@ -409,7 +409,7 @@ def test_a_failed_write_charges_nothing_and_is_undone(tmp_path):
         for limit in (0, 600, 5000, 9000):  # The disk is full: in the journal, or in the middle of the file.
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             try:
-                with pytest.raises(LedgerError, match="No privacy was spent"):
+                with pytest.raises(LedgerError, match="Nothing was written"):
                     ledger.reserve(OTHER, 1)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
