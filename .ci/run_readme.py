@@ -10,7 +10,7 @@ page = pathlib.Path(sys.argv[1]).resolve()
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-        exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
+        exec(compile(block, f"<{page.name}>", "exec"), {"__name__": "__main__"})
 
 import tfp_dpvi  # noqa: E402
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.serialization import register
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 if sys.version_info < (3, 10):  # noqa: UP036  (a source tree on the path is not checked by pip)
     raise ImportError(f"tfp_dpvi needs Python 3.10 to 3.13, and this is {sys.version.split()[0]}.")
