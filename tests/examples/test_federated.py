@@ -1,7 +1,13 @@
 """The Flower app with real processes on this machine: TLS, node keys, SuperLink, SuperNodes, workers; one hospital is killed."""
 
 import importlib.util
+import json
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -64,3 +70,41 @@ def test_the_consortium_on_loopback(tmp_path, kill):
             assert ledger.num_releases >= least * steps
             assert len(ledger.entries) == 1
             assert ledger.epsilon(1e-5) <= 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_app_on_ray(tmp_path):
+    """The guide's line: three hospitals in Ray's processes, each of which keeps its own ledger."""
+    flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `federated`)")
+    pytest.importorskip("ray", reason="Ray is not installed (the extra `simulation`)")
+    app, output, home = tmp_path / "app", tmp_path / "history.json", tmp_path / "flwr"
+    shutil.copytree(HERE, app)
+    home.mkdir()
+    where = ["local", "--federation-config", "num-supernodes=3"]
+    if tuple(map(int, flwr.__version__.split(".")[:2])) < (1, 26):
+        where = ["local-simulation"]
+        settings = (app / "pyproject.toml").read_text()
+        head, tail = settings.split("# [tool.flwr.federations]")
+        (app / "pyproject.toml").write_text(head + "[tool.flwr.federations]" + tail.replace("\n# ", "\n"))
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path}
+    environment["PYTHONPATH"] = str(HERE.parents[1])
+    command = ["flwr", "run", str(app), *where, "--stream", "--run-config", f'output="{output}"']
+    with tempfile.TemporaryDirectory() as short:  # Ray's sockets lie in it, and have at most 107 characters.
+        environment["TMPDIR"] = short
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        finally:  # Later versions leave a SuperLink behind, with its database in this folder.
+            subprocess.run(["pkill", "-f", str(home)], check=False)
+        assert output.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+        rounds = json.loads(output.read_text())["rounds"]
+        assert [len(one["hospitals"]) for one in rounds] == [3, 3, 3]
+        steps = Terms.load(HERE / "hospitals" / "terms.json").local_steps
+        ledgers = list(pathlib.Path(short).glob("tfp_dpvi-simulated-*/hospital*.ledger"))
+        assert len(ledgers) == 3
+        for path in ledgers:
+            with dpvi.PrivacyLedger(path, read_only=True) as ledger:
+                assert ledger.num_releases == 3 * steps
+                assert ledger.epsilon(1e-5) <= 3.0
