@@ -26,7 +26,8 @@ def same_figures(found, frozen):
 #: Engines of whose sums a quick one is nearly the same.
 SLOW = (
     "vae vectorized, convolution", "vae ghost, certain, float32", "vi vectorized, mean_field", "vae", "vi vectorized, certain",
-    "vi vectorized, full_rank", "vae termwise, one group", "vae vectorized, certain", "record flat, float64",
+    "vi vectorized, full_rank", "vae termwise, one group", "vae vectorized, certain", "record flat, float64", "vae ghost",
+    "record normalized", "vi aligned, certain",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.cases import CASES, SURROGATES, shared_model
 from support.logs import no_fallback
+from support.siblings import slow
 from support.sums import check_sums
 
 from tfp_dpvi._tf import tf
@@ -12,9 +13,13 @@ pytestmark = pytest.mark.smoke
 
 F32, F64 = np.float32, np.float64
 ALL = [(surrogate, case) for surrogate in SURROGATES for case in CASES]
-DEAR = {(surrogate, "categorical") for surrogate in SURROGATES} | {("full_rank", "mixture"), ("asvi", "mixture")}
-# Bernoulli and normal with unknown scale for each surrogate, and a mixture for mean fields: others take long to trace.
-FAST = [pair for pair in ALL if pair not in DEAR]
+# Each surrogate, of one variable and of a joint distribution: others take long to trace.
+FAST = [
+    ("mean_field", "bernoulli"),
+    ("mean_field", "unknown_scale"),
+    ("full_rank", "unknown_scale"),
+    ("asvi", "bernoulli"),
+]
 
 
 def _check(case, surrogate, dtype, **kwargs):
@@ -22,9 +27,7 @@ def _check(case, surrogate, dtype, **kwargs):
         check_sums(case, shared_model(case, surrogate, dtype), rtol=1e-5 if dtype is F32 else 1e-10, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("surrogate", "case"), [*FAST, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in sorted(DEAR))]
-)
+@pytest.mark.parametrize(("surrogate", "case"), [*FAST, *(slow(*pair) for pair in ALL if pair not in FAST)])
 def test_sums_equal_a_loop_over_records(surrogate, case):
     """C1, C2, C5, C9: in float64, for both engines, weights inside the clip, records left out, no clip to tight clip."""
     _check(case, surrogate, F64)
@@ -34,7 +37,7 @@ def test_sums_equal_a_loop_over_records(surrogate, case):
     ("surrogate", "case"),
     [
         ("mean_field", "bernoulli"),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ALL[1:]),
+        *(slow(*pair) for pair in ALL[1:]),
     ],
 )
 def test_three_draws(surrogate, case):
@@ -46,9 +49,9 @@ def test_three_draws(surrogate, case):
     ("surrogate", "case"),
     [
         ("mean_field", "unknown_scale"),
-        ("asvi", "bernoulli"),
-        pytest.param("mean_field", "bernoulli", marks=pytest.mark.slow),  # In float32 below.
-        *(pytest.param(s, c, marks=pytest.mark.slow) for s, c in ALL if s == "full_rank" or c in ("mixture",)),
+        slow("asvi", "bernoulli"),
+        slow("mean_field", "bernoulli"),  # In float32 below.
+        *(slow(s, c) for s, c in ALL if s == "full_rank" or c in ("mixture",)),
     ],
 )
 def test_under_xla(surrogate, case):

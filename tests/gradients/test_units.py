@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.per_record import check, losses_of, made, tried
+from support.siblings import slow
 
 from tfp_dpvi._tf import keras, map_apart, tf
 from tfp_dpvi.gradients import Clip, UnsupportedLayerError
@@ -124,7 +125,7 @@ def test_a_recurrent_layer_in_a_mapped_loss(caplog):
     assert layers.LSTM(2)._could_use_gpu_kernel == layer._could_use_gpu_kernel
 
 
-@pytest.mark.parametrize("arguments", [{"dropout": 0.5}, {"recurrent_dropout": 0.5}])
+@pytest.mark.parametrize("arguments", [{"dropout": 0.5}, slow({"recurrent_dropout": 0.5})])
 def test_draws_in_a_recurrent_layer_are_refused(arguments):
     model, x = made(lambda: sequential(layers.LSTM(3, **arguments)), [4, 2])
     with pytest.raises(UnsupportedLayerError, match="dropout"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from support import internals
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
@@ -246,10 +247,6 @@ def centred_logs(params, x):
     return tfd.Normal(tf.linalg.matvec(logs - tf.reduce_mean(logs, axis=0), params["w"]), 1.0)
 
 
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
 def wide_prior():
     return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 51)})
 
@@ -261,8 +258,8 @@ def wide_prior():
         slow("depends on other records", {"like": centred}, {}),
         ("depends on other records", {"like": centred_logs}, {}),
         ("sample_weight", {}, {"sample_weight": np.ones(60, "float32")}),
-        ("num_draws=2", {"num_draws": 2}, {}),
-        ("gradients='vectorized'", {"gradients": "vectorized"}, {}),
+        slow("num_draws=2", {"num_draws": 2}, {}),
+        slow("gradients='vectorized'", {"gradients": "vectorized"}, {}),
         slow("51 parameters", {"make": wide_prior}, {}),
     ],
 )

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 from support import internals, replay, toy
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -181,7 +182,7 @@ def test_weight_regularizers_are_exact(gradients):
     np.testing.assert_allclose(network.layers[0].kernel, before * 0.9, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gradients", ["auto", "vectorized"])
+@pytest.mark.parametrize("gradients", ["auto", slow("vectorized")])
 def test_batch_normalisation_is_refused_unless_frozen(gradients):
     norm = layers.BatchNormalization()
     network = keras.Sequential([layers.Dense(4), norm, layers.Dense(3)])

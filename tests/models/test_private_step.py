@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support import internals, statistics
 from support.cases import normal
+from support.siblings import slow
 from support.steps import Indicator, check_fresh_noise, check_noise, fit_indicator, shared_steps
 
 import tfp_dpvi as dpvi
@@ -16,7 +17,7 @@ tfd = tfp.distributions
 
 
 @pytest.mark.parametrize(
-    ("dtype", "jit_compile"), [(np.float32, False), (np.float32, True), (np.float64, False), (np.float64, True)]
+    ("dtype", "jit_compile"), [(np.float32, True), (np.float64, False), slow(np.float32, False), slow(np.float64, True)]
 )
 def test_noise_does_not_see_the_batch(dtype, jit_compile):
     """C1, C2: z C / (q N) within 1 % at 0, 1, q N and 3 q N records, normal, and equal across them. False alarms: 1e-8.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support import internals, replay, toy
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
@@ -120,7 +121,7 @@ def test_batch_normalisation_in_training_mode_is_refused():
     np.testing.assert_array_equal(model.normalise.moving_mean, [0.0, 0.0])
 
 
-@pytest.mark.parametrize("wrap", [lambda net: net, lambda net: lambda x: net(x)], ids=["model", "function"])
+@pytest.mark.parametrize("wrap", [slow(lambda net: net), lambda net: lambda x: net(x)], ids=["model", "function"])
 def test_dropout_drops_in_networks_that_are_functions(wrap):
     """A `DPVAE`'s networks: the kernel behind a Dropout of everything has no gradient."""
     net = keras.Sequential([keras.layers.Dropout(ALL), keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])

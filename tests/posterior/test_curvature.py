@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy import stats
+from support.siblings import slow
 
 from tfp_dpvi.posterior import (
     CurvaturePrior,
@@ -81,8 +82,11 @@ def ranks(sd, stated=None, symmetric=True, prior=PRIOR):
     return stats.kstest(np.array(found) + generator.uniform(0, 1 / 32, 100), "uniform").pvalue
 
 
-@pytest.mark.parametrize("prior", [PRIOR, LOW], ids=["full rank", "low rank"])
-@pytest.mark.parametrize("sd", [3.0, 60.0])
+@pytest.mark.parametrize(
+    ("sd", "prior"),
+    [(3.0, LOW), (60.0, PRIOR), slow(3.0, PRIOR), slow(60.0, LOW)],
+    ids=["3-low rank", "60-full rank", "3-full rank", "60-low rank"],
+)
 def test_draws_are_calibrated(sd, prior):
     assert ranks(sd, prior=prior) > 1e-3
 
@@ -185,8 +189,9 @@ COLLINEAR, ALIKE = np.array([1.0, 1.0, 1e-4, 1e-4, 1e-4, 1e-4]), np.ones(WIDE)
     ("spectrum", "signal"),
     [
         (COLLINEAR, 5.0),
-        (ALIKE, 5.0),
-        *(pytest.param(one, 1.0, marks=pytest.mark.slow) for one in (COLLINEAR, 0.4 ** np.arange(6.0))),
+        slow(ALIKE, 5.0),
+        slow(COLLINEAR, 1.0),
+        slow(0.4 ** np.arange(6.0), 1.0),
     ],
 )
 def test_intervals_cover_whatever_the_inputs_share(spectrum, signal):

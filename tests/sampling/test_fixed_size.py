@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.siblings import slow
 
 from tfp_dpvi.privacy import FixedSizeSampling
 from tfp_dpvi.sampling import FixedSizeSampler
@@ -48,7 +49,7 @@ def test_a_large_population_is_covered_evenly():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("physical", [None, 1, 7, 20])
+@pytest.mark.parametrize("physical", [None, 7, slow(1), slow(20)])
 def test_the_walk_visits_each_drawn_record_once(physical, jit):
     sampler = FixedSizeSampler(100, 20, physical)
 

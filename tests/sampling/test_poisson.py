@@ -8,14 +8,11 @@ import scipy.stats
 import tensorflow as tf
 from support import statistics
 from support.poisson import capacity, check_poisson, draw, drawer, make_keys
+from support.siblings import slow
 
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import PoissonSampler
 from tfp_dpvi.sampling.poisson import partial_sums
-
-
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
