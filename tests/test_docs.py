@@ -20,6 +20,7 @@ SLOW = (
     "guides/arviz.md",
     "guides/calibrated_posterior.md",
     "guides/data_steward.md",
+    "guides/from_tensorflow_privacy.md",
     "guides/in_keras.md",
     "guides/local_latents.md",
     "guides/vae_researcher.md",

@@ -84,14 +84,13 @@ def make_vae():
     layers = keras.layers
     encoder = keras.Sequential(
         [
-            layers.Dense(8, activation="relu"),
             layers.Dense(4),
             tfp.layers.DistributionLambda(
                 lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.nn.softplus(t[..., 2:])), 1)
             ),
         ]
     )
-    decoder = keras.Sequential([layers.Dense(8, activation="relu"), layers.Dense(6), tfp.layers.IndependentNormal(3)])
+    decoder = keras.Sequential([layers.Dense(6), tfp.layers.IndependentNormal(3)])
     return dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1))
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from scipy import integrate, stats
+from support.siblings import slow
 from support.toy import adam
 
 import tfp_dpvi as dpvi
@@ -139,7 +140,7 @@ def generative(params):
     return dpvi.local.quadrature(lambda z: tfd.Independent(tfd.Bernoulli(logits=z[:, None] - params), 1), num_points=5)
 
 
-@pytest.mark.parametrize("kind", ["quadrature", "variational"])
+@pytest.mark.parametrize("kind", ["quadrature", slow("variational")])
 def test_they_are_fitted_with_the_paired_clip(kind):
     model = dpvi.DPVI(
         tfd.Sample(tfd.Normal(0.0, 1.0), 4),

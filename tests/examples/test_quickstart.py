@@ -72,6 +72,7 @@ def test_the_intervals_cover_those_without_privacy(example, tmp_path):
     assert found["narrower"] <= 6
 
 
+@pytest.mark.slow  # The bar itself in `models/test_habits.py`.
 def test_the_progress_bar_shows_epsilon(example, capsys):
     x, y, *_ = example.load(3)
     example.fit_private(x, y, 1.0, 1e-5, verbose=1, epochs=2)

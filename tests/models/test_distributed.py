@@ -55,7 +55,12 @@ def weights(model):
 
 
 ROOT = pathlib.Path(__file__).parents[2]
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+ENVIRONMENT = {
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_USE_LEGACY_KERAS": "1",
+}
+"""Without Keras 3, whose import takes two seconds."""
 
 
 def run(script: str, tmp_path: pathlib.Path, *arguments: str) -> dict:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from support import references
+from support.siblings import slow
 from support.toy import adam, records, toy
 
 import tfp_dpvi as dpvi
@@ -42,7 +43,7 @@ def test_a_surrogate_much_wider_than_its_prior_stops_the_fit(caplog):
     assert "times as wide as the prior" in stopped[0]
 
 
-@pytest.mark.parametrize("surrogate", ["mean_field", "full_rank"])
+@pytest.mark.parametrize("surrogate", ["mean_field", slow("full_rank")])
 def test_a_fit_that_holds_goes_on(surrogate, caplog):
     model, stopped = fitted(surrogate, 250, caplog)
     assert model.num_releases == 250

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals
 from support.logs import no_fallback
+from support.siblings import slow
 from support.vaes import (
     D,
     X,
@@ -20,6 +21,7 @@ from support.vaes import (
     dense_encoder,
     diagonal,
     fitted,
+    linear,
     make,
     optimizer,
     ready,
@@ -117,7 +119,9 @@ def test_a_linear_model_reaches_the_closed_form():
     ("gradients", "num_draws"),
     [
         ("ghost", 1),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("ghost", 3), ("vectorized", 1), ("vectorized", 3)]),
+        slow("ghost", 3),
+        slow("vectorized", 1),
+        slow("vectorized", 3),
     ],
 )
 def test_one_record_moves_the_sum_by_the_clip_at_most(shared, gradients, num_draws):
@@ -138,13 +142,11 @@ def test_one_record_moves_the_sum_by_the_clip_at_most(shared, gradients, num_dra
     assert moved[0] > 0.2
 
 
-@pytest.mark.parametrize(
-    "clipping", ["flat", *(pytest.param(name, marks=pytest.mark.slow) for name in ("per_layer", "normalized"))]
-)
+@pytest.mark.parametrize("clipping", ["flat", slow("per_layer"), slow("normalized")])
 def test_ghost_and_vectorized_agree_on_every_style_of_clip(clipping):
     sums = []
     for gradients in ("ghost", "vectorized"):
-        model = ready(make(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
+        model = ready(linear(gradients=gradients), how=optimizer(clip=0.3, clipping=clipping))
         rng = np.random.default_rng(0)
         model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
         sums.append(clip_of(model, X, [True] * len(X)))
@@ -230,11 +232,9 @@ def test_physical_batches_change_nothing(jit_compile):
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize(
-    ("dtype", "jit_compile"), [pytest.param("float32", True, marks=pytest.mark.slow), ("float64", False)]
-)
+@pytest.mark.parametrize(("dtype", "jit_compile"), [slow("float32", True), ("float64", False)])
 def test_fits_compile_without_a_fallback(dtype, jit_compile):
-    model = make(dense_encoder(dtype), dense_decoder(dtype), standard(dtype))
+    model = make(dense_encoder(dtype, width=0), dense_decoder(dtype, width=0), standard(dtype))
     with no_fallback():
         fitted(model, X.astype(dtype), jit_compile=jit_compile)
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
@@ -314,6 +314,7 @@ def test_convolutions_and_images(tmp_path):
     np.testing.assert_allclose(before, model.reconstruct(images[:2]), rtol=1e-6)
 
 
+@pytest.mark.slow  # As in `test_keras_model.py`, whose models share these lines.
 def test_weight_regularizers_are_exact_and_outside_the_clip():
     """C2: with no records and no noise the step is the regularizer's gradient alone."""
     encoder = keras.Sequential(
@@ -342,18 +343,19 @@ class Own(layers.Layer):
         return tf.nn.relu(tf.matmul(inputs, self.kernel))
 
 
-@pytest.mark.parametrize("layer", [Own, pytest.param(layers.PReLU, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layer", [Own, slow(layers.PReLU)])
 def test_a_layer_without_a_rule_is_said_in_the_log(caplog, layer):
     """With how much longer a step takes."""
     encoder = keras.Sequential([layers.Input([6]), layer(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)])
     with caplog.at_level(logging.INFO, "tfp_dpvi"), no_fallback():
-        fitted(make(encoder))
+        fitted(make(encoder, dense_decoder(width=0)))
     (said,) = [record for record in caplog.records if "no rule" in record.message]
     assert layer.__name__ in said.message
     assert "times as long" in said.message
     assert said.levelno == logging.WARNING
 
 
+@pytest.mark.slow  # Layer by layer in `gradients/test_ghost.py`.
 def test_integer_records_and_embeddings():
     ids = np.random.default_rng(0).integers(0, 5, [40, 3]).astype("int32")
     encoder = keras.Sequential(
@@ -429,7 +431,7 @@ def test_labels_are_refused():
 
 
 def test_a_layer_frozen_between_fits_stays_as_it_is():
-    model = fitted()
+    model = fitted(make(decoder=dense_decoder(width=0)))
     model.encoder.layers[0].trainable = False
     before = model.encoder.layers[0].kernel.numpy()
     others = model.encoder.layers[1].kernel.numpy()
@@ -446,7 +448,7 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
     encoder = keras.Sequential(
         [layers.Input([6]), layers.Dense(4), layers.Lambda(mix), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
-    model, tried = make(encoder), []
+    model, tried = make(encoder, dense_decoder(width=0)), []
     inner = dpvi.gradients.ghost.LayerGradients.checked
     monkeypatch.setattr(
         dpvi.gradients.ghost.LayerGradients,
@@ -469,7 +471,7 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
 
 
 def test_a_refused_fit_holds_nothing_against_a_later_one():
-    model = compiled()
+    model = compiled(linear())
     with pytest.raises(ValueError, match="batch_size"):
         model.fit(X, batch_size=0, verbose=0, validation_data=(X, None), unsafe_validation=True)
     with pytest.raises(ValueError, match="sampling"):

@@ -223,6 +223,20 @@ def test_public_validation_data_give_a_loss_and_metrics():
     assert "NOT PRIVATE" not in str(model.privacy_report())
 
 
+def test_losses_of_validation_are_traced_once():
+    """The check before the fit, its epochs and a later `evaluate` share one trace; as many as 16 records took three."""
+    traced = []
+
+    class Counting(Toy):
+        def test_losses(self, x, y):
+            traced.append(x.shape)
+            return super().test_losses(x, y)
+
+    model, _ = fitted({"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, Counting(), noise=3.0)
+    model.evaluate(X, Y, verbose=0)
+    assert len(traced) == 1
+
+
 def test_unsafe_validation_is_named_so_and_reported():
     model, history = fitted({"validation_data": (X[:64], Y[:64]), "unsafe_validation": True}, noise=3.0)
     assert set(history.history) == {"epsilon", "val_unsafe_loss"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.siblings import slow
 from support.toy import Toy, records, sgd, toy
 
 import tfp_dpvi as dpvi
@@ -61,7 +62,7 @@ def dataset(size=70):
 # ---------------------------------------------------------------------- validation metrics
 
 
-@pytest.mark.parametrize("make", [toy, logistic])
+@pytest.mark.parametrize("make", [toy, slow(logistic)])
 def test_metrics_are_means_over_records_whatever_the_batches(make):
     model = make(3.0, validation_metrics=["mae"]) if make is toy else make(validation_metrics=["mae"])
     history = model.fit(X, Y, validation_data=(X, Y), validation_batch_size=64, **PUBLIC)
@@ -124,7 +125,7 @@ def test_two_metrics_of_one_name_are_refused(metrics):
         toy(3.0, validation_metrics=metrics)
 
 
-@pytest.mark.parametrize("metrics", [[], ["mae", "mse"]])
+@pytest.mark.parametrize("metrics", [slow([]), ["mae", "mse"]])
 def test_metrics_names_are_those_of_evaluate(metrics):
     model = toy(3.0, validation_metrics=metrics, metrics=[dpvi.metrics.PrivateClippedFraction()])
     for _ in range(2):

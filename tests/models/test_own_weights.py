@@ -79,6 +79,7 @@ def test_clipped_sums_are_those_of_single_records(encoder, decoder, gradients, n
     check_against_single_records(model, {"x": X[:7]}, clip=0.3)
 
 
+@pytest.mark.slow  # Its gradient is one of the sums above.
 def test_a_learned_noise_is_learned():
     x = np.float32(0.01) * X
     model = make(decoder=Decoder(), seed=4)

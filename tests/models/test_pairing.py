@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
@@ -62,7 +63,7 @@ def test_a_record_whose_logits_overflow_counts_nothing():
     "weights",
     [
         lambda tau: tfd.Independent(tfd.Normal(tf.zeros(3), tau), 1),
-        lambda tau: tfd.MultivariateNormalDiag(tf.zeros(3), tau * tf.ones(3)),
+        slow(lambda tau: tfd.MultivariateNormalDiag(tf.zeros(3), tau * tf.ones(3))),
     ],
 )
 def test_a_prior_that_draws_one_value_at_a_time_is_clipped_flat(weights, caplog):

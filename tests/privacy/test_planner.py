@@ -112,9 +112,9 @@ def test_missing_or_double_arguments(arguments):
 
 
 def test_the_function_checks_too():
-    good = {"num_records": 1000, "batch_size": 10, "delta": 1e-5, "steps": 10, "epsilon": 1.0}
+    good = {"num_records": 1000, "batch_size": 10, "delta": 1e-5, "steps": 10, "epsilon": 0.1}
     outlook = plan_privacy(**good)
-    assert outlook.epsilon <= 1.0
+    assert outlook.epsilon <= 0.1
     assert outlook.curve()(10) == outlook.epsilon
     for bad, message in (
         ({"steps": None}, "exactly one"),
@@ -182,7 +182,7 @@ def test_fixed_size_sampling_chooses_rdp_by_itself(capsys):
         "--steps",
         "10",
         "--epsilon",
-        "2",
+        "0.2",
     ]
     assert main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accountant"] == "rdp"

@@ -181,6 +181,11 @@ class DPVI(base.DistributionModel):
         if self.clipping == "paired":
             self.calibration.prepare(records)
 
+    def drop_predictions(self) -> None:
+        """See `DPModel`: they hold the calibrated posterior."""
+        if self.clipping == "paired":
+            self.predict_function = self.test_function = None
+
     def fault_of_variables(self, thorough: bool) -> str | None:
         """See `DPModel`; a surrogate much wider than the prior also counts as diverged."""
         fault = super().fault_of_variables(thorough)

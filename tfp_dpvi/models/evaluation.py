@@ -56,6 +56,7 @@ class EvaluatedModel(saving.SavedModel):
             self.built = True
         super().summary(*args, **kwargs)
 
+    @tf.autograph.experimental.do_not_convert  # As in `fit`.
     def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Evaluates one batch: the mean of the records' losses, and the validation metrics."""
         x, y, weight = tf.nest.map_structure(self._cast, keras.utils.unpack_x_y_sample_weight(data))

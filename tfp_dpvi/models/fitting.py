@@ -42,6 +42,9 @@ class FittedModel(evaluation.EvaluatedModel):
     def after_fit(self) -> None:
         """Runs after a fit; for subclasses."""
 
+    def drop_predictions(self) -> None:
+        """Drops traced predictions if they hold values of a fit as constants; runs before and after a fit. For subclasses."""
+
     def check_records(self, records: Records) -> None:
         """Raises if these records (or a zero record of their shapes) do not fit the model; for subclasses."""
 
@@ -202,10 +205,14 @@ class FittedModel(evaluation.EvaluatedModel):
         arguments.check_checkpoints(callbacks, self.save)
         if validation is not None:
             few: Any = (validation,)
-            if isinstance(validation, tuple):  # At least one row for each replica.
+            settings: dict[str, int] = {}
+            if isinstance(
+                validation, tuple
+            ):  # At least one row for each replica; a part of a batch, as in `fit`: one trace.
                 few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
+                settings = {"batch_size": 32}
             x, y, weight = (*few, None, None)[:3]
-            self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0)
+            self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0, **settings)
 
     def make_data(
         self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
@@ -268,12 +275,13 @@ class FittedModel(evaluation.EvaluatedModel):
                 state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
             if not state.steps_per_execution_is_set:
                 counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
-            state.running, self.predict_function, self.test_function = run, None, None
+            state.running = run
+            self.drop_predictions()
             yield run, initial_epoch
         finally:
             if run is not None:
                 run.close()
-                self.predict_function = self.test_function = None  # They may hold the old posterior as a constant.
+                self.drop_predictions()
                 state.accumulated, state.mechanism = run.accumulated, run.mechanism
             state.running = self.train_function = None  # It holds the fit's key and records.
             counter.assign(before)

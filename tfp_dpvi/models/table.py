@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random, serialization
-from tfp_dpvi._tf import function_of_model, keras, register_keras_serializable, tf, tfd, tfp
+from tfp_dpvi._tf import function_of_model, keras, register_keras_serializable, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models.dpvi import DPVI
@@ -138,17 +138,22 @@ class TableModel(DPVI):
         state = self._dp
 
         optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
-        optimizer.build(self.trainable_variables)
+        surrogate, variables = self.surrogate_posterior, self.trainable_variables
+        optimizer.build(variables)
 
-        def log_joint(**params: tf.Tensor) -> tf.Tensor:
-            return self.prior.log_prob(params) + released.log_likelihood(params)
+        def one(step: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                seed = _random.tfp_seed(_random.fold_in(key, step))
+                params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
+                loss = log_q - self.prior.log_prob(params) - released.log_likelihood(params)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return step + 1, key
 
         @function_of_model
-        def run(seed: tf.Tensor) -> None:
-            surrogate = self.surrogate_posterior
-            tfp.vi.fit_surrogate_posterior(log_joint, surrogate, optimizer, num_steps=steps, seed=seed)
+        def run(key: tf.Tensor) -> None:  # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
+            tf.while_loop(lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1)
 
-        run(tf.constant(_random.tfp_seed(_random.new_key(state.seed))))
+        run(tf.constant(_random.new_key(state.seed)))
         state.plan, state.num_records, state.num_records_declared = plan, released.num_records, declared
         state.inputs = specs_of(Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1))
         self.predict_function = self.test_function = None
