@@ -293,7 +293,7 @@ for _ in range(20):
     found = tf.function(lambda: {"_tf.map_apart" if ours else "tf.vectorized_map"}(one, tf.constant(x)))()
     assert np.abs(found - wanted).max() < 1e-4
 """
-        env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
+        env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1", "TF_USE_LEGACY_KERAS": "1"}  # Without importing Keras 3.
         ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         assert (ended.returncode == 0) == ours, ended.stderr[-500:]
 

@@ -193,7 +193,7 @@ QUICK = ("dense over positions", "conv2d", "embedding", "group normalization", "
 
 
 MAPPED = (*QUICK, "shared", "masked")  # In float64; in float32 all kinds are mapped too.
-SUMS = [(name, "float64") for name in MODELS]
+SUMS = [pytest.param(name, "float64", marks=[pytest.mark.smoke] * (name in QUICK)) for name in MODELS]
 SUMS += [pytest.param(name, "float32", marks=pytest.mark.slow) for name in MODELS]
 
 

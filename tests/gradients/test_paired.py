@@ -202,7 +202,9 @@ def score_of_mean(kind, clipping, clip, mutate=None, seed=0):
 CLIPS = {"logistic": 0.3, "scale": 1.0, "poisson": 0.5}
 
 
-@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.smoke] * (kind == "logistic")) for kind in CLIPS]
+)
 @pytest.mark.parametrize("times", [1.0, 5.0])
 def test_the_sum_has_mean_zero_at_the_truth(kind, times):
     """Six p-values against 1e-9: false alarms below 1e-8."""

@@ -12,8 +12,6 @@ import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 
-pytestmark = pytest.mark.smoke
-
 tfd, tfb = tfp.distributions, tfp.bijectors
 
 

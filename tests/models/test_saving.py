@@ -188,8 +188,10 @@ def outputs(model):
 QUICK = ("regression", "vae", "own")
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("vae", marks=pytest.mark.smoke), "regression", "own", *(slow(n) for n in MODELS if n not in QUICK)],
+)
 def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     model = made(name)
     model.save(tmp_path / "model.keras")

@@ -34,8 +34,6 @@ from tfp_dpvi.privacy.calibration import largest_count, smallest_noise_multiplie
 from tfp_dpvi.privacy.plan import compose
 from tfp_dpvi.privacy.planner import plan_privacy
 
-pytestmark = pytest.mark.smoke
-
 FROZEN = json.loads(pathlib.Path(__file__).with_name("frozen_prices.json").read_text())
 REPLACE = NeighboringRelation.REPLACE_ONE
 
@@ -121,6 +119,7 @@ def _auditor(plan, delta, step=1e-4):
     return theirs.get_epsilon(delta)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 @pytest.mark.parametrize(("q", "z", "releases"), [slow(256 / 48842, 1.42, 3820), (0.01, 12.0, 100_000), (0.3, 5.0, 50)])
 def test_an_auditor_with_dp_accounting_alone_finds_the_same(relation, q, z, releases):
@@ -145,6 +144,7 @@ def test_with_little_noise_an_auditor_takes_the_coarser_grid(relation):
     assert finer <= plan.epsilon(1e-5) <= finer * 1.001
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 @pytest.mark.skipif(not PRICES_POISSON_REPLACE_ONE, reason="dp-accounting 0.4.3 reads a replace-one Gaussian over 2 C")
 def test_full_batches_are_priced_as_an_auditor_does(relation):
@@ -269,6 +269,7 @@ def _poisson_event(q=2.6e-7, z=2.0, releases=10**7):
     return dp_accounting.SelfComposedDpEvent(single, releases)
 
 
+@pytest.mark.smoke
 def test_rdp_of_poisson_under_replace_one_is_refused_everywhere():
     """Ours once said epsilon 0 here, where the true delta is 3e-4; dp_accounting 0.6 would, too."""
     refused = r"accountant='rdp' does not support Poisson sampling.* under replace_one"
@@ -293,6 +294,7 @@ def test_rdp_of_poisson_under_replace_one_is_refused_everywhere():
         )
 
 
+@pytest.mark.smoke
 @needs_poisson_replace_one
 def test_ledger_and_report_refuse_it_too_and_pld_has_it():
     plan = PrivacyPlan(PoissonSampling(0.01), 2.0, 10, "replace_one")
@@ -307,6 +309,7 @@ def test_ledger_and_report_refuse_it_too_and_pld_has_it():
     assert ledger.epsilon(1e-5) == plan.epsilon(1e-5)
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(PRICES_POISSON_REPLACE_ONE, reason="this dp-accounting has a price for Poisson under replace-one")
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_an_old_dp_accounting_refuses_poisson_under_replace_one(accountant):
@@ -315,6 +318,7 @@ def test_an_old_dp_accounting_refuses_poisson_under_replace_one(accountant):
         PrivacyPlan(PoissonSampling(0.1), 1.0, 1, "replace_one", accountant=accountant)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("z", [0.3, 2.0, 300.0])
 @pytest.mark.parametrize("q", [1e-12, 2.6e-7, 1e-3])
 def test_rdp_of_poisson_in_extreme_settings_is_a_number_or_infinite(q, z):
@@ -335,6 +339,7 @@ def test_rdp_is_never_cheaper_than_pld_where_rounding_is_large():
         assert exact <= delta * 1.5  # The oracle's own rounding up, at losses far below its grid.
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 def test_pld_below_its_smallest_delta_is_refused_but_for_closed_forms(relation):
     plan = PrivacyPlan(PoissonSampling(0.01), 2.0, 10, relation)

@@ -69,6 +69,7 @@ def test_reservations_count_before_confirmation(make):
     assert ledger.epsilon(1e-5) == PLAN.epsilon(1e-5)
 
 
+@pytest.mark.smoke
 def test_several_plans_compose_as_events_not_by_adding_epsilons(make):
     ledger = make()
     plan, other = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000), PrivacyPlan(PoissonSampling(0.05), 2.0, 200)

@@ -20,6 +20,7 @@ def draws(num, count, repeats, seed=0):
     return tf.function(lambda all_keys: tf.map_fn(one, all_keys, fn_output_signature=tf.int64))(keys).numpy()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("num", "count"), [(5, 2), (9, 2), (13, 3)])
 def test_every_set_is_equally_likely(num, count):
     """Chi-square over all sets; false-alarm rate 1e-8 (13 choose 3 by the path for small batches)."""

@@ -20,7 +20,7 @@ from tfp_dpvi.sampling.poisson import partial_sums
     [
         (10, 0.3, None, 50_000, True),
         slow(10, 0.3, 1, 50_000, True),
-        (10, 0.3, 4, 3_000, False),
+        pytest.param(10, 0.3, 4, 3_000, False, marks=pytest.mark.smoke),
         slow(10_000, 0.01, None, 20_000, True),
         (10_000, 0.01, 7, 20_000, True),  # Some 15 visits in a batch.
         slow(10_000_000, 1e-5, None, 20_000, True),
