@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +31,18 @@ class _Normal(tfd.Normal):
         shape = tf.concat([[n], self.batch_shape_tensor()], axis=0)
         draws = tf.random.stateless_normal(shape, seed, dtype=self.dtype, alg=_random.ALGORITHM)
         return draws * self.scale + self.loc
+
+
+class WishartTriL(tfd.WishartTriL):
+    """`tfd.WishartTriL` with a bijector from the real line to all of its support.
+
+    The one of TensorFlow Probability, to 0.25, applies softplus to a factor's diagonal twice, which leaves out entries below
+    log 2 = 0.69: no surrogate would reach them.
+    """
+
+    def _default_event_space_bijector(self) -> tfp.bijectors.Bijector:
+        factor = _tfb.FillScaleTriL(diag_shift=tf.constant(1e-5, self.dtype), validate_args=self.validate_args)
+        return factor if self.input_output_cholesky else _tfb.Chain([_tfb.CholeskyOuterProduct(), factor])
 
 
 def float_dtype(prior: tfd.Distribution) -> tf.DType:
@@ -62,6 +74,17 @@ def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
         ) from error
 
 
+def _parts(prior: tfd.Distribution) -> Iterator[tfd.Distribution]:
+    """Yields the distributions that a prior consists of."""
+    if isinstance(prior, tfd.JointDistribution):
+        for part in tf.nest.flatten(prior.sample_distributions(seed=(0, 0))[0]):
+            yield from _parts(part)
+    else:
+        yield prior
+        inner = getattr(prior, "distribution", None)
+        yield from _parts(inner) if isinstance(inner, tfd.Distribution) else ()
+
+
 def check_prior(prior: tfd.Distribution) -> None:
     """Raises `ValueError` unless a prior is a single continuous distribution, without a batch shape."""
     float_dtype(prior)
@@ -70,6 +93,12 @@ def check_prior(prior: tfd.Distribution) -> None:
             f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for each batch member. Use\n"
             "tfd.Independent(part, 1) for a batch of rank 1, or tfd.Sample(one, shape)."
         )
+    for part in _parts(prior):
+        if isinstance(part, tfd.WishartLinearOperator) and not isinstance(part, WishartTriL):
+            raise ValueError(
+                f"prior {prior.name!r} has a {type(part).__name__}, whose bijector in TensorFlow Probability leaves out factors with a "
+                "diagonal below 0.69. Use\ndpvi.surrogates.WishartTriL, which takes the arguments of tfd.WishartTriL."
+            )
     try:
         discrete = prior.experimental_default_event_space_bijector() is None
     except NotImplementedError:
@@ -203,7 +232,7 @@ def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
 
     Args:
       prior: a TFP joint distribution, or a single distribution.
-      seed: of the builder's initial values.
+      seed: of the builder's initial values; scales start at 0.1.
       name: name of the ops.
 
     Returns:
@@ -211,12 +240,19 @@ def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
     """
     float_dtype(prior)
     try:
-        return _vi.build_asvi_surrogate_posterior(prior, seed=_random.tfp_seed(_random.new_key(seed)), name=name)
+        surrogate = _vi.build_asvi_surrogate_posterior(
+            prior, initial_prior_weight=0.1, seed=_random.tfp_seed(_random.new_key(seed)), name=name
+        )
     except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. Use "mean_field" or '
             '"full_rank", or pass a trainable TFP distribution.'
         ) from error
+    # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a posterior's.
+    for variable in surrogate.trainable_variables:
+        if variable.name.startswith("mean_field_parameter") and "_scale" in variable.name:
+            variable.assign(tf.fill(variable.shape, tfp.math.softplus_inverse(tf.constant(0.1, variable.dtype))))
+    return surrogate
 
 
 BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {

@@ -19,7 +19,7 @@ def prior():
             "weights": tfd.Dirichlet([5.0, 5.0]),
             "means": tfd.Independent(tfd.Normal(CENTRES, 0.7), 2),
             "factors": tfd.Sample(
-                tfd.WishartTriL(6.0, 0.4 * np.eye(2, dtype="float32"), input_output_cholesky=True), 2
+                dpvi.surrogates.WishartTriL(6.0, 0.4 * np.eye(2, dtype="float32"), input_output_cholesky=True), 2
             ),
         }
     )

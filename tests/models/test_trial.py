@@ -157,7 +157,7 @@ BATCHED = {
 def test_priors_with_a_batch_are_refused(kind):
     with pytest.raises(ValueError, match=r"has batch shape.*\n.*Independent"):
         dpvi.DPVI(BATCHED[kind](), logistic)
-    surrogates.check_prior(tfd.Independent(tfd.WishartTriL(df=[4.0, 5.0], scale_tril=EYE), 1))
+    surrogates.check_prior(tfd.Independent(surrogates.WishartTriL(df=[4.0, 5.0], scale_tril=EYE), 1))
 
 
 def test_a_flow_that_was_never_called_says_how_to_build_it():
