@@ -160,7 +160,7 @@ def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
     context = types.SimpleNamespace(node_config={"hospital": "h"})
     from tfp_dpvi.federated import flower
 
-    with pytest.raises(ValueError, match=r"lacks \['worker'\]"):
+    with pytest.raises(ValueError, match="start the node with"):
         flower._of_node(context)
 
 

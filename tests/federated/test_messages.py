@@ -19,67 +19,70 @@ def asked():
 
 
 def edited(message, **changes):
-    """Returns a message with fields of its header changed; None takes a field away."""
-    magic, header, rest = message.split(b"\n", 2)
-    fields = {k: v for k, v in {**json.loads(header), **changes}.items() if v is not None}
-    return b"\n".join([magic, json.dumps(fields).encode(), rest])
+    """Returns a message with fields changed; MISSING takes a field away."""
+    fields = {**json.loads(message), **changes}
+    return json.dumps({name: value for name, value in fields.items() if value is not MISSING}).encode()
 
 
-def with_numbers(message, place, value):
-    """Returns a message with one of its numbers replaced."""
-    size = 8 * (3 + 9)
-    numbers = np.frombuffer(message[-size:], "<f8").copy()
+def with_number(message, place, value):
+    """Returns a message with one number of its change replaced: of the shift, then of the precision, row by row."""
+    change = json.loads(message)["change"]
+    numbers = [*change["shift"], *np.ravel(change["precision"])]
     numbers[place] = value
-    return message[:-size] + numbers.tobytes()
+    return edited(message, change={"shift": numbers[:3], "precision": np.reshape(numbers[3:], [3, 3]).tolist()})
 
 
 def nested(depth):
     return [nested(depth - 1)] if depth else []
 
 
+def a_change(shift, precision):
+    return lambda m: edited(m, change={"shift": shift, "precision": precision})
+
+
+MISSING = object()
 BAD = {
-    "NaN in the shift": (lambda m: with_numbers(m, 0, np.nan), "not finite"),
-    "infinity in the precision": (lambda m: with_numbers(m, 5, np.inf), "not finite"),
-    "not symmetric": (lambda m: with_numbers(m, 4, 7.0), "not symmetric"),
-    "wrong shape": (lambda m: edited(m, shapes=[[[2], [2, 2]]]), "are not those of the study"),
-    "another family": (lambda m: edited(m, shapes=[[[3], [3]]]), "are not those of the study"),
-    "shapes are no list": (lambda m: edited(m, shapes={"a": 1}), "are not those of the study"),
-    "two factors": (lambda m: edited(m, shapes=[[[3], [3, 3]]] * 2), "bytes of numbers"),
-    "wrong dtype": (lambda m: edited(m, dtype="<f4"), "dtype='<f4'"),
-    "object dtype": (lambda m: edited(m, dtype="|O"), "dtype="),
-    "truncated": (lambda m: m[:-1], "bytes of numbers"),
-    "one byte more": (lambda m: m + b"\0", "bytes of numbers"),
+    "NaN in the shift": (lambda m: with_number(m, 0, np.nan), "not finite"),
+    "infinity in the precision": (lambda m: with_number(m, 5, np.inf), "not finite"),
+    "not symmetric": (lambda m: with_number(m, 4, 7.0), "not symmetric"),
+    "wrong shape": (a_change([0.0] * 2, [[0.0] * 2] * 2), "and the study's factors"),
+    "another family": (a_change([0.0] * 3, [0.0] * 3), "and the study's factors"),
+    "a ragged matrix": (a_change([0.0] * 3, [[0.0], [0.0] * 2, [0.0] * 3]), "no factor"),
+    "numbers beyond floats": (a_change([10**400] * 3, [[0.0] * 3] * 3), "no factor"),
+    "objects for numbers": (a_change([{}] * 3, [[0.0] * 3] * 3), "no factor"),
+    "half a factor": (lambda m: edited(m, change={"shift": [0.0] * 3}), "no factor"),
+    "a list for a factor": (lambda m: edited(m, change=[0.0] * 3), "no factor"),
+    "a deeply nested factor": (a_change(nested(300), [[0.0] * 3] * 3), "no factor"),
+    "truncated": (lambda m: m[:-1], "is no Reply"),
+    "one byte more": (lambda m: m + b"\0", "is no Reply"),
     "oversized": (lambda m: m + bytes(10**6), "at most"),
-    "pickled": (lambda m: pickle.dumps({"change": np.zeros(3)}), "not of this library's format"),
-    "pickled numbers": (lambda m: m.split(b"\n", 2)[0] + b"\n" + pickle.dumps(np.zeros(3)), "is no reply"),
-    "an endless header": (lambda m: m[:21] + b"[" * 4000, "is no reply"),
+    "pickled": (lambda m: pickle.dumps({"change": np.zeros(3)}), "is no Reply"),
+    "endless brackets": (lambda m: b"[" * 4000, "is no Reply"),
     "no text": (lambda m: m.decode("latin-1"), "not bytes"),
-    "empty": (lambda m: b"", "not of this library's format"),
-    "a task": (lambda m: edited(m, kind="task"), "is no reply"),
-    "a header that nests deeply": (lambda m: edited(m, shapes=nested(300)), "is no reply"),
-    "a header that is a list": (lambda m: b"\n".join([m.split(b"\n")[0], b"[1]", b""]), "is no reply"),
-    "a header that is no text": (lambda m: b"\n".join([m.split(b"\n")[0], b"\xff\xfe", b""]), "is no reply"),
+    "empty": (lambda m: b"", "is no Reply"),
+    "a task": (lambda m: edited(m, kind="Task"), "is no Reply"),
+    "a list": (lambda m: b"[1]", "is no Reply"),
+    "no UTF-8": (lambda m: b"\xff\xfe", "is no Reply"),
+    "a field more": (lambda m: edited(m, more=1), "has the fields"),
     "another study": (lambda m: edited(m, study="0" * 32), "is not this one"),
-    "epsilon missing": (lambda m: edited(m, epsilon=None), "epsilon is not a number"),
-    "epsilon NaN": (lambda m: edited(m, epsilon="nan"), "must be at least 0"),
-    "epsilon negative": (lambda m: edited(m, epsilon="-1.0"), "must be at least 0"),
-    "epsilon beyond floats": (lambda m: edited(m, epsilon=10**400), "epsilon is not a number"),
-    "epsilon a list": (lambda m: edited(m, epsilon=[1.0]), "epsilon is not a number"),
-    "delta missing": (lambda m: edited(m, delta=None), "delta is not a number"),
+    "epsilon missing": (lambda m: edited(m, epsilon=MISSING), "has the fields"),
+    "epsilon NaN": (lambda m: edited(m, epsilon=np.nan), "not a number of at least 0"),
+    "epsilon negative": (lambda m: edited(m, epsilon=-1.0), "not a number of at least 0"),
+    "epsilon beyond floats": (lambda m: edited(m, epsilon=10**400), "not a number of at least 0"),
+    "epsilon a list": (lambda m: edited(m, epsilon=[1.0]), "not a number of at least 0"),
     "a reason that is no text": (lambda m: edited(m, reason=7), "reason"),
     "a long reason": (lambda m: edited(m, reason="x" * 301), "reason"),
     "no number": (lambda m: edited(m, number=True), "not a count"),
     "a negative number": (lambda m: edited(m, number=-1), "not a count"),
-    "number missing": (lambda m: edited(m, number=None), "not a count"),
+    "number null": (lambda m: edited(m, number=None), "not a count"),
     "a number with a fraction": (lambda m: edited(m, number=0.5), "not a count"),
     "another round": (lambda m: edited(m, number=1), "not that of the request"),
     "an unknown hospital": (lambda m: edited(m, hospital="c"), "is signed 'c'"),
     "a name of control characters": (lambda m: edited(m, hospital="a\x1b[2J"), "not a short text"),
-    "hospital missing": (lambda m: edited(m, hospital=None), "hospital is not a short text"),
+    "hospital null": (lambda m: edited(m, hospital=None), "hospital is not a short text"),
     "hospital a number": (lambda m: edited(m, hospital=1), "hospital is not a short text"),
     "a long request": (lambda m: edited(m, request="f" * 301), "request is not a short text"),
-    "study missing": (lambda m: edited(m, study=None), "is not this one"),
-    "shapes missing": (lambda m: edited(m, shapes=None), "are not those of the study"),
+    "study null": (lambda m: edited(m, study=None), "is not this one"),
     "a request never sent": (lambda m: edited(m, request="f" * 32), "is not open"),
 }
 
@@ -142,9 +145,9 @@ def test_messages_come_back_as_they_were():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda t: edited(t.to_bytes(), shapes=[[[3], [3, 3]]]), "bytes of numbers"),
+        (lambda t: edited(t.to_bytes(), cavity=MISSING), "has the fields"),
         (lambda t: Task(t.study, "a", "r", 0, ONE, ONE).to_bytes(), "no normal distribution"),
-        (lambda t: answer(t, ONE), "is no task"),
+        (lambda t: answer(t, ONE), "is no Task"),
     ],
 )
 def test_a_bad_task_is_refused(make, says):

@@ -91,7 +91,7 @@ def test_a_scheme_is_one_registration_for_a_fit(registered):
         ((0.0,), "l2_norm_clip must be a positive number, got 0.0"),
         ((float("nan"),), "l2_norm_clip must be a positive number"),
         ((True,), "l2_norm_clip must be a positive number"),
-        ((1.0, "flatt"), "clipping='flatt' is unknown: choose one of 'flat'"),
+        ((1.0, "flatt"), "clipping='flatt' is unknown; pass one of 'flat'"),
         ((float("inf"), "normalized"), "needs a finite l2_norm_clip"),
     ],
 )

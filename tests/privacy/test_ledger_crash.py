@@ -307,7 +307,7 @@ def test_a_forked_child_cannot_spend_a_ledger_in_memory():
         lambda: _in_child(lambda: ledger.reserve(FULL, 1)),
     ):
         said = _in_child(work)
-        assert said.startswith("LedgerError: this ledger is in memory and was created before this process was forked")
+        assert said.startswith("LedgerError: this ledger in memory was created before a fork")
         assert len(said.splitlines()) <= 2
     assert _in_child(lambda: ledger.num_releases) == "1"  # It may be looked at,
     assert _in_child(lambda: PrivacyLedger().reserve(FULL, 1)).isdigit()  # and the child may have one of its own.

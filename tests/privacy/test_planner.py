@@ -20,6 +20,7 @@ from tfp_dpvi.privacy import (
     UnsupportedPairError,
 )
 from tfp_dpvi.privacy.__main__ import main
+from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.planner import plan_privacy
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def test_the_function_checks_too():
     good = {"num_records": 1000, "batch_size": 10, "delta": 1e-5, "steps": 10, "epsilon": 0.1}
     outlook = plan_privacy(**good)
     assert outlook.epsilon <= 0.1
-    assert outlook.curve()(10) == outlook.epsilon
+    assert EpsilonCurve(outlook.plan, (), outlook.delta)(10) == outlook.epsilon
     for bad, message in (
         ({"steps": None}, "exactly one"),
         ({"noise_multiplier": 1.0}, "exactly one"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.data.records import Records
+from tfp_dpvi.data.records import Calls, Records
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
 from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
 
@@ -26,16 +26,10 @@ _RECIPES = (
 class DatasetData:
     """Batches that the user draws, one for each step. See `Data`.
 
-    Args:
-      dataset: elements x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size.
-      sampling: "each_record_once_per_epoch" states that an epoch's batches are disjoint and that no record's batch depends
-        on the records' values (priced without amplification, under replace-one); "poisson" that each batch holds each
-        record independently with `probability`, drawn anew for every step.
-      probability: see `sampling`.
-      num_records: the public number of records N.
-      steps_per_epoch: batches in one pass.
-      physical_batch_size: rows in memory at a time, or None.
-      dtype: NumPy float type of the model.
+    Elements are x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size. `sampling` declares either
+    "each_record_once_per_epoch", that an epoch's batches are disjoint and that no record's batch depends on the records' values
+    (priced without amplification, under replace-one); or "poisson", that each batch holds each record independently with
+    `probability`, drawn anew for every step.
 
     Raises:
       ValueError: a missing or incomplete declaration; the message says how to declare it.
@@ -64,10 +58,7 @@ class DatasetData:
             )
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                'sampling="each_record_once_per_epoch" needs a finite dataset. Leave out repeat(); fit makes one pass for each '
-                "epoch."
-            )
+            raise ValueError(f"sampling={sampling!r} needs a finite dataset: leave out repeat().")
         self.num_records, self.steps_per_epoch = num_records, steps_per_epoch
         self.batch_size = num_records / steps_per_epoch if probability is None else probability * num_records
         self._dataset, self._dtype = dataset, dtype
@@ -81,9 +72,7 @@ class DatasetData:
         )
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
-    def calls(
-        self, steps: int, key: tf.Tensor, first: int, compiled: bool
-    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
         """Yields one call for each batch."""
         del key, first, compiled
         for _ in range(steps):
@@ -135,8 +124,7 @@ class DatasetData:
         def zeros(spec: tf.TensorSpec) -> np.ndarray:
             if spec.shape.rank is None or spec.shape.rank == 0 or None in spec.shape.as_list()[1:]:
                 raise ValueError(
-                    f"The dataset's elements have shape {spec.shape}; all dimensions but the batch dimension must be known. Use "
-                    "dataset.batch(...) and fixed record shapes."
+                    f"The dataset's elements have shape {spec.shape}: use dataset.batch(...) and fixed record shapes."
                 )
             return np.zeros([1, *spec.shape.as_list()[1:]], self._kind(spec.dtype).as_numpy_dtype)
 

@@ -11,22 +11,18 @@ import numpy as np
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.sampling import Sampler
 
+Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
+"""`(number of steps, sampler, tensors)` of each call of the compiled loop."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Arrays with a common first dimension.
+    """Arrays with a common first dimension."""
 
-    Attributes:
-      x: array, or dict or tuple of arrays; float arrays have the model's dtype.
-      y: likewise, or None.
-      sample_weight: array of shape [num], or None.
-      num: number of records.
-    """
-
-    x: Structure
+    x: Structure  # Array, or dict or tuple of arrays; float arrays have the model's dtype.
     y: Structure | None
-    sample_weight: np.ndarray | None
-    num: int
+    sample_weight: np.ndarray | None  # Of shape [num].
+    num: int  # Of records.
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""
@@ -40,36 +36,21 @@ class Records:
 
 
 class Data(Protocol):
-    """The records of a fit: in memory, streamed, or batches of a dataset.
+    """The records of a fit: in memory, streamed, or batches of a dataset."""
 
-    Attributes:
-      sampler: selects each step's records inside the step; the accounting uses its scheme.
-      tensors: tensors of the shapes that the step is traced with.
-      records: the records, or one zero record of their shapes if they are streamed.
-      num_records: the public N.
-      batch_size: the expected batch size, the public denominator qN.
-      steps_per_epoch: public.
-      resumable: whether an interrupted fit may draw from the same records again.
-    """
+    sampler: Sampler  # Selects each step's records inside the step; the accounting uses its scheme.
+    tensors: dict[str, tf.Tensor]  # Of the shapes that the step is traced with.
+    records: Records  # One zero record of their shapes if they are streamed.
+    num_records: int  # The public N.
+    batch_size: float  # Expected: the public denominator qN.
+    steps_per_epoch: int  # Public.
+    resumable: bool  # Whether an interrupted fit may draw from the same records again.
 
-    sampler: Sampler
-    tensors: dict[str, tf.Tensor]
-    records: Records
-    num_records: int
-    batch_size: float
-    steps_per_epoch: int
-    resumable: bool
+    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
+        """Yields one call of the compiled loop after another: those that `steps` steps from number `first` take.
 
-    def calls(
-        self, steps: int, key: tf.Tensor, first: int, compiled: bool
-    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
-        """Yields `(steps, sampler, tensors)` for each call of the compiled loop that `steps` steps take.
-
-        Args:
-          steps: how many steps in all.
-          key: int64 tensor of shape [2] of the fit.
-          first: the number of the first of them.
-          compiled: whether XLA compiles the loop; TensorFlow's generators give other numbers then.
+        `key`, int64 of shape [2], is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators then give
+        other numbers.
         """
 
 
@@ -87,9 +68,7 @@ class ArrayData:
     def __post_init__(self) -> None:
         self.tensors = self.records.tensors()
 
-    def calls(
-        self, steps: int, key: tf.Tensor, first: int, compiled: bool
-    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
         """Yields one call for all steps."""
         del key, first, compiled
         yield steps, self.sampler, self.tensors
@@ -100,12 +79,9 @@ def make_records(
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
-    Args:
-      x: array, dict or tuple of arrays, or table with named columns (treated as a dict of them), one record per row.
-      y: likewise, or None.
-      sample_weight: array of shape [N] of weights >= 0, or None.
-      dtype: NumPy float type of the model; float arrays are cast to it; integer arrays and bool columns are kept.
-      validate: whether to refuse NaN and Inf. This is the curator's check of the values, outside the guarantee.
+    `x` and `y` are arrays, dicts or tuples of arrays, or tables with named columns (treated as a dict of them), one record per
+    row; `sample_weight` has shape [N]. Float arrays are cast to `dtype`; integer arrays and bool columns are kept. `validate`
+    refuses NaN and Inf: the curator's check of the values, outside the guarantee.
 
     Raises:
       TypeError: a type without rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is not numeric.
@@ -139,8 +115,7 @@ def by_column(name: str, value: Any) -> Any:
     names = list(value.columns)
     if not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
         raise ValueError(
-            f"{name} is a table with the columns {names}: they become x['name'] in the likelihood. Give each a unique string as "
-            f"its name, or pass {name}.to_numpy()."
+            f"{name} is a table with the columns {names}: give each a unique string as its name, or pass {name}.to_numpy()."
         )
     return {one: value[one].to_numpy() for one in names}
 
@@ -161,8 +136,7 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
         ) from error
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name} has dtype {array.dtype}, which is not numeric. Convert it, for instance with {name}.astype('float32') or by "
-            "coding categories as integers."
+            f"{name} has dtype {array.dtype}, which is not numeric: use {name}.astype('float32'), or code categories as integers."
         )
     if array.ndim == 0:
         raise ValueError(f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record.")

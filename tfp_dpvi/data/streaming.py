@@ -8,14 +8,14 @@ import functools
 import itertools
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, mapped_file, tf
-from tfp_dpvi.data.records import Records, check_weights, common_length
+from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 RESIDENT_BYTES = 2**31
@@ -53,11 +53,8 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
 class RecordSource:
     """Structures of arrays, memory maps or sources with a common length, one record per row.
 
-    Args:
-      x: structure of leaves with `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices.
-      y: likewise, or None.
-      sample_weight: array of shape [N], or None.
-      dtype: NumPy float type of the model; floats are cast to it when read, integers are kept.
+    Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices. Floats are cast to
+    `dtype` when read, integers are kept.
 
     Raises:
       ValueError: lengths differ, no records, or rows that are no numeric arrays.
@@ -82,8 +79,7 @@ class RecordSource:
         row = leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
         if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
             raise ValueError(
-                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: it must return one row of "
-                "floats, integers or bools for each index."
+                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: return one numeric row."
             )
         return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 
@@ -114,12 +110,10 @@ class RecordSource:
     def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         """Returns the records with these indices as a structure of arrays, padded with zeros to `rows` rows.
 
-        Raises:
-          RuntimeError: the source failed, or returned another shape.
+        Raises `RuntimeError` if the source fails, or returns another shape.
         """
-        return tf.nest.pack_sequence_as(
-            self._parts, [self._read(number, indices, rows) for number in range(len(self._leaves))]
-        )
+        leaves = [self._read(number, indices, rows) for number in range(len(self._leaves))]
+        return tf.nest.pack_sequence_as(self._parts, leaves)
 
     def _read(self, number: int, indices: np.ndarray, rows: int) -> np.ndarray:
         leaf, spec = self._leaves[number], self._specs[number]
@@ -186,10 +180,7 @@ class _HostDraws:
         return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
 
     def __call__(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
-        """Returns the indices that step `step` draws with the fit's key, and its number of physical batches.
-
-        `compiled` says whether XLA compiles the loop: TensorFlow's generators then give other numbers.
-        """
+        """Returns the indices that step `step` draws with the fit's key, and its number of physical batches."""
         batches = self._batches
         while True:
             pieces, masks, number = self._drawer(batches, compiled)(key, tf.constant(step, tf.int64))
@@ -211,8 +202,7 @@ class StreamedData:
     ) -> None:
         if isinstance(draws, FullBatchSampler):
             raise ValueError(
-                f"batch_size is not below the number of streamed records, {source.num}: every step would read them all. Choose a "
-                "smaller batch_size, or pass arrays."
+                f"batch_size is not below the number of streamed records, {source.num}: choose a smaller one, or pass arrays."
             )
         self.num_records, self.batch_size, self.steps_per_epoch = num_records, batch_size, steps_per_epoch
         self.records = source.probe
@@ -229,9 +219,7 @@ class StreamedData:
     def _sampler(self, rows: int) -> DeclaredBatchSampler:
         return DeclaredBatchSampler(rows, self._scheme, self._size)
 
-    def calls(
-        self, steps: int, key: tf.Tensor, first: int, compiled: bool
-    ) -> Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]:
+    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
         """Yields one call for each batch."""
         ahead = iter(range(first, first + steps))
         drawn: collections.deque[tuple[np.ndarray, int]] = collections.deque()

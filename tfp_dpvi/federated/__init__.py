@@ -18,14 +18,8 @@ if TYPE_CHECKING:
     from tfp_dpvi.federated.simulation import History, hospital_of, simulate
     from tfp_dpvi.federated.study import Study
 
-_LATER = {
-    "History": "simulation",
-    "Hospital": "hospital",
-    "MessageHospital": "on_messages",
-    "Study": "study",
-    "hospital_of": "simulation",
-    "simulate": "simulation",
-}
+_LATER = {"Hospital": "hospital", "MessageHospital": "on_messages", "Study": "study"}
+_LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
     "Asynchronous",
@@ -54,7 +48,3 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -13,16 +13,12 @@ _MOST_HALVINGS = 30
 class Factor:
     """An unnormalised normal `exp(shift . z - z' precision z / 2)` over the unconstrained parameters z.
 
-    Attributes:
-      shift: float64 array of shape [d], precision times mean.
-      precision: float64 array, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
-
     Raises:
       ValueError: shapes that do not fit, values that are not finite, or a matrix that is not symmetric.
     """
 
-    shift: np.ndarray
-    precision: np.ndarray
+    shift: np.ndarray  # float64 of shape [d]: precision times mean.
+    precision: np.ndarray  # float64, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
 
     def __post_init__(self) -> None:
         shift, precision = np.array(self.shift, np.float64), np.array(self.precision, np.float64)
@@ -141,12 +137,8 @@ def product(factors: list[Factor]) -> Factor:
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
     """Returns the largest f of 1, 1/2, 1/4, ... that keeps the precision of `posterior * change ** f` above `floor`, or 0.
 
-    All changes of a round are scaled by the same f, so that the posterior stays the product of prior and factors.
-
-    Args:
-      posterior: a factor whose precision is above `floor`.
-      change: the product of all changes.
-      floor: a precision, half of the prior's.
+    All changes of a round (`change` is their product) are scaled by the same f, so that the posterior stays the product of prior
+    and factors. `floor`, half of the prior's precision, lies below that of `posterior`.
     """
     for halvings in range(_MOST_HALVINGS):
         if (posterior * change**0.5**halvings).exceeds(floor):

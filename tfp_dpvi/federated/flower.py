@@ -59,11 +59,8 @@ def client_app(answer: Callable[[Context], tuple[str, Answer]] | None = None) ->
 
 def _of_node(context: Context) -> tuple[str, Answer]:
     settings = context.node_config
-    missing = [name for name in ("hospital", "worker") if name not in settings]
-    if missing:
-        raise ValueError(
-            f'node_config lacks {missing}; start the node with --node-config \'hospital="..." worker="..."\'.'
-        )
+    if not {"hospital", "worker"} <= settings.keys():
+        raise ValueError('start the node with --node-config \'hospital="..." worker="..."\'.')
     return str(settings["hospital"]), lambda message: ask(str(settings["worker"]), message)
 
 
@@ -88,9 +85,6 @@ class FlowerRun:
         another node. With node keys a node's id is that of its key.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
-
-    Attributes:
-      nodes: node id of each hospital that has joined.
     """
 
     def __init__(
@@ -104,7 +98,7 @@ class FlowerRun:
     ) -> None:
         self._grid, self.server, self._roster = grid, server, roster
         self._timeout, self._poll = timeout, poll
-        self.nodes: dict[str, int] = {}
+        self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
         self._open: dict[str, _Sent] = {}  # By message id.
         self._next_look = 0.0
@@ -182,8 +176,6 @@ class FlowerRun:
 
 
 class _Sent(NamedTuple):
-    """A message under way: its node, its deadline, and its task unless it asks for a name."""
-
     node: int
     deadline: float
-    task: Task | None
+    task: Task | None  # None for a question for the node's name.

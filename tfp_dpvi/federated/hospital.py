@@ -13,9 +13,9 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.local import Refiner
-from tfp_dpvi.federated.messages import Reply, Task, need
+from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
 from tfp_dpvi.federated.study import Study
-from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 
 CAVEATS = (
     "a person with records in two hospitals of the study is protected by each hospital's epsilon apart: both together cost "
@@ -42,10 +42,6 @@ class Hospital:
       neighboring_relation: see `DPModel.compile`.
       seed: see `DPModel`: repeatable, hence not private.
       refiner: shared by the hospitals of one process, which saves traces.
-
-    Raises:
-      ValueError, TypeError: arguments or records that do not fit; no privacy was spent.
-      BudgetExhaustedError: nothing is left of the budget.
 
     #### Formal guarantee
 
@@ -104,18 +100,13 @@ class Hospital:
         self._releases, self._plan = draft.num_releases // self.rounds, draft.replace(purpose=purpose)
         if self.epsilon is None:
             return
-        entries = self.ledger.entries
-        held = [one for one in entries if _kind(one.plan) == _kind(self._plan)]
-        others = [one for one in entries if one not in held]
-        self._others, events = sum(one.steps for one in others), tuple(one.dp_event for one in others)
-        # Without names, so that hospitals of one simulation share what is computed.
+        held = [one.plan for one in self.ledger.entries if _kind(one.plan) == _kind(self._plan)]
         if held:
-            plan = held[0].plan.replace(purpose=None, num_records=None, num_releases=draft.num_releases)
+            self._plan = held[0].replace(num_releases=draft.num_releases)
         else:
-            self.num_calibrations += 1
-            plan = _calibrated(draft.replace(num_records=None), self.epsilon, self.delta, events)
-        self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
-        self._curve = _curve(plan, self.delta, self._releases, events)
+            self.num_calibrations += 1  # Without names, so that hospitals of one simulation share what is computed.
+            plan = _calibrated(draft.replace(num_records=None), self.epsilon, self.delta, tuple(self.ledger.events()))
+            self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
 
     # ------------------------------------------------------------------ in each round
 
@@ -139,7 +130,7 @@ class Hospital:
             with self._round():
                 change = self._change(task)
         except BudgetExhaustedError as error:
-            reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"
+            reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"[:MOST_TEXT]
         return Reply(task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason)
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
@@ -158,22 +149,15 @@ class Hospital:
 
     @property
     def spent(self) -> float:
-        """Epsilon of everything in the ledger so far, at `delta`; never below the exact one."""
-        if self.epsilon is None:
-            return math.inf
-        charged = self._charged()
-        if charged > self._plan.num_releases or self.ledger.num_releases != charged + self._others:
-            return self.ledger.epsilon(self.delta)  # More rounds were allowed before, or others have used the ledger.
-        return float(self._curve(charged))
+        """Epsilon of everything in the ledger so far, at `delta`."""
+        return math.inf if self.epsilon is None else self.ledger.epsilon(self.delta)
 
     @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
-        return max(0, self.rounds - self._charged() // self._releases)
-
-    def _charged(self) -> int:
         one = self._plan.replace(num_releases=1)
-        return sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
+        charged = sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
+        return max(0, self.rounds - charged // self._releases)
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""
@@ -190,11 +174,6 @@ class Hospital:
 @functools.lru_cache(maxsize=64)
 def _calibrated(plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[DpEvent, ...]) -> PrivacyPlan:
     return plan.calibrated(epsilon, delta, events)
-
-
-@functools.lru_cache(maxsize=64)
-def _curve(plan: PrivacyPlan, delta: float, every: int, events: tuple[DpEvent, ...]) -> EpsilonCurve:
-    return EpsilonCurve(plan, events, delta, checkpoints=range(every, plan.num_releases + 1, every))
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:

@@ -76,15 +76,8 @@ class Family:
 class LocalModel(DPVI):
     """Minimises `sum_i -E_q log p(record_i | z) + KL(q || cavity)` over normals q of the study's family.
 
-    The cavity may be improper. It is held in variables, so that a step is traced once for all rounds.
-
-    Args:
-      study: the study.
-      seed: see `DPModel`.
-
-    #### Formal guarantee
-
-    That of `DPVI`: the records' terms are clipped one by one; the rest touches no record (contract C2).
+    The cavity may be improper. It is held in variables, so that a step is traced once for all rounds. The guarantee is that of
+    `DPVI`: the records' terms are clipped one by one; the rest touches no record (contract C2).
     """
 
     def __init__(self, study: Study, *, seed: int | None = None) -> None:
@@ -111,12 +104,7 @@ class LocalModel(DPVI):
 
 
 class Refiner:
-    """Runs the local steps of a study: one traced step for all rounds, and for all hospitals of one process and one size.
-
-    Args:
-      study: the study.
-      seed: see `DPModel`.
-    """
+    """Runs the local steps of a study: one traced step for all rounds, and for all hospitals of one process and one size."""
 
     def __init__(self, study: Study, seed: int | None = None) -> None:
         self.study, self._seed, self._lock = study, seed, threading.Lock()

@@ -1,6 +1,6 @@
 """Messages between a server and its hospitals, and the terms that both agree on beforehand.
 
-A message is a line of JSON followed by float64 numbers, of a size that the terms fix. Nothing is unpickled.
+A message is a JSON object of the fields of `Task` or `Reply`, of a size that the terms limit.
 """
 
 from __future__ import annotations
@@ -19,32 +19,21 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
 
-_MAGIC = b"tfp_dpvi federated 1\n"
-_MOST_HEADER = 4096
-_MOST_BRACKETS = 100  # In a header: deep nesting would exhaust Python's stack.
-_MOST_TEXT = 300
-_DTYPE = "<f8"
+MOST_TEXT = 300
+_MOST_OTHER = 4096  # Bytes besides numbers.
+_PER_NUMBER = 27  # Bytes of a float64 in JSON, its comma included.
 
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The public numbers of a study: all that its server needs.
-
-    Attributes:
-      name: of the study.
-      prior: the prior over the unconstrained parameters, or the normal that stands for one which is not normal there.
-      local_steps: private steps of a hospital in one round.
-      privacy: "worker" or "messages": where the noise is added.
-      most_change: the largest norm of a hospital's change that the server takes, of all natural parameters together.
-      setup: a digest of the model and of the hospitals' settings, so that studies are not mixed up.
-    """
+    """The public numbers of a study: all that its server needs."""
 
     name: str
-    prior: Factor
-    local_steps: int = 20
-    privacy: str = "worker"
-    most_change: float = 1e7
-    setup: str = ""
+    prior: Factor  # Over the unconstrained parameters; or the normal that stands for a prior which is not normal there.
+    local_steps: int = 20  # Private steps of a hospital in one round.
+    privacy: str = "worker"  # Or "messages": where the noise is added.
+    most_change: float = 1e7  # The largest norm of a change that the server takes, of all natural parameters together.
+    setup: str = ""  # A digest of the model and of the hospitals' settings, so that studies are not mixed up.
 
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
@@ -67,7 +56,7 @@ class Terms:
     @property
     def most_bytes(self) -> int:
         """Bytes of the longest message."""
-        return len(_MAGIC) + _MOST_HEADER + 2 * _size(self.prior)
+        return _MOST_OTHER + 2 * _PER_NUMBER * (self.prior.shift.size + self.prior.precision.size)
 
     def _to_json(self, **settings: Any) -> str:
         return json.dumps(dataclasses.asdict(self), default=np.ndarray.tolist, **settings)
@@ -95,137 +84,87 @@ def need(holds: bool, otherwise: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    study: str
+    study: str  # The identity of the terms.
     hospital: str
-    request: str
-    number: int
+    request: str  # A name that the server gives once; the latest, if repeated, is answered alike and charged once.
+    number: int  # How often the hospital was asked before.
 
-    def _pack(self, kind: str, factors: list[Factor], **more: str) -> bytes:
-        common = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Message)}
-        shapes = [[list(one.shift.shape), list(one.precision.shape)] for one in factors]
-        header = {"kind": kind, **common, **more, "dtype": _DTYPE, "shapes": shapes}
-        numbers = [part.astype(_DTYPE).tobytes() for one in factors for part in (one.shift, one.precision)]
-        return b"".join([_MAGIC, json.dumps(header).encode(), b"\n", *numbers])
+    def to_bytes(self) -> bytes:
+        """Returns the message."""
+        fields = {"kind": type(self).__name__, **dataclasses.asdict(self)}
+        return json.dumps(fields, default=np.ndarray.tolist).encode()
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(_Message):
-    """A server's request that a hospital refine its factor.
-
-    Attributes:
-      study: the identity of the terms.
-      hospital: its name.
-      request: a name that the server gives once; the latest request, if repeated, is answered alike and charged once.
-      number: how often the hospital was asked before.
-      posterior: the present posterior.
-      cavity: the posterior without the hospital's own factor; it may be improper.
-    """
+    """A server's request that a hospital refine its factor against a cavity, which may be improper."""
 
     posterior: Factor
-    cavity: Factor
-
-    def to_bytes(self) -> bytes:
-        """Returns the message."""
-        return self._pack("task", [self.posterior, self.cavity])
+    cavity: Factor  # The posterior without the hospital's own factor.
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Task:
         """Reads a message; raises `MessageError`."""
-        header, factors = _unpack("task", message, terms)
-        need(len(factors) == 2, f"a task has a posterior and a cavity, and this message {len(factors)} factors.")
-        need(factors[0].proper, "the posterior of the task is no normal distribution.")
-        return cls(*_common(header), *factors)
+        fields = _read(cls, message, terms)
+        task = cls(**fields | {name: _factor(name, fields[name], terms.prior) for name in ("posterior", "cavity")})
+        need(task.posterior.proper, "the posterior of the task is no normal distribution.")
+        return task
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply(_Message):
-    """A hospital's answer to a task, whose first four attributes it repeats.
+    """A hospital's answer to a task, whose first four attributes it repeats."""
 
-    Attributes:
-      change: the factor by which to multiply the hospital's factor and the posterior, before damping; None if it declines.
-      epsilon: what the hospital states to have spent so far; infinite where nothing is private.
-      delta: of its epsilon.
-      reason: why it declines.
-    """
-
-    change: Factor | None
-    epsilon: float = math.inf
+    change: Factor | None  # By which to multiply its factor and the posterior, before damping; None if it declines.
+    epsilon: float = math.inf  # What it states to have spent so far; infinite where nothing is private.
     delta: float = 0.0
-    reason: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Returns the message."""
-        stated = {"epsilon": repr(float(self.epsilon)), "delta": repr(float(self.delta))}
-        factors = [] if self.change is None else [self.change]
-        return self._pack("reply", factors, **stated, reason=self.reason[:_MOST_TEXT])
+    reason: str = ""  # Why it declines.
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Reply:
         """Reads a message; raises `MessageError`."""
-        header, factors = _unpack("reply", message, terms)
-        need(len(factors) <= 1, f"a reply has one change or none, and this message {len(factors)} factors.")
-        reason = header.get("reason", "")
-        need(isinstance(reason, str) and len(reason) <= _MOST_TEXT, "reason is not a short text.")
-        epsilon, delta = _number(header, "epsilon"), _number(header, "delta")
-        change, most = factors[0] if factors else None, terms.most_change
-        if change is not None:
-            norm = change.norm
-            need(norm <= most, f"the change has norm {norm:.4g}, and the study takes at most most_change={most:g}.")
-        return cls(*_common(header), change, epsilon, delta, reason)
+        fields = _read(cls, message, terms)
+        for name in ("epsilon", "delta"):
+            value = fields[name]
+            need(isinstance(value, float) and value >= 0.0, f"{name}={value!r:.99} is not a number of at least 0.")
+        if fields["change"] is not None:
+            change = fields["change"] = _factor("change", fields["change"], terms.prior)
+            most_change = terms.most_change
+            need(
+                change.norm <= most_change,
+                f"the change has norm {change.norm:.4g}, and the study takes at most {most_change=:g}.",
+            )
+        return cls(**fields)
 
 
-def _number(header: dict[str, Any], name: str) -> float:
-    try:
-        value = float(header[name])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise MessageError(f"{name} is not a number.") from None
-    need(value >= 0.0, f"{name}={value} must be at least 0.")
-    return value
-
-
-def _common(header: dict[str, Any]) -> tuple[str, str, str, int]:
-    return header["study"], header["hospital"], header["request"], header["number"]
-
-
-def _unpack(kind: str, message: bytes, terms: Terms) -> tuple[dict[str, Any], list[Factor]]:
-    """Returns a message's header, its common fields checked, and its factors."""
+def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
+    """Returns a message's fields, all but numbers and factors checked."""
+    most = terms.most_bytes
     need(isinstance(message, bytes), f"the message is a {type(message).__name__}, not bytes.")
+    need(len(message) <= most, f"the message has {len(message)} bytes, the study's at most {most}.")
+    fields: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        fields = json.loads(message)
+    wanted = {"kind", *(field.name for field in dataclasses.fields(kind))}
+    name = kind.__name__
+    need(isinstance(fields, dict) and fields.pop("kind", None) == name, f"the message is no {name} in JSON.")
     need(
-        len(message) <= terms.most_bytes,
-        f"the message has {len(message)} bytes, the study's at most {terms.most_bytes}.",
+        fields.keys() == wanted - {"kind"}, f"the {name} has the fields {sorted(fields)!r:.200}, not {sorted(wanted)}."
     )
-    need(message.startswith(_MAGIC), "the message is not of this library's format, version 1.")
-    line, _, numbers = message[len(_MAGIC) :].partition(b"\n")
-    header: Any = None
-    if line.count(b"[") + line.count(b"{") <= _MOST_BRACKETS:
-        with contextlib.suppress(ValueError):
-            header = json.loads(line[:_MOST_HEADER])
-    need(isinstance(header, dict) and header.get("kind") == kind, f"the message is no {kind}.")
-    study, number, dtype = header.get("study"), header.get("number"), header.get("dtype")
+    study, number = fields["study"], fields["number"]
     need(study == terms.identity, f"study={study!r:.99} is not this one ({terms.identity}).")
-    for name in ("hospital", "request"):
-        text = header.get(name)
-        need(isinstance(text, str) and text.isprintable() and len(text) <= _MOST_TEXT, f"{name} is not a short text.")
+    for name in fields.keys() & {"hospital", "request", "reason"}:
+        text = fields[name]
+        need(isinstance(text, str) and text.isprintable() and len(text) <= MOST_TEXT, f"{name} is not a short text.")
     need(type(number) is int and number >= 0, f"number={number!r:.99} is not a count.")
-    need(dtype == _DTYPE, f"dtype={dtype!r:.99} is not {_DTYPE!r}.")
-    return header, _factors(numbers, header.get("shapes"), terms.prior)
+    return fields
 
 
-def _size(factor: Factor) -> int:
-    return 8 * (factor.shift.size + factor.precision.size)
-
-
-def _factors(numbers: bytes, shapes: object, prior: Factor) -> list[Factor]:
-    wanted, size = [list(prior.shift.shape), list(prior.precision.shape)], _size(prior)
-    if not isinstance(shapes, list) or any(each != wanted for each in shapes):
-        raise MessageError(f"shapes={shapes!r:.200} are not those of the study's factors, {wanted}.")
-    stated = size * len(shapes)
-    need(
-        len(numbers) == stated,
-        f"the message holds {len(numbers)} bytes of numbers; {len(shapes)} factors take {stated}.",
-    )
-    values = np.frombuffer(numbers, _DTYPE).reshape(len(shapes), size // 8)
+def _factor(name: str, value: Any, prior: Factor) -> Factor:
     try:
-        return [Factor(row[: prior.num], row[prior.num :].reshape(prior.precision.shape)) for row in values]
-    except ValueError as error:
-        raise MessageError(str(error)) from None
+        factor = Factor(**value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MessageError(f"{name} is no factor: {error}") from None
+    shapes = [[one.shift.shape, one.precision.shape] for one in (factor, prior)]
+    need(shapes[0] == shapes[1], f"{name} has shapes {shapes[0]}, and the study's factors {shapes[1]}.")
+    return factor

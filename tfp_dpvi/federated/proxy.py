@@ -13,13 +13,8 @@ class WorkerError(RuntimeError):
 def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0) -> bytes:
     """Returns a worker's reply to a task.
 
-    Args:
-      path: of its socket.
-      message: the task.
-      timeout: in seconds.
-
     Raises:
-      WorkerError: there is no worker, it refused the task, or it went away.
+      WorkerError: there is no worker at this socket, it refused the task, went away, or took more than `timeout` seconds.
     """
     try:
         with Client(os.fspath(path), "AF_UNIX") as connection:

@@ -18,33 +18,21 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules.
+    """Base class of schedules. A reply after more than `most_stale` updates is refused, and its privacy cost is lost."""
 
-    Attributes:
-      rounds: how often each hospital is asked.
-      damping: the share of a change that is taken in the first round, in (0, 1].
-      decay: factor of the share from round to round, in (0, 1].
-      most_stale: how many updates of the posterior may come between a task and its reply. A later reply is refused and
-        its privacy cost is lost, so the bound should lie above what is usual.
-      waits: True if changes are applied once every hospital that was asked has answered.
-      one_by_one: True if one hospital is asked at a time.
-    """
-
-    rounds: int = 10
-    damping: float = 0.2
-    decay: float = 1.0
-    most_stale: int = 100
-    waits: ClassVar[bool] = True
-    one_by_one: ClassVar[bool] = False
+    rounds: int = 10  # How often each hospital is asked.
+    damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
+    decay: float = 1.0  # The factor of the share from round to round, in (0, 1].
+    most_stale: int = 100  # How many updates of the posterior may come between a task and its reply.
+    waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
+    one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("most_stale", 0)):
-            object.__setattr__(self, name, check.count(name, getattr(self, name), least))
+        check.count("rounds", self.rounds, 1)
+        check.count("most_stale", self.most_stale)
         for name in ("damping", "decay"):
-            value = check.positive(name, getattr(self, name))
-            if value > 1.0:
-                raise ValueError(f"{name}={value} must be at most 1; pass a share.")
-            object.__setattr__(self, name, value)
+            if check.positive(name, getattr(self, name)) > 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most 1; pass a share.")
 
     def share(self, number: int) -> float:
         """Returns the share of a change that is taken in round `number`, from 0."""
@@ -73,36 +61,25 @@ class Asynchronous(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One update of the posterior; public.
+    """One update of the posterior; public."""
 
-    Attributes:
-      number: of the update, from 1.
-      hospitals: whose changes were taken.
-      change: Euclidean norm of the change of the posterior's natural parameters.
-      guard: the factor f of `guard`.
-      epsilon: what each hospital has stated to have spent so far.
-      evaluation: value of the study's public evaluation, or None.
-      posterior: after the update.
-      factors: of all hospitals, after the update.
-      seconds: since the last update.
-    """
-
-    number: int
-    hospitals: tuple[str, ...]
-    change: float
-    guard: float
-    epsilon: dict[str, float]
-    evaluation: float | None
-    posterior: Factor
+    number: int  # From 1.
+    hospitals: tuple[str, ...]  # Whose changes were taken.
+    change: float  # The Euclidean norm of the change of the posterior's natural parameters.
+    guard: float  # The factor f of `guard`.
+    epsilon: dict[str, float]  # What each hospital has stated to have spent so far.
+    evaluation: float | None  # The value of the public evaluation, if there is one.
+    posterior: Factor  # After the update, as the hospitals' factors.
     factors: dict[str, Factor]
-    seconds: float
+    seconds: float  # Since the last update.
 
 
 class Server:
     """Runs a study: says whom to ask what, checks what comes back, and keeps the factors.
 
-    A driver (`simulate`, or `FlowerRun`) sends what `due` returns and hands replies over. Messages are bytes in both, so that
-    the same checks apply.
+    A driver (`simulate`, or `FlowerRun`) sends what `due` returns and hands replies over, as bytes, so that the same checks
+    apply. No guarantee rests on it: all it has is a function of what hospitals released, and it cannot make a hospital spend
+    more than that hospital's own budget.
 
     Args:
       terms: of the study.
@@ -110,19 +87,6 @@ class Server:
       schedule: for instance `Synchronous(rounds=10)`.
       evaluate: posterior -> number to show after each update, of public data alone.
       refine_prior: (cavity, present factor) -> factor that stands for a prior that is not normal; it touches no record.
-
-    Attributes:
-      prior: the prior, or the factor that stands for it at present.
-      factors: of each hospital.
-      epsilon: what each hospital has stated to have spent.
-      retired: hospitals that declined, and why; their factors stay.
-      refused: messages that were refused, and why.
-      history: a `Round` for each update.
-
-    #### Formal guarantee
-
-    None of its own, and none is needed: everything here is a function of what hospitals released. A server cannot make a
-    hospital spend more than that hospital's own budget.
     """
 
     def __init__(
@@ -134,11 +98,12 @@ class Server:
         evaluate: Callable[[Factor], float] | None = None,
         refine_prior: Callable[[Factor, Factor], Factor] | None = None,
     ) -> None:
-        self.terms, self.schedule, self.prior = terms, schedule, terms.prior
+        self.terms, self.schedule = terms, schedule
+        self.prior = terms.prior  # Or the factor that stands for it at present.
         self.factors: dict[str, Factor] = {}
-        self.epsilon: dict[str, float] = {}
-        self.retired: dict[str, str] = {}
-        self.refused: list[str] = []
+        self.epsilon: dict[str, float] = {}  # What each hospital has stated to have spent.
+        self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
+        self.refused: list[str] = []  # Messages, and why.
         self.history: list[Round] = []
         self._evaluate, self._refine_prior = evaluate, refine_prior
         self._asked: dict[str, int] = {}
@@ -170,12 +135,10 @@ class Server:
 
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
-        if self._open and self.schedule.waits:
-            return []
         busy, active = {hospital for hospital, _ in self._open.values()}, self._active()
         until = self.schedule.rounds
-        if self.schedule.waits:  # A round begins once all hospitals have been asked in the last.
-            until = min([until, *(self._asked[one] + 1 for one in active)])
+        if self.schedule.waits:  # A round begins once all hospitals have been asked in the last, and answered.
+            until = 0 if busy else min([until, *(self._asked[one] + 1 for one in active)])
         ready = [one for one in active if one not in busy and self._asked[one] < until]
         return ready[:1] if self.schedule.one_by_one else ready
 
@@ -190,14 +153,9 @@ class Server:
         return tasks
 
     def receive(self, sender: str, message: bytes) -> bool:
-        """Takes a message; one that is refused changes no factor and is named in `refused`.
+        """Takes a `Reply` of the hospital whose key the transport has verified; returns whether it was taken.
 
-        Args:
-          sender: the hospital whose key the transport has verified.
-          message: bytes of a `Reply`.
-
-        Returns:
-          True if it was taken.
+        One that is refused changes no factor and is named in `refused`.
         """
         try:
             reply = Reply.from_bytes(message, self.terms)
@@ -241,17 +199,8 @@ class Server:
             change = self._refine_prior(posterior / self.prior, self.prior) / self.prior
             self.prior *= change ** guard(posterior, change, self.terms.floor)
         after, now = self.posterior, time.monotonic()
-        self.history.append(
-            Round(
-                number=len(self.history) + 1,
-                hospitals=tuple(changes),
-                change=(after / before).norm,
-                guard=f,
-                epsilon=dict(self.epsilon),
-                evaluation=None if self._evaluate is None else float(self._evaluate(after)),
-                posterior=after,
-                factors=dict(self.factors),
-                seconds=now - self._since,
-            )
-        )
+        value = None if self._evaluate is None else float(self._evaluate(after))
+        number, moved, seconds = len(self.history) + 1, (after / before).norm, now - self._since
+        held = (dict(self.epsilon), value, after, dict(self.factors), seconds)
+        self.history.append(Round(number, tuple(changes), moved, f, *held))
         self._since = now

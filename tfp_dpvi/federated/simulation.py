@@ -25,34 +25,19 @@ _MOST_SHOWN = 6  # Parameters in a picture.
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The result of a study; public, except for the reports, which belong to the hospitals.
+    """The result of a study; public, except for the reports, which belong to the hospitals."""
 
-    Attributes:
-      rounds: one entry for each update of the posterior.
-      posterior: the last one's factor; `study.posterior` makes a TFP distribution of it.
-      epsilon: of each hospital, as it states.
-      retired: hospitals that declined, and why.
-      refused: messages that the server refused.
-      reports: a privacy report for each private hospital.
-    """
-
-    rounds: list[Round]
-    posterior: Factor
-    epsilon: dict[str, float]
-    retired: dict[str, str]
-    refused: list[str]
-    reports: dict[str, PrivacyReport]
+    rounds: list[Round]  # One for each update of the posterior.
+    posterior: Factor  # The last; `study.posterior` makes a TFP distribution of it.
+    epsilon: dict[str, float]  # Of each hospital, as it states.
+    retired: dict[str, str]  # Hospitals that declined, and why.
+    refused: list[str]  # Messages that the server refused.
+    reports: dict[str, PrivacyReport]  # Of each private hospital.
 
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Draws the first six parameters, each hospital's factor and epsilon, the guard and the evaluation over updates.
 
-        Args:
-          path: of the picture.
-          names: of the parameters.
-
-        Raises:
-          ImportError: there is no matplotlib.
-          ValueError: the posterior was never updated.
+        `names` are those of the parameters. Needs matplotlib; raises `ValueError` if the posterior was never updated.
         """
         _draw(self.rounds, path, names)
 
@@ -86,9 +71,6 @@ def simulate(
         `lambda q: study.mean_log_likelihood(q, x_test, y_test)`.
       verbose: 1 for a progress bar.
       seed: None; or an integer for a repeatable, hence not private, run.
-
-    Returns:
-      A `History`.
     """
     schedule = Synchronous() if schedule is None else schedule
     if not isinstance(hospitals, Mapping):
@@ -110,12 +92,8 @@ def simulate(
 
 def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator) -> None:
     """Runs a study to its end. Asynchronous hospitals take exponential times, each with its own mean."""
-    bar = keras.utils.Progbar(
-        server.schedule.rounds * len(hospitals),
-        verbose=verbose,
-        unit_name="reply",
-        stateful_metrics=["epsilon", "guard", "evaluation"],
-    )
+    steps, shown_now = server.schedule.rounds * len(hospitals), ["epsilon", "guard", "evaluation"]
+    bar = keras.utils.Progbar(steps, verbose=verbose, unit_name="reply", stateful_metrics=shown_now)
     speed = {name: rng.uniform(0.5, 2.0) for name in hospitals}
     under_way: list[Task] = []
     answered = 0
@@ -128,19 +106,17 @@ def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.
         task = under_way.pop(at)
         server.receive(task.hospital, hospitals[task.hospital].answer(task.to_bytes()))
         server.give_up(task.request)  # A refused reply is not repeated here.
-        answered += 1
         shown = {"epsilon": max(server.epsilon.values(), default=0.0)}
         if server.history:
             last = server.history[-1]
             shown |= {"guard": last.guard} | ({} if last.evaluation is None else {"evaluation": last.evaluation})
+        answered += 1
         bar.update(answered, shown.items(), finalize=server.finished)
 
 
 def _draw(rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None) -> None:
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise ImportError("a picture needs matplotlib: pip install matplotlib.") from error
+    from matplotlib import figure
+
     if not rounds:
         raise ValueError("rounds is empty: no update of the posterior was made.")
     page = figure.Figure(figsize=(11, 7), layout="constrained")

@@ -29,27 +29,23 @@ class Study:
     Args:
       prior: TFP distribution over the parameters; the same at every hospital.
       likelihood: see `DPVI`.
-      optimizer: a DP-Keras optimizer with the clip, such as `DPKerasAdamOptimizer(...)`. Each hospital makes its own from
-        its configuration, and starts it afresh in each round.
+      optimizer: a DP-Keras optimizer with the clip. Each hospital starts its own from its configuration in each round.
       name: of the study.
-      family: "mean_field" or "full_rank": independent normals, or a normal with all covariances, over the unconstrained
-        parameters.
+      family: "mean_field" or "full_rank": normals over the unconstrained parameters, independent or with all covariances.
       local_steps: steps of a hospital in each round.
       batch_size: expected number of records in a step; None takes all records in every step.
       initial_stddev: the largest standard deviation that a hospital starts from. Large ones make first gradients that are
         clipped at random points of the prior.
       clipping: "flat" or "paired", see `DPVI`. Either way the posterior is the raw surrogate.
-      privacy: "worker" (default): noise in every step of a hospital; "messages": noise on its messages alone, which needs
-        many hospitals or shards.
-      message_clip: with privacy="messages": the bound C on the norm of one shard's change.
-      num_shards: with privacy="messages": into how many parts a hospital divides its records at random.
-      num_hospitals: with privacy="messages": how many take part, by which hospitals judge whether noise drowns the signal.
+      privacy: "worker": noise in every step of a hospital; "messages": noise on its messages alone, which needs many
+        hospitals or shards. The next three go with it.
+      message_clip: the bound C on the norm of one shard's change.
+      num_shards: into how many parts a hospital divides its records at random.
+      num_hospitals: how many take part, by which hospitals judge whether noise drowns the signal.
       most_change: see `Terms`.
 
-    Attributes:
-      terms: the numbers that a server needs.
-      normal_prior: True if the prior is a normal of the family over the unconstrained parameters. If not, a factor stands
-        for it that the server refines, see `refine_prior`.
+    `terms` are the numbers that a server needs. `normal_prior` is True if the prior is a normal of the family over the
+    unconstrained parameters; if not, a factor stands for it that the server refines, see `refine_prior`.
     """
 
     def __init__(

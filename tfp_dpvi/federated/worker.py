@@ -29,12 +29,9 @@ _QUIET = 30.0  # Seconds after which a connection that says nothing is closed.
 
 
 def serve(hospital: Hospital, path: str | os.PathLike[str], *, requests: int | None = None) -> None:
-    """Answers tasks, one after another, on a Unix socket that this user alone can open.
+    """Answers tasks, one after another, on a Unix socket that this user alone can open; an old one at `path` is replaced.
 
-    Args:
-      hospital: holds the records.
-      path: of the socket; an old one is replaced.
-      requests: number of connections after which to stop; None: never.
+    Stops after so many `requests`, by default never.
     """
     pathlib.Path(path).unlink(missing_ok=True)
     before = os.umask(0o177)  # The socket is private from the first moment on.

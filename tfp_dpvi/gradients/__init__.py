@@ -6,7 +6,6 @@ from tfp_dpvi.gradients.clip import (
     Clip,
     ClippedSum,
     exactly,
-    layer_names,
     product_epsilon,
     register_clipping,
     select_finite,
@@ -18,7 +17,7 @@ from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, Whole, layer
 from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
-from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
+from tfp_dpvi.gradients.vmap import clipped_sum
 
 __all__ = [
     "CLIPPINGS",
@@ -33,7 +32,6 @@ __all__ = [
     "LayerGradients",
     "Pass",
     "PerExample",
-    "RecordGradient",
     "Released",
     "StepGradient",
     "StepSpec",
@@ -45,7 +43,6 @@ __all__ = [
     "exactly",
     "joint_release",
     "joint_sensitivity",
-    "layer_names",
     "layers_of",
     "mapped",
     "paired",

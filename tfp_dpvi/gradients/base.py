@@ -10,22 +10,13 @@ from tfp_dpvi._tf import tf, tfd, tfp, with_full_parameters
 
 
 class PerExample(NamedTuple):
-    """Exact values of the examples of a physical batch, for monitoring and joint releases: *not private*.
+    """Exact values of the n examples of a physical batch, for monitoring and joint releases: *not private*."""
 
-    Attributes:
-      losses: float tensor of shape [n], weights included; 0 where not kept.
-      clipped: bool tensor of shape [n]: whether the gradient's norm exceeded the clip.
-      kept: bool tensor of shape [n]: False for padding and for examples that contribute nothing (contract C8).
-      gradients: the clipped per-example gradients, tensors of shape [n, ...], 0 where not kept; None if the engine never
-        forms them.
-      norms: float tensor of shape [n], the gradients' l2 norms before the clip, 0 where not kept; None as above.
-    """
-
-    losses: tf.Tensor
-    clipped: tf.Tensor
-    kept: tf.Tensor
-    gradients: Sequence[tf.Tensor] | None = None
-    norms: tf.Tensor | None = None
+    losses: tf.Tensor  # float [n], weights included; 0 where not kept.
+    clipped: tf.Tensor  # bool [n]: whether the gradient's norm exceeded the clip.
+    kept: tf.Tensor  # bool [n]: False for padding and for examples that contribute nothing (contract C8).
+    gradients: Sequence[tf.Tensor] | None = None  # Clipped, [n, ...], 0 where not kept; None if never formed.
+    norms: tf.Tensor | None = None  # float [n], the l2 norms before the clip, 0 where not kept; None as above.
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:

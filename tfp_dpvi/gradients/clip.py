@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import Sensitivity
 
@@ -22,24 +23,15 @@ bound.
 CLIPPINGS: dict[str, Scheme] = {}
 """Schemes by name; see `register_clipping`."""
 
-_SMALLEST = 1e-12
-"""Smallest bound: far below, float32 would flush noise to zero."""
-
+_SMALLEST = 1e-12  # Far below this bound, float32 would flush noise to zero.
 _STABILITY = 0.01
-
-_TENSOR_FLOAT_32 = 2.0**-10
-"""Machine epsilon of TensorFloat-32 matrix products, which round their factors."""
+_TENSOR_FLOAT_32 = 2.0**-10  # Machine epsilon of TensorFloat-32 matrix products, which round their factors.
 
 
 def register_clipping(name: str, scheme: Scheme) -> None:
-    """Registers a clipping scheme, which optimizers then take as `clipping=name`.
+    """Registers a clipping scheme, which optimizers then take as `clipping=name`; raises `ValueError` if the name is taken.
 
-    Args:
-      name: a new name.
-      scheme: see `Scheme`. Factors that exceed the bound are scaled down to it.
-
-    Raises:
-      ValueError: the name is taken.
+    Factors of the `scheme` (see `Scheme`) that exceed the bound are scaled down to it.
     """
     if name in CLIPPINGS:
         raise ValueError(f"name={name!r} is registered already: choose another.")
@@ -48,13 +40,11 @@ def register_clipping(name: str, scheme: Scheme) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A bound on the l2 norm of one example's gradient, and the scheme that enforces it.
+    """A bound C on the l2 norm of one example's gradient, and the scheme that enforces it.
 
-    Attributes:
-      bound: C > 0, a number (or a scalar tensor); `math.inf` switches clipping off, and privacy with it.
-      clipping: "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is
-        clipped to C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which gives
-        small gradients the weight of large ones (Bu et al. 2022, arXiv:2206.07136); or a name of `register_clipping`.
+    Schemes are "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is clipped to
+    C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which gives small gradients
+    the weight of large ones (Bu et al. 2022, arXiv:2206.07136); or a name of `register_clipping`.
 
     #### Formal guarantee
 
@@ -65,19 +55,17 @@ class Clip:
       ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite bound.
     """
 
-    bound: float
+    bound: float  # C > 0; `math.inf` switches clipping off, and privacy with it.
     clipping: str = "flat"
 
     def __post_init__(self) -> None:
         bound = self.bound
-        if self.clipping not in CLIPPINGS:
-            raise ValueError(f"clipping={self.clipping!r} is unknown: choose one of {', '.join(map(repr, CLIPPINGS))}.")
+        check.one_of("clipping", self.clipping, CLIPPINGS)
         if tf.is_tensor(bound):
             return
         if not isinstance(bound, numbers.Real) or isinstance(bound, bool) or not float(bound) >= _SMALLEST:
             raise ValueError(
-                f"l2_norm_clip must be a positive number, got {bound!r}. It bounds the l2 norm of one record's "
-                "gradient; start with 1.0 (math.inf switches clipping off, for runs that are not private)."
+                f"l2_norm_clip must be a positive number, got {bound!r}: start with 1.0 (math.inf for runs that are not private)."
             )
         if math.isinf(bound) and self.clipping != "flat":
             raise ValueError(f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}.")
@@ -86,9 +74,8 @@ class Clip:
     def factors(self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None) -> list[tf.Tensor]:
         """Returns the factor of each part of a gradient; finite where the norms are.
 
-        Args:
-          squared_norms: the squared l2 norm of each part, float tensors of one shape (over examples).
-          layers: the layer's name for each part; None if each part is its own layer.
+        `squared_norms` are the parts' squared l2 norms, float tensors of one shape (over examples); `layers` names each part's
+        layer, None if each is its own.
         """
         dtype = squared_norms[0].dtype
         bound = exactly(self.bound, dtype)
@@ -114,13 +101,11 @@ def _flat(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence
 
 
 def _per_layer(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
-    share = bound / len(set(layers)) ** 0.5
-    factors = {
-        layer: _down_to(
-            share, tf.sqrt(tf.add_n([s for s, of in zip(squared_norms, layers, strict=True) if of == layer]))
-        )
-        for layer in dict.fromkeys(layers)
-    }
+    parts: dict[str, list[tf.Tensor]] = {}
+    for layer, square in zip(layers, squared_norms, strict=True):
+        parts.setdefault(layer, []).append(square)
+    share = bound / len(parts) ** 0.5
+    factors = {layer: _down_to(share, tf.sqrt(tf.add_n(squares))) for layer, squares in parts.items()}
     return [factors[layer] for layer in layers]
 
 
@@ -138,14 +123,6 @@ register_clipping("normalized", _normalized)
 class ClippedSum:
     """A sum of per-example gradients, each clipped, before noise.
 
-    Attributes:
-      tensors: one tensor per variable, in the variables' order and shapes.
-      clip: the bound C on one example's joint l2 norm over all tensors.
-      sensitivity: l2 sensitivity of the sum in units of C: to adding or removing one example (A) and to replacing it (D).
-      noise_scales: for each tensor, the standard deviation of its noise over `noise_multiplier * C`; None for 1.
-        `sensitivity` is that of the tensors divided by these.
-      num_joint: the number of joint releases, the last of the tensors, which are no part of the gradient.
-
     #### Formal guarantee
 
     For data sets S and S' that differ by the presence of one record, and equal randomness,
@@ -155,11 +132,12 @@ class ClippedSum:
       ValueError: a tensor is neither float32 nor float64.
     """
 
-    tensors: Sequence[tf.Tensor]
-    clip: Clip
+    tensors: Sequence[tf.Tensor]  # One per variable, in the variables' order and shapes.
+    clip: Clip  # The bound C on one example's joint l2 norm over all tensors.
+    #: A and D in units of C, of the tensors divided by `noise_scales`.
     sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
-    noise_scales: Sequence[float] | None = None
-    num_joint: int = 0
+    noise_scales: Sequence[float] | None = None  # Each tensor's noise over `noise_multiplier * C`; None for 1.
+    num_joint: int = 0  # Joint releases: the last of the tensors, which are no part of the gradient.
 
     def __post_init__(self) -> None:
         refuse_low_precision(self.tensors)
@@ -167,12 +145,10 @@ class ClippedSum:
 
 def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
     """Raises `ValueError` for tensors that are neither float32 nor float64: sums in float16 round by many clips."""
-    for part in tensors:
-        dtype = tf.as_dtype(part.dtype)
+    for dtype in (tf.as_dtype(part.dtype) for part in tensors):
         if dtype not in (tf.float32, tf.float64):
             raise ValueError(
-                f"A gradient has dtype {dtype.name}, whose rounding lets one record move a sum by many clips: use only float32 or "
-                "float64\nfor variables and draws."
+                f"A gradient has dtype {dtype.name}, and one record would move a sum by many clips: use only float32 or float64."
             )
 
 
@@ -183,14 +159,9 @@ def layer_names(variables: Sequence[tf.Variable]) -> list[str]:
 
 
 def select_finite(gradient: Sequence[tf.Tensor], keep: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Replaces a gradient by zeros if it has a NaN or Inf, or if `keep` is False (contract C8).
+    """Replaces a record's gradient by zeros if it has a NaN or Inf, or if the scalar `keep` is False (contract C8).
 
-    Args:
-      gradient: float tensors, the parts of one record's gradient.
-      keep: scalar bool tensor.
-
-    Returns:
-      The gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was kept.
+    Returns the gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was kept.
     """
     for part in gradient:
         keep = keep & tf.reduce_all(tf.math.is_finite(part))
@@ -214,11 +185,10 @@ def product_epsilon(dtype: tf.DType) -> float:
 
 
 def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.Tensor:
-    """Returns a bound on the rounding of a sum of products of Gram entries, relative to the squared sum of the rows' norms.
-
-    `terms` is the number of terms of the sum. Float32 sums accumulate in float32 also with TensorFloat-32 factors.
-    """
-    added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
+    """Returns a bound on the rounding of a sum of `terms` products of Gram entries, relative to the squared sum of row norms."""
+    added = terms * float(
+        np.finfo(dtype.as_numpy_dtype).eps
+    )  # Accumulated in float32 also with TensorFloat-32 factors.
     return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
 
 

@@ -16,27 +16,18 @@ import numpy as np
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
-DIRECT_COST = 16.0
-"""Writing and reading one entry of a per-record gradient costs about as much as this many multiply-adds."""
+DIRECT_COST = 16.0  # Multiply-adds that cost about as much as writing and reading one entry of a per-record gradient.
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """An assignment of records to b groups.
+    """An assignment of n records to b groups."""
 
-    Attributes:
-      num: b.
-      of_each: int32 tensor of shape [n], the group of each record, b for none.
-      members: int32 tensor of shape [b, m], the indices of each group's records.
-      present: bool tensor of shape [b, m]; False marks padding of `members`.
-      size: the approximate number of records in a group, used to choose the cheaper form.
-    """
-
-    num: int
-    of_each: tf.Tensor
-    members: tf.Tensor
-    present: tf.Tensor
-    size: float
+    num: int  # b.
+    of_each: tf.Tensor  # int32 [n], the group of each record, b for none.
+    members: tf.Tensor  # int32 [b, m], the indices of each group's records.
+    present: tf.Tensor  # bool [b, m]; False marks padding of `members`.
+    size: float  # The approximate number of records in a group, used to choose the cheaper form.
 
     def positions(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers rows by group: [n, T, D] -> [b, m T, D], zero-padded."""
@@ -48,13 +39,9 @@ class Groups:
 
 
 class Contribution(abc.ABC):
-    """The gradients of one variable for each of n records (or groups of records).
+    """The gradients of one variable for each of n records (or groups of records)."""
 
-    Attributes:
-      shape: shape of the variable.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # Of the variable.
 
     @abc.abstractmethod
     def squared_norms(self) -> tf.Tensor:
@@ -62,19 +49,14 @@ class Contribution(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
-        """Returns `sum_i weights[i] gradient[i]` in the variable's shape.
+        """Returns `sum_i weights[i] gradient[i]` in the variable's shape, for weights of shape [n].
 
-        Args:
-          weights: float tensor of shape [n].
-          finite: whether all factors are known to be finite; if not, records of weight 0 are replaced by zeros.
+        Unless all factors are known to be `finite`, records of weight 0 are replaced by zeros.
         """
 
     @abc.abstractmethod
     def of_groups(self, groups: Groups) -> Contribution:
-        """Returns the gradients of groups instead of records.
-
-        A record, NaN included, affects only its own group.
-        """
+        """Returns the gradients of groups instead of records; a record, NaN included, affects only its own group."""
 
     @abc.abstractmethod
     def materialize(self) -> Direct:
@@ -83,14 +65,10 @@ class Contribution(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Contribution):
-    """Unfactored per-record gradients, for small variables and layers without a rule.
-
-    Attributes:
-      values: float tensor of shape [n, *shape].
-    """
+    """Unfactored per-record gradients, for small variables and layers without a rule."""
 
     shape: tuple[int, ...]
-    values: tf.Tensor
+    values: tf.Tensor  # [n, *shape].
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
@@ -104,9 +82,8 @@ class Direct(Contribution):
 
     def of_groups(self, groups: Groups) -> Direct:
         """See `Contribution`."""
-        return Direct(
-            self.shape, tf.math.unsorted_segment_sum(self.values, groups.of_each, groups.num + 1)[: groups.num]
-        )
+        sums = tf.math.unsorted_segment_sum(self.values, groups.of_each, groups.num + 1)
+        return Direct(self.shape, sums[: groups.num])
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -118,25 +95,17 @@ class Direct(Contribution):
 
 @dataclasses.dataclass(frozen=True)
 class Outer(Contribution):
-    """Gradients `sum_t left[i, t] (x) right[i, t]`: kernels of dense layers and of convolutions.
-
-    Attributes:
-      left: float tensor of shape [n, T, K].
-      right: float tensor of shape [n, T, D]; K D is the size of `shape`.
-    """
+    """Gradients `sum_t left[i, t] (x) right[i, t]`: kernels of dense layers and of convolutions."""
 
     shape: tuple[int, ...]
-    left: tf.Tensor
-    right: tf.Tensor
+    left: tf.Tensor  # [n, T, K].
+    right: tf.Tensor  # [n, T, D]; K D is the size of `shape`.
 
     @classmethod
     def of_cheaper_form(
         cls, shape: tuple[int, ...], left: tf.Tensor, right: tf.Tensor, positions: float | None = None
     ) -> Contribution:
-        """Returns these factors, or the per-record gradients if those give norms at less cost.
-
-        `positions` estimates T if the static shapes do not have it.
-        """
+        """Returns these factors, or gradients if those give norms at less cost; `positions` estimates T if it is not static."""
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
         if positions == 1 or (positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d):
@@ -159,9 +128,7 @@ class Outer(Contribution):
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
-        left, right = (
-            (self.left, self.right) if finite else (_select(weights, part) for part in (self.left, self.right))
-        )
+        left, right = (part if finite else _select(weights, part) for part in (self.left, self.right))
         if self.left.shape[2] < self.right.shape[2]:
             left *= weights[:, None, None]
         else:
@@ -173,9 +140,8 @@ class Outer(Contribution):
     def of_groups(self, groups: Groups) -> Contribution:
         """See `Contribution`: concatenates the positions of a group's records."""
         positions = max(2.0, groups.size * (self.left.shape[1] or 1))
-        return Outer.of_cheaper_form(
-            self.shape, groups.positions(self.left), groups.positions(self.right), positions=positions
-        )
+        left, right = groups.positions(self.left), groups.positions(self.right)
+        return Outer.of_cheaper_form(self.shape, left, right, positions=positions)
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -185,16 +151,11 @@ class Outer(Contribution):
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Contribution):
-    """Gradients of an embedding table in its looked-up rows.
-
-    Attributes:
-      ids: int tensor of shape [n, T].
-      values: float tensor of shape [n, T, D], the gradients at the looked-up rows.
-    """
+    """Gradients of an embedding table in its looked-up rows."""
 
     shape: tuple[int, ...]
-    ids: tf.Tensor
-    values: tf.Tensor
+    ids: tf.Tensor  # int [n, T].
+    values: tf.Tensor  # [n, T, D], the gradients at the looked-up rows.
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
@@ -261,7 +222,7 @@ def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
-    """Returns upper bounds on sums over pairs of positions [n, T, T]: the sums plus the rounding that cancellation may hide.
+    """Returns the sums over pairs of positions [n, T, T] plus the rounding that cancellation may hide.
 
     `most` [n] bounds a sum's square root; `terms` is the length of an inner product.
     """

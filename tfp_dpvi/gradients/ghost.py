@@ -7,9 +7,8 @@ arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same pass and the sa
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -34,14 +33,10 @@ _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 _TOO_LARGE = 0.05
 _CATEGORY = 100  # An integer other than the usual 0 and 1.
+# Fraction of the largest of all gradients below which a difference is rounding: an attention's key bias has gradient zero.
 _FLOOR = 0.01
-"""Fraction of the largest entry or norm of all gradients below which a difference is rounding: the true gradient of an
-attention's key bias, for instance, is zero."""
-_UNIT_COST = 9.0
-"""As `DIRECT_COST`, for each step of a vectorized recurrent layer: LSTM, GRU (`benchmarks/layers.py`)."""
-_HELD_COST = 60.0
-"""As `DIRECT_COST`, for vectorized gradients: a step of a custom dense layer, 784-400, took 36 times as long as without
-privacy on a busy machine (`benchmarks/layers.py`)."""
+# As `DIRECT_COST`, for each step of a vectorized recurrent layer, and for vectorized gradients (`benchmarks/layers.py`).
+_UNIT_COST, _HELD_COST = 9.0, 60.0
 _WHY_OFF = {
     False: "Either records influence each other, or the variable is used outside its layer: use it only in that layer's call.",
     True: "The bound on the norm is loose and would clip too much: use gradients='vectorized' for this model.",
@@ -50,28 +45,17 @@ _WHY_OFF = {
 
 @dataclasses.dataclass(frozen=True)
 class LayerGradients:
-    """Computes the per-example gradients of a model's layers.
+    """Computes the per-example gradients of a model's layers. `checked` sets the attributes after `mapped`."""
 
-    Attributes:
-      layers: Keras layers, sublayers included (`layers_of`).
-      variables: the variables to differentiate by.
-      mapped: whether to materialize every layer's per-example gradients by `tf.vectorized_map`; only embeddings use a rule.
-      rows_each: the rows per record for each call of a layer, in order; None to infer them from the number of records, which
-        must then be static. Set by `checked`.
-      units: layers that are vectorized as a whole with their sublayers: recurrent ones, and those that `checked` adds.
-      bytes_each: approximate memory of one record in a pass; set by `checked`.
-      slow: layers without a rule, whose per-example gradients are materialized; set by `checked`.
-      slowdown: approximate time of a step relative to one without privacy; set by `checked`.
-    """
-
-    layers: Sequence[Layer]
-    variables: Sequence[tf.Variable]
-    mapped: bool = False
+    layers: Sequence[Layer]  # Sublayers included (`layers_of`).
+    variables: Sequence[tf.Variable]  # To differentiate by.
+    mapped: bool = False  # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
+    #: Rows per record for each call of a layer, in order; None to infer them from a static number of records.
     rows_each: tuple[int, ...] | None = None
-    units: tuple[Layer, ...] = ()
-    bytes_each: int = 0
-    slow: tuple[Layer, ...] = ()
-    slowdown: float = 1.0
+    units: tuple[Layer, ...] = ()  # Layers besides recurrent ones that are vectorized as a whole with their sublayers.
+    bytes_each: int = 0  # Approximate memory of one record in a pass.
+    slow: tuple[Layer, ...] = ()  # Layers without a rule, whose per-example gradients are materialized.
+    slowdown: float = 1.0  # Approximate time of a step relative to one without privacy.
 
     @property
     def note(self) -> str | None:
@@ -91,7 +75,8 @@ class LayerGradients:
         one: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        with one.watching():
+        layers = [layer for layer in self.layers if one.weights(layer) or is_batch_normalization(layer)]
+        with one.tape, calls_seen(layers, one.watched):
             one.tape.watch(watch)
             try:
                 with refuse_late_functions(self.layers):
@@ -113,22 +98,18 @@ class LayerGradients:
         x: Structure,
         still: Callable[[Structure], tf.Tensor] | None = None,
     ) -> LayerGradients:
-        """Checks the layers on synthetic records.
+        """Checks the layers on synthetic records; returns a copy with the attributes that this sets.
 
         A layer whose sublayers cannot be separated (they run in a loop, or their variables are used elsewhere) is vectorized
-        over records as a whole, or an enclosing layer is.
-
-        Per-example gradients are compared with TensorFlow's own. Then a record in the middle is replaced by NaN and by huge
-        numbers, which must not change the others' losses and gradients. This finds layers that mix records, reorder rows or
-        use a variable elsewhere, unless they do so for none of the synthetic records: it is a check and no proof.
+        over records as a whole, or an enclosing layer is. Per-example gradients are compared with TensorFlow's own. Then a
+        record in the middle is replaced by NaN and by huge numbers, which must not change the others' losses and gradients.
+        This finds layers that mix records, reorder rows or use a variable elsewhere, unless they do so for none of the
+        synthetic records: it is a check and no proof.
 
         Args:
           function: maps a batch of records to losses of shape [n]; deterministic except for layers that draw.
           x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
           still: the same function in inference mode, where no layer draws; also checked if a layer draws.
-
-        Returns:
-          A copy with the attributes that this method sets.
 
         Raises:
           UnsupportedLayerError: gradients differ, or records influence each other.
@@ -176,10 +157,11 @@ class LayerGradients:
                     next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
                 )
         one = passes[0]
+        size = sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in one.probes)  # In bytes.
         learned = dataclasses.replace(
             self,
             rows_each=tuple(one.rows_each),
-            bytes_each=one.num_bytes // num_records + 8 * sum(call.size for call in one.calls if call.slow),
+            bytes_each=size // num_records + 8 * sum(call.size for call in one.calls if call.slow),
             slowdown=one.slowdown,
             slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.slow)),
         )
@@ -189,9 +171,9 @@ class LayerGradients:
 
 
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
-    """Compares norms and a weighted sum with those of TensorFlow's per-example gradients.
+    """Compares a weighted sum and norms with those of TensorFlow's per-example gradients.
 
-    Returns for each variable the error of the sum, and how much a squared norm is too small and too large, relative to the
+    Returns for each variable the sum's error, and how much a squared norm is too small and too large, relative to the
     variable's largest or to a small fraction of the largest of all; and the largest entry.
     """
     variables, losses = one.gradients.variables, one.result
@@ -282,13 +264,7 @@ class _Call:
 
 
 class Pass(Generic[_Result]):
-    """One forward pass of a batch with the recorded calls of its trainable layers.
-
-    Attributes:
-      gradients: the layers and variables.
-      result: the function's result.
-      tape: the persistent `tf.GradientTape` of the pass, which watches no variable by itself.
-    """
+    """One forward pass of a batch with the recorded calls of its trainable layers, and its persistent `tape`."""
 
     result: _Result
 
@@ -301,14 +277,7 @@ class Pass(Generic[_Result]):
         self._inside = False  # Whether a unit is being called.
         self._graph = tf.compat.v1.get_default_graph()
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """While active, records the calls of the layers."""
-        layers = [layer for layer in self.gradients.layers if self._weights(layer) or is_batch_normalization(layer)]
-        with self.tape, calls_seen(layers, self._watched):
-            yield
-
-    def _weights(self, layer: Layer) -> list[tf.Variable]:
+    def weights(self, layer: Layer) -> list[tf.Variable]:
         """Returns the variables whose gradients a call of this layer accounts for."""
         if isinstance(layer, Whole):
             return list(layer.reads)
@@ -317,7 +286,8 @@ class Pass(Generic[_Result]):
     def _is_unit(self, layer: Layer) -> bool:
         return is_unit(layer) or any(one is layer for one in self.gradients.units)
 
-    def _watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
+    def watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
+        """Returns a layer's call, recorded."""
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
@@ -325,7 +295,7 @@ class Pass(Generic[_Result]):
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             refuse_mixing(layer, kwargs.get("training"))
-            variables = self._weights(layer)
+            variables = self.weights(layer)
             if not variables:
                 return original(inputs, *args, **kwargs)
             # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
@@ -360,8 +330,7 @@ class Pass(Generic[_Result]):
         if known is not None:
             if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self.calls)} times, but {len(known)} times when the model was checked. Call "
-                    "the same layers in every pass."
+                    f"The layers were called {len(self.calls)} times, but {len(known)} when checked: call the same in every pass."
                 )
             return list(known)
         num = self._num_records
@@ -375,11 +344,6 @@ class Pass(Generic[_Result]):
                 )
             found.append(call.rows // num)
         return found
-
-    @property
-    def num_bytes(self) -> int:
-        """Returns the size in bytes of the tensors between layers, as far as shapes are static."""
-        return sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in self._probes)
 
     @property
     def slowdown(self) -> float:
@@ -396,55 +360,45 @@ class Pass(Generic[_Result]):
         return 1.0 + more / plain
 
     @property
-    def _probes(self) -> list[tf.Tensor]:
+    def probes(self) -> list[tf.Tensor]:
+        """Returns the tensors of all calls to differentiate by."""
         return [probe for call in self.calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
         """Returns, for each variable, the records' contributions to the gradient of `sum(weights * values)`."""
-        at_probes = iter(
-            self.tape.gradient(values, self._probes, output_gradients=weights, unconnected_gradients="zero")
-        )
+        found = self.tape.gradient(values, self.probes, output_gradients=weights, unconnected_gradients="zero")
+        at_probes = iter(found)
         parts: dict[tf.Variable, list[Contribution]] = {variable.ref(): [] for variable in self.gradients.variables}
         for call, rows in zip(self.calls, self.rows_each, strict=True):
             own = [next(at_probes) for _ in call.probed.probes]
             for variable, part in call.probed.contributions(own, ByRecord(rows)):
                 parts.setdefault(variable.ref(), []).append(part)
-        found = [parts[variable.ref()] for variable in self.gradients.variables]
-        return [combined(each) if each else None for each in found]
+        of_each = [parts[variable.ref()] for variable in self.gradients.variables]
+        return [combined(each) if each else None for each in of_each]
 
     def clipped_sum(
         self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
     ) -> tuple[ClippedSum, PerExample]:
-        """Sums the clipped per-record gradients.
+        """Sums the clipped per-record gradients; also returns exact values of single records (*not private*).
 
-        Args:
-          losses: float tensor of shape [n], computed in this pass; loss i depends on record i alone.
-          mask: bool tensor of shape [n]; False marks padding.
-          clip: the bound C and its scheme.
-          weights: float tensor of shape [n] that multiplies the losses before the clip, or None.
-
-        Returns:
-          The `ClippedSum`, and exact values of single records (*not private*).
+        `losses`, float of shape [n], are computed in this pass, loss i from record i alone; `weights` of shape [n] multiply them
+        before the clip. `mask` of shape [n] is False for padding.
 
         #### Formal guarantee
 
-        As for `clipped_sum` of `gradients.vmap`, for losses that depend on one record each (which `LayerGradients.checked`
-        checks): a record contributes a vector of l2 norm at most C up to rounding, and exactly zero if it is masked or its
-        loss or its gradient's squared norm is NaN or Inf. Hence A = C and D = 2C.
+        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as `LayerGradients.checked` checks.
         """
         weights = tf.ones_like(losses) if weights is None else weights
         keep = mask & tf.math.is_finite(losses * weights)
         variables = self.gradients.variables
         parts = self.contributions(losses, tf.where(keep, weights, tf.zeros_like(weights)))
-        used = [(variable, part) for variable, part in zip(variables, parts, strict=True) if part is not None]
-        squares = [part.squared_norms() for _, part in used]
+        used = {variable.ref(): part for variable, part in zip(variables, parts, strict=True) if part is not None}
+        squares = [part.squared_norms() for part in used.values()]
         finite = tf.math.is_finite(tf.add_n(squares))
         keep &= finite
-        factors = clip.factors(squares, layer_names([variable for variable, _ in used]))
+        factors = clip.factors(squares, layer_names([reference.deref() for reference in used]))
         examples = PerExample.of(losses * weights, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
-
-        totals = total([part for _, part in used], factors, finite)
-        sums = {variable.ref(): part for (variable, _), part in zip(used, totals, strict=True)}
+        sums = dict(zip(used, total(list(used.values()), factors, finite), strict=True))
         tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         return ClippedSum(tensors, clip), examples

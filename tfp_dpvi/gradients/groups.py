@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd
@@ -25,11 +25,7 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
 def with_rows(
     distribution: tfd.Distribution, of_rows: Callable[[tf.Tensor], tf.Tensor], num: int | None
 ) -> tfd.Distribution:
-    """Applies `of_rows` to the parameters of a distribution that have `num` rows; None for an unknown number.
-
-    Raises:
-      TypeError: a distribution whose parameters TFP does not know.
-    """
+    """Applies `of_rows` to a distribution's parameters that have `num` rows (None if unknown); errors of `take_apart`."""
     parts, joined = take_apart(distribution)
     return joined([of_rows(part) if part.shape.rank and part.shape[0] == num else part for part in parts])
 
@@ -59,15 +55,9 @@ def clipped_group_sum(
 ) -> list[tf.Tensor]:
     """Sums the clipped gradients of groups.
 
-    Args:
-      parts: for each variable the records' contributions to their group's gradient, or None.
-      variables: the variables.
-      groups: int32 tensor of shape [n].
-      mask: bool tensor of shape [n]; False marks padding.
-      num_groups: b.
-      clip: the bound C2.
-      expected_batch_size: used to choose the cheaper form.
-      static: whether to keep shapes static for XLA, at b times the work.
+    `parts` are, for each variable, the records' contributions to their group's gradient, or None; `groups` int32 of shape [n];
+    `mask` bool of shape [n], False for padding; `clip` the bound C2. `expected_batch_size` serves to choose the cheaper form;
+    `static` keeps shapes static for XLA, at b times the work.
 
     #### Formal guarantee
 
@@ -75,20 +65,16 @@ def clipped_group_sum(
     NaN or Inf. If row i of `parts` depends only on the records of its group, adding or removing one record moves the sum by
     at most 2 C2, and so does replacing it within the group.
     """
-    sums = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    used = [(number, part) for number, part in enumerate(parts) if part is not None]
-    if not used:
-        return sums
-    if static:
-        every = [part for _, part in used]
-        found = _loop_over_groups(every, groups, mask, num_groups, clip, variables[0].dtype)
-    else:
+    used = [part for part in parts if part is not None]
+    found: Iterator[tf.Tensor] = iter(())
+    if static and used:
+        found = iter(_loop_over_groups(used, groups, mask, num_groups, clip, variables[0].dtype))
+    elif used:
         members = members_of(groups, mask, num_groups, expected_batch_size)
-        of_groups = [part.of_groups(members) for _, part in used]
-        found = total(of_groups, *_factors(clip, of_groups))
-    for (number, _), part in zip(used, found, strict=True):
-        sums[number] = part
-    return sums
+        of_groups = [part.of_groups(members) for part in used]
+        found = iter(total(of_groups, *_factors(clip, of_groups)))
+    zeros = (tf.zeros(variable.shape, variable.dtype) for variable in variables)
+    return [zero if part is None else next(found) for zero, part in zip(zeros, parts, strict=True)]
 
 
 def _factors(clip: Clip, of_groups: Sequence[Contribution]) -> tuple[list[tf.Tensor], tf.Tensor]:

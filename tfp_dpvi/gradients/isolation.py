@@ -118,8 +118,8 @@ def refuse_dynamic_shapes(
     found = next((op.name for op in operations_since(graph, 0) if op.type in _ROUNDS), None)
     if found is not None:
         raise VaryingShapeError(
-            f"Compiled by XLA, {found} iterates until the slowest matrix of a batch converges: one record's matrix would change "
-            "the others' results. Use compile(jit_compile=False)."
+            f"Compiled by XLA, {found} iterates until the slowest matrix of a batch converges, which changes the others. Use "
+            "compile(jit_compile=False)."
         )
     dynamic = _DYNAMIC.search(compiled.experimental_get_compiler_ir(*arguments)(stage="hlo"))
     if dynamic is not None:

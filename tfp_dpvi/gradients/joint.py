@@ -14,23 +14,14 @@ from tfp_dpvi.privacy import Sensitivity
 
 
 class Released(NamedTuple):
-    """The released and public values of one step, free to use.
+    """The released and public values of one step, free to use."""
 
-    Attributes:
-      mean: tensor of the release's `shape`, the noisy sum over the expected batch size.
-      gradient: the noisy mean gradient, before it is pulled back.
-      step: int64 scalar, the number of the step in this fit.
-      num_steps: int64 scalar, the number of steps that the fit plans; 0 if unknown.
-      data_independent_loss: scalar, the loss terms that depend on no record (of a prior or KL, over N).
-      public: `StepGradient.public`, for instance the draws of the parameters.
-    """
-
-    mean: tf.Tensor
-    gradient: Sequence[tf.Tensor]
-    step: tf.Tensor
-    num_steps: tf.Tensor
-    data_independent_loss: tf.Tensor
-    public: Structure = ()
+    mean: tf.Tensor  # Of the release's `shape`: the noisy sum over the expected batch size.
+    gradient: Sequence[tf.Tensor]  # The noisy mean gradient, before it is pulled back.
+    step: tf.Tensor  # int64 scalar, the number of the step in this fit.
+    num_steps: tf.Tensor  # int64 scalar, the number of steps that the fit plans; 0 if unknown.
+    data_independent_loss: tf.Tensor  # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
+    public: Structure = ()  # `StepGradient.public`, for instance the draws of the parameters.
 
 
 class JointRelease(abc.ABC):
@@ -38,18 +29,14 @@ class JointRelease(abc.ABC):
 
     Override `sum_of` and, to accumulate released values, `initial` and `accumulate`.
 
-    Attributes:
-      name: the name in the report.
-      shape: static shape of the sum.
-
     #### Formal guarantee
 
     The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient and joint releases are
     one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
     """
 
-    name: str
-    shape: tuple[int, ...] = ()
+    name: str  # In the report.
+    shape: tuple[int, ...] = ()  # Of the sum, static.
 
     @property
     @abc.abstractmethod

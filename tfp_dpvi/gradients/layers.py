@@ -17,31 +17,22 @@ import numpy as np
 from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf, tfd, tfp
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
 
-Found = list[tuple[tf.Variable, Contribution]]
-"""Pairs of a variable and the records' contributions to its gradient."""
+Found = list[tuple[tf.Variable, Contribution]]  # Pairs of a variable and the records' contributions to its gradient.
 
 
 class UnsupportedLayerError(ValueError):
-    """Raised for a layer whose per-example gradients cannot be computed; the message names it and the fix.
-
-    Attributes:
-      layer: the layer, if it might be vectorized as a whole, or None.
-    """
+    """Raised for a layer whose per-example gradients cannot be computed; the message names it and the fix."""
 
     def __init__(self, message: str, layer: Layer | None = None) -> None:
         super().__init__(message)
-        self.layer = layer
+        self.layer = layer  # If it might be vectorized as a whole.
 
 
 @dataclasses.dataclass(frozen=True)
 class ByRecord:
-    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws).
+    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws)."""
 
-    Attributes:
-      rows: the number of rows per record.
-    """
-
-    rows: int
+    rows: int  # Per record.
 
     def split(self, values: tf.Tensor) -> tf.Tensor:
         """[rows, ...] -> [n, rows of a record, ...]."""
@@ -60,17 +51,11 @@ class ByRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Probed:
-    """A layer's forward pass, split at the tensors to differentiate by.
+    """A layer's forward pass, split at the tensors to differentiate by."""
 
-    Attributes:
-      probes: these tensors, with the layer's rows in their first dimension.
-      finish: computes the layer's output from the probes.
-      contributions: `(gradients at the probes) -> Found`.
-    """
-
-    probes: Sequence[tf.Tensor]
-    finish: Callable[[], tf.Tensor]
-    contributions: Callable[[Sequence[tf.Tensor], ByRecord], Found]
+    probes: Sequence[tf.Tensor]  # These tensors, with the layer's rows in their first dimension.
+    finish: Callable[[], tf.Tensor]  # Computes the layer's output from the probes.
+    contributions: Callable[[Sequence[tf.Tensor], ByRecord], Found]  # From the gradients at the probes.
 
 
 Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
@@ -80,8 +65,7 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 class Whole(Layer):
     """A layer whose gradients are vectorized over records as a whole, without recording the layers inside it.
 
-    Attributes:
-      reads: the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
+    `reads` are the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
     """
 
     reads: tuple[tf.Variable, ...] = ()
@@ -292,10 +276,7 @@ def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs
 
 
 def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns an embedding's output and ids.
-
-    An id out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
-    """
+    """Returns an embedding's output and ids; an id out of range makes its record's loss NaN instead of raising (C8)."""
     ids = tf.cast(inputs, tf.int32)
     known = (ids >= 0) & (ids < layer.embeddings.shape[0])
     ids = tf.where(known, ids, tf.zeros_like(ids))
@@ -412,16 +393,9 @@ def _reached_by(function: Callable[..., object]) -> list[object]:
 
 
 def refuse_mixing(layer: Layer, training: object) -> None:
-    """Raises if a layer's call lets records influence each other (contract C3).
+    """Raises `UnsupportedLayerError` if a layer, called with `training`, lets records influence each other (contract C3).
 
     Batch normalisation that is frozen or called with `training=False` uses its saved moments and passes.
-
-    Args:
-      layer: any layer.
-      training: the argument of its call.
-
-    Raises:
-      UnsupportedLayerError: the message lists the alternatives.
     """
     if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
         raise UnsupportedLayerError(

@@ -35,13 +35,9 @@ def paired(
 ) -> StepGradient:
     """Returns the step's gradient in the unconstrained parameters, from pairs of an observed and a simulated record.
 
-    Args:
-      record_losses: `(record, theta) -> (loss of the record, loss of its simulated twin)`; the twin is in
-        `record["simulated"]`.
-      simulate: `(records, key) -> twins` of a physical batch, given each record's inputs. A twin depends on its record alone.
-      theta: float tensor of shape [d], the draw of the parameters shared by the step's records.
-      clip: the clip of a pair's gradient.
-      **exact: other attributes of `StepGradient`.
+    `record_losses(record, theta)` returns the losses of the record and of its simulated twin, `record["simulated"]`;
+    `simulate(records, key)` the twins of a physical batch, each from its record's inputs alone. `theta` of shape [d] is the draw
+    of the parameters shared by the step's records; `exact` are other attributes of `StepGradient`.
 
     #### Formal guarantee
 
@@ -75,12 +71,7 @@ def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
 
 
 class Curvature(JointRelease):
-    """The sum of `psi psi^T / 2` over records, and sums of all released values by blocks of steps.
-
-    Args:
-      size: d.
-      bound: the clip C.
-      noise_ratio: see `JointRelease`.
+    """The sum of `psi psi^T / 2` over records, of shape [d, d], and sums of all released values by blocks of steps.
 
     #### Formal guarantee
 
@@ -96,9 +87,8 @@ class Curvature(JointRelease):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
         assert per_example.gradients is not None
-        psi = tf.cast(
-            per_example.gradients[0], tf.float64
-        )  # A long float32 sum can exceed the sensitivity by rounding.
+        # A long float32 sum can exceed the sensitivity by rounding.
+        psi = tf.cast(per_example.gradients[0], tf.float64)
         return tf.linalg.matmul(psi, psi, transpose_a=True) / 2.0
 
     def initial(self) -> Structure:
@@ -123,10 +113,6 @@ class Curvature(JointRelease):
 
 class ClippedAway(JointRelease):
     """The sum of `min(psi . delta, 3 C^2) / 2` over records; its excess over the trace of the curvature was clipped away.
-
-    Args:
-      bound: the clip C.
-      noise_ratio: see `JointRelease`.
 
     #### Formal guarantee
 

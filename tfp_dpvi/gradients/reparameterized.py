@@ -36,14 +36,9 @@ def through_draws(
 ) -> StepGradient:
     """Returns the step's gradient of a loss that depends on variables only through draws.
 
-    Args:
-      record_loss: record -> scalar loss, reading `draws`.
-      draws: flat list of float tensors, computed under `tape`.
-      tape: persistent `tf.GradientTape` that watched `variables` while the draws were made.
-      variables: the surrogate's variables.
-      clip: the clip of a record's gradient.
-      aligned: whether to clip the gradients in `draws` instead of those in `variables`.
-      **exact: other attributes of `StepGradient`.
+    `record_loss` maps a record to a scalar and reads `draws`, a flat list of float tensors, which were computed under the
+    persistent `tape` that watched `variables`. `aligned` clips the gradients in `draws` instead of those in `variables`; `exact`
+    are other attributes of `StepGradient`.
 
     #### Formal guarantee
 

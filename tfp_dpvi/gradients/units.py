@@ -121,8 +121,7 @@ def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Call
         parts, whole = take_apart(outputs)
     except TypeError as error:
         raise UnsupportedLayerError(
-            f"{layer.name} has weights of its own and returns a distribution: {error} Or move the weights to a layer that "
-            "returns tensors."
+            f"{layer.name} has weights of its own, and returns a distribution: {error} Or move them to a layer that returns tensors."
         ) from error
     return parts, lambda: whole(parts)
 

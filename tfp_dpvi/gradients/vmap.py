@@ -11,12 +11,10 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, refuse_low_precision, tiny
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
 
-_LARGE = 4096
-"""Number of entries of an example's gradient from which a matrix product is faster than a loop over products."""
-
+_LARGE = 4096  # Entries of an example's gradient from which a matrix product is faster than a loop over products.
+# Records in a float32 sum. The rounding of a longer running sum, which changes at powers of two, can exceed many clips;
+# within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip. Blocks are summed in float64.
 _BLOCK = 256
-"""Number of records in a float32 sum. The rounding of a longer running sum, which changes at powers of two, can exceed many
-clips; within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip. Blocks are summed in float64."""
 
 RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
@@ -37,8 +35,7 @@ def clipped_sum(
       mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
       clip: the bound C and its scheme.
 
-    Returns:
-      The `ClippedSum`, and exact values of single examples (*not private*).
+    Returns the `ClippedSum`, and exact values of single examples (*not private*).
 
     Raises:
       ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
@@ -70,15 +67,9 @@ def clipped_sum(
     # Selected, since 0 x NaN is NaN (C8).
     rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
-    shapes = [part.shape[1:] for part in gradients]
-    total = [
-        tf.reshape(_weighted_sum(part, factor), shape)
-        for part, factor, shape in zip(rows, factors, shapes, strict=True)
-    ]
-    each = [
-        tf.reshape(part * factor[:, None], [-1, *shape])
-        for part, factor, shape in zip(rows, factors, shapes, strict=True)
-    ]
+    clipped = list(zip(rows, factors, [part.shape[1:] for part in gradients], strict=True))
+    total = [tf.reshape(_weighted_sum(part, factor), shape) for part, factor, shape in clipped]
+    each = [tf.reshape(part * factor[:, None], [-1, *shape]) for part, factor, shape in clipped]
     norms = tf.where(keep, tf.sqrt(tf.add_n(squares)), tf.zeros([], squares[0].dtype))
     return ClippedSum(total, clip), examples._replace(gradients=each, norms=norms)
 
@@ -87,7 +78,7 @@ def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i factors[i] rows[i]`."""
     if rows.dtype == tf.float64 or (rows.shape[0] is not None and rows.shape[0] <= _BLOCK):
         return _block_sums(rows[None], factors[None])[0]
-    num_blocks = tf.shape(rows)[0] // _BLOCK if rows.shape[0] is None else rows.shape[0] // _BLOCK
+    num_blocks = (rows.shape[0] or tf.shape(rows)[0]) // _BLOCK
     whole = num_blocks * _BLOCK
     blocks = [tf.reshape(part[:whole], [num_blocks, _BLOCK, *part.shape[1:]]) for part in (rows, factors)]
     last = _block_sums(rows[None, whole:], factors[None, whole:])

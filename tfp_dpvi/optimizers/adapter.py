@@ -19,17 +19,10 @@ _KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSpro
 
 
 def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: float | None) -> Optimizer:
-    """Returns a DP-Keras optimizer from one of this library, of TensorFlow Privacy, or of Keras (object or name).
+    """Returns a `DPOptimizer` from one of this library, of TensorFlow Privacy, or of Keras (object, name or configuration).
 
-    Args:
-      optimizer: a `DPKeras*Optimizer` of this library (returned as it is); a `DPKeras*Optimizer` or
-        `VectorizedDPKeras*Optimizer` object of TensorFlow Privacy; a Keras optimizer object, its name, or its
-        serialised configuration.
-      **privacy: `l2_norm_clip`, needed for a plain Keras optimizer and refused if the optimizer has one; and
-        `noise_multiplier`, likewise, optional (None: to be calibrated).
-
-    Returns:
-      A `DPOptimizer`.
+    `privacy` is `l2_norm_clip`, needed for a plain Keras optimizer and refused if the optimizer has one; and
+    `noise_multiplier`, likewise, optional (None: to be calibrated).
 
     Raises:
       TypeError: not an optimizer.
@@ -51,22 +44,13 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
                 f"{tf.__version__}): use\ndpvi.optimizers.DPKerasAdamOptimizer(...), or install 'tfp-dpvi[tensorflow-privacy]'."
             )
         return _from_tensorflow_privacy(optimizer, privacy)
-    if hasattr(optimizer, "_noise_multiplier") and hasattr(optimizer, "_l2_norm_clip"):
-        raise ValueError(
-            f"optimizer={_describe(optimizer)} has l2_norm_clip={optimizer._l2_norm_clip} and noise_multiplier="
-            f"{optimizer._noise_multiplier}, but no supported query (TensorFlow Privacy's sparse optimizers add noise only to "
-            "some rows).\nUse dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=..., noise_multiplier=...)."
-        )
     if not isinstance(optimizer, (Optimizer, LegacyOptimizer)):
         raise TypeError(
             f"optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got {optimizer!r}. For instance "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
         )
     if privacy.get("l2_norm_clip") is None:
-        raise ValueError(
-            f"optimizer={_describe(optimizer)} has no clip: pass compile(l2_norm_clip=...), or use "
-            "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=...)."
-        )
+        raise ValueError(f"optimizer={_describe(optimizer)} has no clip: pass compile(l2_norm_clip=...).")
     return _rebuild(optimizer, privacy)
 
 
@@ -78,8 +62,7 @@ def _refuse_second(given: dict[str, float | None], own: dict[str, float | None])
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} was passed to compile, but the optimizer has its own ({own[name]!r}): pass it only to the "
-                "optimizer."
+                f"{name}={value!r} in compile, but the optimizer has its own ({own[name]!r}): leave it out there."
             )
 
 
@@ -89,10 +72,7 @@ def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | No
     own_clip = getattr(query, "_l2_norm_clip", None)
     deviation = getattr(query, "_stddev", None)
     if own_clip is None or deviation is None:
-        raise ValueError(
-            f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query is supported. "
-            "Use dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=..., noise_multiplier=...)."
-        )
+        raise ValueError(f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query is supported.")
     own_clip, deviation = Clip(float(own_clip)).bound, float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(
@@ -116,8 +96,7 @@ def _rebuild(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimize
     variables = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
     if len(variables) > (0 if isinstance(optimizer, LegacyOptimizer) else 2):
         raise ValueError(
-            f"optimizer={_describe(optimizer)} has been used or restored and has slot variables, which cannot be converted. Pass a "
-            "new one with the same settings."
+            f"optimizer={_describe(optimizer)} has been used or restored and has slot variables: pass a new one with its settings."
         )
     config = optimizer.get_config()
     if config.get("decay"):
@@ -144,7 +123,4 @@ def _keras_class(optimizer: Optimizer) -> Any:
     for parent in type(optimizer).__mro__:
         if parent.__module__.startswith(("keras", "tf_keras")) and parent.__name__ in _KERAS_NAMES:
             return getattr(keras.optimizers, parent.__name__)
-    raise ValueError(
-        f"optimizer={_describe(optimizer)} is a legacy optimizer without a counterpart in dpvi.keras.optimizers. Use one "
-        f"of {', '.join(_KERAS_NAMES)}."
-    )
+    raise ValueError(f"optimizer={_describe(optimizer)} is a legacy optimizer: use one of {', '.join(_KERAS_NAMES)}.")

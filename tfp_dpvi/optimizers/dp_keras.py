@@ -18,17 +18,11 @@ _Base: Any = object  # The mixin precedes a Keras class, see `make_dp_optimizer_
 
 @dataclasses.dataclass(frozen=True)
 class PrivatizedGradients:
-    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`.
-
-    Attributes:
-      tensors: the gradients.
-      joint: noisy means of the joint releases, see `ClippedSum.num_joint`.
-      mean: the gradient's noisy mean, before `pull_back` and exact terms.
-    """
+    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`."""
 
     tensors: Sequence[tf.Tensor]
-    joint: Sequence[tf.Tensor] = ()
-    mean: Sequence[tf.Tensor] = ()
+    joint: Sequence[tf.Tensor] = ()  # Noisy means of the joint releases, see `ClippedSum.num_joint`.
+    mean: Sequence[tf.Tensor] = ()  # The gradient's noisy mean, before `pull_back` and exact terms.
 
 
 def privatize(
@@ -42,16 +36,10 @@ def privatize(
 ) -> PrivatizedGradients:
     """Returns `pull_back((sum + z C Z) / (q N)) + exact` (contracts C1 and C2).
 
-    Args:
-      clipped: the clipped sum, with its bound C.
-      noise_multiplier: z >= 0, the noise's standard deviation over C; a number or a scalar tensor.
-      key: int64 tensor of shape [2], used once.
-      expected_batch_size: the public denominator qN; never the realised batch size, which is secret.
-      pull_back: maps the gradient's noisy mean to one tensor for each variable, without reading records; None for the identity.
-      data_independent: exact gradient of the terms that depend on no record, added without clip and noise.
-
-    Returns:
-      Privatised gradients, one for each variable.
+    `noise_multiplier`, z >= 0, is the noise's standard deviation over the bound C of `clipped`; `key`, int64 of shape [2], is used
+    once; `expected_batch_size` is the public denominator qN, never the realised batch size, which is secret. `pull_back` maps the
+    gradient's noisy mean to one tensor for each variable, without reading records (None for the identity); `data_independent` is
+    the exact gradient of the terms that depend on no record, added without clip and noise.
 
     #### Formal guarantee
 
@@ -69,36 +57,28 @@ def privatize(
         released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
     num = len(released) - clipped.num_joint
     mean, joint = released[:num], released[num:]
-    released = mean
-    if pull_back is not None:
-        released = list(pull_back(released))
+    tensors = mean if pull_back is None else list(pull_back(mean))
     if data_independent is not None:
-        released = [part + exact for part, exact in zip(released, data_independent, strict=True)]
-    return PrivatizedGradients(released, joint, mean)
+        tensors = [part + exact for part, exact in zip(tensors, data_independent, strict=True)]
+    return PrivatizedGradients(tensors, joint, mean)
 
 
 class UnprivatizedGradientError(RuntimeError):
     """Raised if an optimizer gets a gradient without clip and noise, or one that was applied before."""
 
 
-class _Minted:
-    """The gradients of the last `privatize`, until they are applied. A plain object, which Keras does not track."""
-
+class _Minted:  # A plain object, which Keras does not track.
     tensors: Sequence[Any] | None = None
 
 
 class DPOptimizer(_Base):
-    """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
+    """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer."""
 
-    Attributes:
-      l2_norm_clip: bound C on the l2 norm of one record's gradient.
-      noise_multiplier: noise standard deviation over C, or None for `compile(epsilon=, delta=)` to calibrate it.
-      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`.
-    """
-
-    l2_norm_clip: float
-    noise_multiplier: float | None
-    clipping: str
+    l2_norm_clip: float  # The bound C on the l2 norm of one record's gradient.
+    noise_multiplier: (
+        float | None
+    )  # Noise standard deviation over C; None for `compile(epsilon=, delta=)` to calibrate.
+    clipping: str  # See `tfp_dpvi.gradients.Clip`.
 
     def __init__(
         self,
@@ -117,8 +97,7 @@ class DPOptimizer(_Base):
             self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
         if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
             raise ValueError(
-                f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}): without a clip no "
-                "amount of noise makes the release private. Pass a finite l2_norm_clip."
+                f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}); or pass a finite l2_norm_clip."
             )
         self._minted = _Minted()
 
@@ -128,26 +107,16 @@ class DPOptimizer(_Base):
         return Clip(self.l2_norm_clip, self.clipping)
 
     def privatize(
-        self,
-        clipped: ClippedSum,
-        *,
-        key: tf.Tensor,
-        expected_batch_size: float,
-        pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
-        data_independent: Sequence[tf.Tensor] | None = None,
-        noise_multiplier: float | tf.Tensor | None = None,
+        self, clipped: ClippedSum, *, noise_multiplier: float | tf.Tensor | None = None, **settings: Any
     ) -> PrivatizedGradients:
         """Adds noise to a clipped sum. This optimizer may apply the result once.
 
         Arguments and guarantee are those of `tfp_dpvi.optimizers.privatize`; `noise_multiplier` defaults to the optimizer's.
-
-        Raises:
-          ValueError: the sum was clipped to another bound, or there is no noise multiplier.
+        Raises `ValueError` if the sum was clipped to another bound, or there is no noise multiplier.
         """
         if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
-                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}. Clip to "
-                "optimizer.clip, for which the noise is scaled."
+                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}: clip to optimizer.clip."
             )
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
@@ -155,38 +124,22 @@ class DPOptimizer(_Base):
             raise ValueError(
                 "noise_multiplier is None: pass one to the optimizer, or let compile(epsilon=, delta=) calibrate it."
             )
-        private = privatize(
-            clipped,
-            noise_multiplier=noise_multiplier,
-            key=key,
-            expected_batch_size=expected_batch_size,
-            pull_back=pull_back,
-            data_independent=data_independent,
-        )
+        private = privatize(clipped, noise_multiplier=noise_multiplier, **settings)
         self._minted.tensors = tuple(private.tensors)
         return private
 
     def _check_minted(self, gradients: Sequence[tf.Tensor]) -> None:
         minted, self._minted.tensors = self._minted.tensors, None
-        if minted is None:
+        if minted is None or list(map(id, minted)) != list(map(id, gradients)):
             raise UnprivatizedGradientError(
-                "apply_gradients: these gradients were not privatised in this step. Use those of "
-                "optimizer.privatize(clipped_sum, ...), once for each step; those of a tape are not private."
-            )
-        if len(minted) != len(gradients) or any(g is not m for g, m in zip(gradients, minted, strict=True)):
-            raise UnprivatizedGradientError(
-                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply all of them "
-                "unchanged and in order; transform gradients before the clip or in the optimizer."
+                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply all of them once, "
+                "unchanged and in order; those of a tape are not private."
             )
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
     ) -> tf.Variable:
-        """Makes one Keras update with the gradients of the last `privatize`; raises for others.
-
-        Raises:
-          UnprivatizedGradientError: the gradients were not privatised in this step.
-        """
+        """Makes one Keras update with the gradients of the last `privatize`; else raises `UnprivatizedGradientError`."""
         pairs = list(grads_and_vars)
         self._check_minted([gradient for gradient, _ in pairs])
         return super().apply_gradients(pairs, *args, **kwargs)
@@ -227,23 +180,14 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
 
 @functools.cache
 def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
-    """Returns a DP optimizer class over any Keras optimizer class.
+    """Returns a DP optimizer class over any Keras optimizer class (not a legacy one), the same for the same argument.
 
-    Args:
-      keras_optimizer_class: a subclass of `tf.keras.optimizers.Optimizer` (not of `...optimizers.legacy.Optimizer`).
-
-    Returns:
-      A subclass of it named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip` and `noise_multiplier`
-      (None: to be calibrated) as keyword arguments, besides those of the Keras class. The same class for the same
-      argument.
-
-    Raises:
-      TypeError: not such a class.
+    It is a subclass named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip`, `noise_multiplier` (None: to be
+    calibrated) and `clipping` as keyword arguments, besides those of the Keras class. Raises `TypeError` for other arguments.
     """
     if not (isinstance(keras_optimizer_class, type) and issubclass(keras_optimizer_class, Optimizer)):
         raise TypeError(
-            f"keras_optimizer_class must be a subclass of tf.keras.optimizers.Optimizer, got {keras_optimizer_class!r}. "
-            "Legacy optimizers have a counterpart of the same name in tf.keras.optimizers."
+            f"keras_optimizer_class must be a (not legacy) subclass of keras.optimizers.Optimizer, got {keras_optimizer_class!r}."
         )
     if issubclass(keras_optimizer_class, DPOptimizer):
         return keras_optimizer_class

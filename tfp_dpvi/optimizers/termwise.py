@@ -13,20 +13,11 @@ from typing import Any
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import keras, register_keras_serializable
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
-from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
-
-NOISE_SCHEMES = ("blocks", "single", "split")
+from tfp_dpvi.privacy import TermwiseNoise, termwise_noise
 
 
 class TermwiseOptimizer(DPOptimizer):
-    """The mixin that `make_termwise_optimizer_class` adds to a DP-Keras optimizer.
-
-    Attributes:
-      batch_l2_norm_clip: bound C2 on the l2 norm of one group's gradient.
-      num_partitions: number b of groups, to which the records of a batch are assigned independently and uniformly.
-      noise: "blocks", "single" or "split".
-      split: "optimal" or "paper": the division of the budget for noise="split".
-    """
+    """The mixin that `make_termwise_optimizer_class` adds to a DP-Keras optimizer."""
 
     batch_l2_norm_clip: float
     num_partitions: int
@@ -47,7 +38,7 @@ class TermwiseOptimizer(DPOptimizer):
         check.positive("l2_norm_clip", self.l2_norm_clip, fix)
         self.batch_l2_norm_clip = check.positive("batch_l2_norm_clip", batch_l2_norm_clip, fix)
         self.num_partitions = check.count("num_partitions", num_partitions, 1)
-        self.noise = check.one_of("noise", noise, NOISE_SCHEMES)
+        self.noise = check.one_of("noise", noise, ("blocks", "single", "split"))
         self.split = check.one_of("split", split, ("optimal", "paper"))
 
     def get_config(self) -> dict[str, Any]:
@@ -55,32 +46,10 @@ class TermwiseOptimizer(DPOptimizer):
         names = ("batch_l2_norm_clip", "num_partitions", "noise", "split")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
-    def noise_for(
-        self,
-        *,
-        expected_batch_size: float,
-        num_encoder: int,
-        num_rest: int,
-        sampling: SamplingScheme,
-        neighboring_relation: NeighboringRelation,
-    ) -> TermwiseNoise:
-        """Returns the noise and sensitivity of the sum of both terms; see `tfp_dpvi.privacy.termwise_noise`.
-
-        Raises:
-          ValueError: `num_partitions` exceeds the expected batch size.
-        """
-        return termwise_noise(
-            self.noise,
-            l2_norm_clip=self.l2_norm_clip,
-            batch_l2_norm_clip=self.batch_l2_norm_clip,
-            expected_batch_size=expected_batch_size,
-            num_partitions=self.num_partitions,
-            num_encoder=num_encoder,
-            num_rest=num_rest,
-            split=self.split,
-            sampling=sampling,
-            neighboring_relation=neighboring_relation,
-        )
+    def noise_for(self, **of_step: Any) -> TermwiseNoise:
+        """Returns the noise and sensitivity of the sum of both terms; the other arguments of `privacy.termwise_noise`."""
+        names = ("l2_norm_clip", "batch_l2_norm_clip", "num_partitions", "split")
+        return termwise_noise(self.noise, **{name: getattr(self, name) for name in names}, **of_step)
 
 
 _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
@@ -106,17 +75,7 @@ _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
 
 @functools.cache
 def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
-    """Returns a term-wise DP optimizer class over any Keras optimizer class.
-
-    Args:
-      keras_optimizer_class: a subclass of `dpvi.keras.optimizers.Optimizer`.
-
-    Returns:
-      A subclass named `TermwiseDPKeras<Name>Optimizer`; see `TermwiseDPKerasAdamOptimizer`.
-
-    Raises:
-      TypeError: not such a class.
-    """
+    """Returns a subclass of a Keras optimizer class named `TermwiseDPKeras<Name>Optimizer`, else raises `TypeError`."""
     base = make_dp_optimizer_class(keras_optimizer_class)
     name = f"TermwiseDPKeras{keras_optimizer_class.__name__}Optimizer"
     body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}

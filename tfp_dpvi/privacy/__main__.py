@@ -1,13 +1,15 @@
 """The command line: `python -m tfp_dpvi.privacy plan` and `... show LEDGER`."""
 
 import argparse
+import contextlib
 import json
-import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tfp_dpvi.privacy import planner
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS
+from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError
 from tfp_dpvi.privacy.ledger import PrivacyLedger
 from tfp_dpvi.privacy.report import PrivacyReport
@@ -15,13 +17,11 @@ from tfp_dpvi.privacy.report import PrivacyReport
 
 def _count(text: str) -> int:
     """Returns a whole number from text such as "100000" or "1e5"."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; pass, for example, 100000 or 1e5")
-    return int(text) if text.strip("+-").isdigit() else int(value)
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            if float(value := number(text)).is_integer():
+                return int(value)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; pass, for example, 100000 or 1e5")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,14 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="the privacy cost of a fit, without data")
-    plan.add_argument(
-        "--records",
-        dest="num_records",
-        type=_count,
-        required=True,
-        metavar="N",
-        help="public number of records",
-    )
+    records: dict[str, Any] = {"dest": "num_records", "type": _count, "metavar": "N"}
+    plan.add_argument("--records", required=True, help="public number of records", **records)
     plan.add_argument("--batch-size", type=_count, required=True, metavar="B", help="expected batch size")
     length = plan.add_mutually_exclusive_group(required=True)
     length.add_argument("--epochs", type=_count, metavar="E", help="passes over the records, ceil(N / B) steps each")
@@ -60,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="the privacy report of a ledger file, also while it is in use")
     show.add_argument("ledger", metavar="FILE")
     show.add_argument("--delta", type=float, required=True)
-    show.add_argument("--records", type=_count, metavar="N", help="number of records, by default that of the plans")
+    show.add_argument("--records", help="number of records, by default that of the plans", **records)
     show.add_argument("--accountant", choices=sorted(ACCOUNTANTS), help="by default that of the plans")
     show.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -73,7 +67,7 @@ def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("--plot needs matplotlib; install it, for example with tfp-dpvi[examples].") from None
-    curve = outlook.curve()
+    curve = EpsilonCurve(outlook.plan, (), outlook.delta)
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -87,29 +81,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        return _show(options) if options.command == "show" else _plan(options)
+        found = _show(options) if options.command == "show" else _plan(options)
     except (BudgetExhaustedError, LedgerError, ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(json.dumps(found.to_json()) if options.json else found)
+    return 0
 
 
-def _plan(options: argparse.Namespace) -> int:
-    asked = {**vars(options)}
-    plot, as_json, _ = asked.pop("plot"), asked.pop("json"), asked.pop("command")
+def _plan(options: argparse.Namespace) -> planner.PrivacyOutlook:
+    asked = {name: value for name, value in vars(options).items() if name not in ("plot", "json", "command")}
     outlook = planner.plan_privacy(**asked)
-    if plot:
-        draw(outlook, plot)
-    print(json.dumps(outlook.to_json()) if as_json else outlook)
-    return 0
+    if options.plot:
+        draw(outlook, options.plot)
+    return outlook
 
 
-def _show(options: argparse.Namespace) -> int:
-    ledger = PrivacyLedger(options.ledger, read_only=True)
-    report = PrivacyReport.from_ledger(
-        ledger, delta=options.delta, accountant=options.accountant, num_records=options.records
-    )
-    print(json.dumps(report.to_json()) if options.json else report)
-    return 0
+def _show(options: argparse.Namespace) -> PrivacyReport:
+    asked = {name: getattr(options, name) for name in ("delta", "accountant", "num_records")}
+    return PrivacyReport.from_ledger(PrivacyLedger(options.ledger, read_only=True), **asked)
 
 
 if __name__ == "__main__":

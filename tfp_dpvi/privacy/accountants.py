@@ -7,8 +7,6 @@ accountant of 0.4.3, read a replace-one Gaussian as N(0, m^2) against N(1, m^2);
 """
 
 import abc
-import collections
-import dataclasses
 import functools
 import inspect
 import math
@@ -44,56 +42,49 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 #: Orders of the Renyi divergences: dp_accounting's default.
 ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 _POINTS = 1 << 16
+Counts: TypeAlias = dict[tuple[float, float], int]  # {(sampling rate, noise multiplier): number of releases}
 
 
-@dataclasses.dataclass(frozen=True)
 class Releases:
-    """The releases of an event by kind; composition does not depend on their order."""
+    """The releases of an event by kind; composition does not depend on their order.
 
-    full: dict[float, int]  # {noise multiplier: count} of releases on all records.
-    poisson: dict[tuple[float, float], int]  # {(probability, noise multiplier): count}.
-    fixed_size: dict[tuple[float, float], int]  # {(batch size over number of records, noise multiplier): count}.
-    private: bool  # False if some release has no noise.
+    Raises:
+      UnsupportedPairError: an unsupported type of event.
+    """
+
+    def __init__(self, event: DpEvent) -> None:
+        self.private = True  # False if some release has no noise.
+        self.full: Counts = {}  # Releases on all records; the rate is 1.
+        self.poisson: Counts = {}  # The rate is the probability.
+        self.fixed_size: Counts = {}  # The rate is the batch size over the number of records.
+        self._add(event, 1)
 
     @property
     def full_multiplier(self) -> float:
         """The multiplier of the one Gaussian that equals all releases on all records; inf if there are none."""
-        precision = math.fsum(n / z**2 for z, n in sorted(self.full.items()))
+        precision = math.fsum(n / z**2 for (_, z), n in sorted(self.full.items()))
         return 1.0 / math.sqrt(precision) if precision > 0.0 else math.inf
 
-    @classmethod
-    def of(cls, event: DpEvent) -> "Releases":
-        """Flattens an event; raises `UnsupportedPairError` for unsupported event types."""
-        counts: collections.Counter[tuple[str, float, float]] = collections.Counter()
-        _count(event, 1, counts)
-
-        def of_kind(wanted: str) -> dict[tuple[float, float], int]:
-            return {(q, z): n for (kind, q, z), n in counts.items() if kind == wanted and z > 0.0}
-
-        full = {z: n for (_, z), n in of_kind("full").items()}
-        return cls(full, of_kind("poisson"), of_kind("fixed_size"), all(z > 0.0 for _, _, z in counts))
-
-
-def _count(event: DpEvent, times: int, counts: "collections.Counter[tuple[str, float, float]]") -> None:
-    if times == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
-        return
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        _count(event.event, times * event.count, counts)
-    elif isinstance(event, dp_accounting.ComposedDpEvent):
-        for part in event.events:
-            _count(part, times, counts)
-    elif isinstance(event, dp_accounting.NonPrivateDpEvent):
-        counts["full", 1.0, 0.0] += times
-    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        q, z = float(event.sampling_probability), multiplier(event.event)
-        if q > 0.0:
-            little = q < 1.0 and z < SMALLEST_SAMPLED_NOISE
-            counts["full" if q == 1.0 else "poisson", q, 0.0 if little else z] += times
-    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-        q = event.sample_size / event.source_dataset_size
-        counts["full" if q == 1.0 else "fixed_size", q, multiplier(event.event)] += times
-    else:
-        counts["full", 1.0, multiplier(event)] += times
+    def _add(self, event: DpEvent, times: int) -> None:
+        rate, mechanism, sampled = 1.0, event, self.full
+        if times == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
+            return
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            return self._add(event.event, times * event.count)
+        if isinstance(event, dp_accounting.ComposedDpEvent):
+            for part in event.events:
+                self._add(part, times)
+            return
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            rate, mechanism, sampled = float(event.sampling_probability), event.event, self.poisson
+        elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+            rate, mechanism, sampled = event.sample_size / event.source_dataset_size, event.event, self.fixed_size
+        z = 0.0 if isinstance(mechanism, dp_accounting.NonPrivateDpEvent) else multiplier(mechanism)
+        if z <= (SMALLEST_SAMPLED_NOISE if sampled is self.poisson and rate < 1.0 else 0.0):
+            self.private = self.private and rate == 0.0
+        elif rate > 0.0:
+            kinds = self.full if rate == 1.0 else sampled
+            kinds[rate, z] = kinds.get((rate, z), 0) + times
 
 
 def multiplier(event: DpEvent) -> float:
@@ -120,12 +111,11 @@ class Accountant(abc.ABC):
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
         """Returns the releases of an event; raises `UnsupportedPairError` if the neighboring relation is not supported for it."""
-        releases = Releases.of(event)
-        refusal = self.refusal(releases, check.relation(relation) is _REPLACE)
-        if refusal is not None:
-            adjacency = relation.name.lower()
+        releases = Releases(event)
+        if refusal := self.refusal(releases, check.relation(relation) is _REPLACE):
+            kind, fix = refusal
             raise UnsupportedPairError(
-                f"accountant={self.name!r} does not support {refusal[0]} under {adjacency}; {refusal[1]}."
+                f"accountant={self.name!r} does not support {kind} under {relation.name.lower()}; {fix}."
             )
         return releases
 

@@ -28,21 +28,12 @@ def jalko2017_epsilon(
     delta: float,
     composition_constant: float = 1.0,
 ) -> float:
-    """Returns the total epsilon of the paper's advanced composition.
+    """Returns the total epsilon of the paper's advanced composition; a guarantee only if the classical bound holds.
 
-    With delta' = delta / 5 and delta_0 = (delta - delta') / (q T):
+    For T releases of multiplier z at rate q, delta' = delta / 5, delta_0 = (delta - delta') / (q T) and the constant c >= 1:
     epsilon_0 = sqrt(2 log(1.25 / delta_0)) / z, the classical Gaussian bound;
     epsilon_1 = log(1 + q (e^{epsilon_0} - 1)), amplification, with delta_1 = q delta_0;
-    epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1), with c = 1.
-
-    The value is a guarantee only if the classical bound holds; `AdvancedCompositionAccountant` checks that.
-
-    Args:
-      z: noise multiplier, standard deviation over the sensitivity.
-      sampling_probability: q.
-      num_releases: T.
-      delta: the total delta.
-      composition_constant: c, at least 1: 1 as in the theorem, 1.25 as in the authors' code.
+    epsilon = sqrt(2 T log(c / delta')) epsilon_1 + T epsilon_1 (e^{epsilon_1} - 1).
     """
     delta = check.delta(delta)
     z = check.positive("z", z)
@@ -89,7 +80,7 @@ class AdvancedCompositionAccountant(Accountant):
         if not releases.private:
             return math.inf
         unit = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-        kinds = {(1.0, z / unit): n for z, n in releases.full.items()} | releases.poisson
+        kinds = {(q, z / unit): n for (q, z), n in releases.full.items()} | releases.poisson
         for (q, z), n in kinds.items():  # One at most.
             # The classical bound needs epsilon_0 <= 1, which the paper's settings often exceed: check by the closed form.
             epsilon_0, delta_0 = _of_one_step(z, q, n, delta)

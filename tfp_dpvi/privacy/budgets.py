@@ -33,8 +33,7 @@ class EpsilonBudget:
 
     def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
         """Returns epsilon of an event, by default with the first accountant that supports it."""
-        price = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
-        return price.epsilon(event, self.delta, relation)
+        return total_epsilon(event, self.delta, relation, accountant)
 
     def allows(self, event: DpEvent, relation: NeighboringRelation) -> bool:
         """Returns whether a total is within the budget."""
@@ -57,15 +56,10 @@ class EpsilonBudget:
 class RenyiFilter(EpsilonBudget):
     """A limit of epsilon at delta that also holds for adaptively chosen settings: a Renyi privacy filter.
 
-    Formal guarantee: let the order be fixed before the first release. If the Renyi divergences of all releases at that
-    order add up to at most `limit`, then all of them together are (`order`, `limit`)-Renyi and
-    (`epsilon`, `delta`)-differentially private, even if the settings of a release, and whether there is another one,
-    depend on earlier results (Feldman and Zrnic 2021, arXiv:2008.11193, with the same filter for all records).
-
-    Attributes:
-      epsilon: epsilon of all releases together.
-      delta: the delta of that epsilon.
-      order: order of the divergences; see `chosen_for`.
+    Formal guarantee: let the `order` be fixed before the first release. If the Renyi divergences of all releases at that order
+    add up to at most `limit`, then all of them together are (`order`, `limit`)-Renyi and (`epsilon`, `delta`)-differentially
+    private, even if the settings of a release, and whether there is another one, depend on earlier results (Feldman and Zrnic
+    2021, arXiv:2008.11193, with the same filter for all records).
     """
 
     order: float
@@ -105,7 +99,7 @@ class RenyiFilter(EpsilonBudget):
 
     def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
         """Returns the divergence of an event, for any accountant."""
-        refusal = _RDP.refusal(Releases.of(event), relation is NeighboringRelation.REPLACE_ONE)
+        refusal = _RDP.refusal(Releases(event), relation is NeighboringRelation.REPLACE_ONE)
         if refusal is not None:
             raise UnsupportedPairError(
                 f"an adaptive budget does not support {refusal[0]} under {relation.name.lower()}; use full batches, another "
@@ -120,6 +114,12 @@ class RenyiFilter(EpsilonBudget):
         )
 
 
+def total_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation, accountant: str | None) -> float:
+    """Returns epsilon of an event, by default (None) with the first accountant that supports it."""
+    price = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
+    return price.epsilon(event, delta, relation)
+
+
 def common_accountant(event: DpEvent, relation: NeighboringRelation) -> Accountant:
     """Returns the first of "pld" and "rdp" that supports all of an event; raises `UnsupportedPairError` if neither does."""
     refusals = []
@@ -131,6 +131,5 @@ def common_accountant(event: DpEvent, relation: NeighboringRelation) -> Accounta
         else:
             return accountant
     raise UnsupportedPairError(
-        f"no accountant supports these releases and those in the ledger together ({refusals[0]})\n"
-        "Use one kind of sampling for a data set."
+        f"no accountant supports these and the ledger's releases together ({refusals[0]})\nUse one kind of sampling for a data set."
     )

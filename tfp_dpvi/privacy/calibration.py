@@ -16,18 +16,10 @@ def smallest_noise_multiplier(
 ) -> float:
     """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of the remaining target.
 
-    Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection.
-
-    Args:
-      epsilon_of: epsilon of a noise multiplier, not increasing except for jumps where the grid changes.
-      target: the maximal epsilon.
-      spent: epsilon spent before, less than the target.
-      guess: initial value, greater than zero.
-      slope: slope of log(epsilon - spent) over log z at the initial value, below zero.
-
-    Returns:
-      A noise multiplier at which `epsilon_of` was evaluated; if a jump leaves more of the target, within 0.02 % of one that
-      exceeds it.
+    Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection: `epsilon_of`
+    does not increase except for jumps where the grid changes. Starts at `guess`, with the `slope` of log(epsilon - spent) over
+    log z there. Of the `target`, `spent` is spent before. Evaluates `epsilon_of` at the result, which is within 0.02 % of a
+    noise multiplier that exceeds the target if a jump leaves more of it.
 
     Raises:
       BudgetExhaustedError: if no noise multiplier up to 1e7 meets the target.
@@ -52,8 +44,7 @@ def smallest_noise_multiplier(
             if x == _HIGH:
                 rest = f" ({left:.6g} of it is left)" if spent > 0.0 else ""
                 raise BudgetExhaustedError(
-                    f"no noise multiplier up to {math.exp(_HIGH):g} meets epsilon={target:.6g}{rest}; allow a larger "
-                    "epsilon or fewer releases."
+                    f"no noise multiplier up to 1e7 meets epsilon={target:.6g}{rest}; allow a larger epsilon or fewer releases."
                 )
         x = min(max(x - min(max((value + 0.4 * _TOLERANCE) / slope, -1.5), 1.5), _LOW), _HIGH)
         if turn >= _SECANTS:

@@ -19,14 +19,8 @@ class EpsilonCurve:
 
     `curve(step)` is never below the epsilon that the plan's accountant reports for that many releases after `prior_events`.
     It is exact at the plan's last step, and at the checkpoints up to the coarser grid used there (a few tenths of a
-    percent). It never decreases.
-
-    Args:
-      plan: the plan of the fit.
-      prior_events: earlier releases on the same data.
-      delta: the delta of all epsilons.
-      checkpoints: steps at which the value should be close to exact, for example epoch ends; if there are too many, evenly
-        spaced ones are used.
+    percent), for example epoch ends, of which evenly spaced ones are used if there are too many. It never decreases.
+    `steps` and `epsilons` are the points at which it was computed.
     """
 
     def __init__(
@@ -38,41 +32,27 @@ class EpsilonCurve:
     ) -> None:
         self.plan = plan
         self.delta = check.delta(delta)
-        self._steps = _grid(plan.num_releases, checkpoints)
+        self.steps = _grid(plan.num_releases, checkpoints)
         price, relation = get_accountant(plan.accountant), plan.neighboring_relation
-        events = [compose(prior_events, plan.event_of(step)) for step in self._steps[:-1]]
+        events = [compose(prior_events, plan.event_of(step)) for step in self.steps[:-1]]
         values = np.array([price.epsilon(event, self.delta, relation, coarser=3) for event in events])
         exact = plan.epsilon(self.delta, prior_events)
         # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids.
         values = np.append(np.minimum(values * (1 + 1e-8), exact), exact)
         # Epsilon grows with the steps, so a later value bounds every earlier one.
-        self._epsilons = np.minimum.accumulate(values[::-1])[::-1].tolist()
+        self.epsilons = np.minimum.accumulate(values[::-1])[::-1].tolist()
 
     def __call__(self, step: int) -> float:
-        """Returns an epsilon that holds after `step` releases of the plan.
-
-        Raises:
-          ValueError: for a step beyond the plan's last.
-        """
-        if not 0 <= step <= self._steps[-1]:
-            raise ValueError(f"step={step!r} must lie between 0 and the plan's {self._steps[-1]} releases.")
-        return float(self._epsilons[bisect.bisect_left(self._steps, step)])
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps at which epsilon was computed."""
-        return tuple(self._steps)
-
-    @property
-    def epsilons(self) -> tuple[float, ...]:
-        """The epsilons at `steps`."""
-        return tuple(self._epsilons)
+        """Returns an epsilon that holds after `step` releases; raises `ValueError` beyond the plan's last."""
+        if not 0 <= step <= self.steps[-1]:
+            raise ValueError(f"step={step!r} must lie between 0 and the plan's {self.steps[-1]} releases.")
+        return float(self.epsilons[bisect.bisect_left(self.steps, step)])
 
 
 def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
     if total <= _MAX_POINTS:
         return list(range(total + 1))
-    wanted = sorted({c for c in checkpoints if check.count("checkpoints", c) <= total})
+    wanted = sorted({c for c in checkpoints if c <= total})
     room = _MAX_POINTS // 2
     if len(wanted) > room:
         wanted = [wanted[round(i * (len(wanted) - 1) / (room - 1))] for i in range(room)]

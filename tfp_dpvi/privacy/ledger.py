@@ -10,7 +10,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
@@ -36,7 +36,6 @@ from tfp_dpvi.privacy.sensitivity import Json
 __all__ = ["LedgerEntry", "PrivacyLedger"]
 
 _LOG = logging.getLogger("tfp_dpvi")
-_MOST_STEPS = 2**62  # Databases count to 2^63.
 _SAVED = ("run", "seeded", "writer", "steps", "since")
 #: In-memory ledgers by identity, so that a reloaded model has the spending of this process since it was saved.
 _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
@@ -58,8 +57,7 @@ class _OutdatedError(Exception):
 class PrivacyLedger(LedgerView):
     """An append-only record of every release on one data set, in a database that models, threads and processes share.
 
-    A fit reserves steps before it runs them and confirms them afterwards. Reserved steps count as spent at once;
-    `confirm(..., steps_run=k)` refunds those that never ran, once, and only for the named reservation.
+    A fit reserves steps, which count as spent at once, before it runs them and confirms them afterwards.
 
     Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the total that was compared
     with the budgets is still the ledger's, in one transaction, so that the total never exceeds a budget. If every release is
@@ -72,10 +70,10 @@ class PrivacyLedger(LedgerView):
         machines that share a budget; None for memory.
       dataset_id: a name of the data set that reveals nothing, to which the ledger is bound; by default a random one.
       budget_epsilon: a budget over all fits and models, enforced by `reserve`.
-      budget_delta: the delta of `budget_epsilon`.
+      budget_delta: its delta.
       budget_adaptive: whether it is a Renyi privacy filter, which also covers settings chosen after looking at earlier
         results, and needs more noise: 5 to 10 % in most fits.
-      read_only: whether to open the ledger only for reading, without reservations.
+      read_only: whether to refuse reservations.
     """
 
     def __init__(
@@ -152,18 +150,11 @@ class PrivacyLedger(LedgerView):
         seeded: bool = False,
         budgets: Iterable[tuple[float, float]] = (),
     ) -> int:
-        """Charges `steps` releases under `plan` before they happen.
+        """Charges `steps` releases under `plan` before they happen; returns the reservation's id, for `confirm`.
 
-        Args:
-          plan: the plan of the fit; its own `num_releases` is only a hint for later reservations.
-          steps: the number of releases to run, at least 1.
-          run: a name of the fit, which groups reservations for schemes that charge by the epoch (each record once); without
-            it, each reservation starts a new epoch.
-          seeded: whether the noise comes from a fixed seed, for the report.
-          budgets: (epsilon, delta) pairs that limit the ledger's total, besides the ledger's own budget.
-
-        Returns:
-          The reservation's id, for `confirm`.
+        The plan's own `num_releases` is only a hint for later reservations. `run` names the fit, which groups reservations for
+        schemes that charge by the epoch (each record once); without it, each starts a new epoch. `seeded` says for the report
+        that the noise comes from a fixed seed. `budgets`, (epsilon, delta) pairs, limit the ledger's total besides its own.
 
         Raises:
           UnsupportedPairError: the ledger has releases under another neighboring relation, or without a common accountant.
@@ -192,32 +183,18 @@ class PrivacyLedger(LedgerView):
                 state = newest
 
     @contextlib.contextmanager
-    def reserved(
-        self,
-        plan: PrivacyPlan,
-        steps: int | None = None,
-        *,
-        run: str | None = None,
-        seeded: bool = False,
-        budgets: Iterable[tuple[float, float]] = (),
-    ) -> Iterator[None]:
+    def reserved(self, plan: PrivacyPlan, steps: int | None = None, **settings: Any) -> Iterator[None]:
         """Reserves steps, by default all of a plan's, runs the body of a `with` statement, and confirms them.
 
-        If the body raises, all of them stay charged. Arguments and errors are those of `reserve`; if it raises, the body does
-        not run.
+        If the body raises, all of them stay charged. `settings` and errors are those of `reserve`.
         """
-        steps = plan.num_releases if steps is None else steps
-        reservation = self.reserve(plan, steps, run=run, seeded=seeded, budgets=budgets)
+        reservation = self.reserve(plan, plan.num_releases if steps is None else steps, **settings)
         yield
         self.confirm(reservation)
 
     def _check_allowed(
         self, state: LedgerState, kind: Kind, steps: int, planned: int, budgets: tuple[EpsilonBudget, ...]
     ) -> None:
-        if state.charged.get(kind, 0) + steps > _MOST_STEPS:
-            raise ValueError(
-                f"steps={steps}: a ledger counts at most 2**62 releases of a kind; pass the steps that will run."
-            )
         state.check_relation(kind.plan)
         relation = kind.plan.neighboring_relation
         if kind not in state.charged:
@@ -247,7 +224,6 @@ class PrivacyLedger(LedgerView):
     def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
         """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger has changed."""
         now, version = _utc_now(), priced.version + _random_increment()
-        self._check_writable()
         with self._database.write() as connection:
             same = {"known": priced.version, "next": version, "same": priced.ledger_id}
             if connection.execute(_NEXT_AFTER, same).rowcount == 0:
@@ -271,19 +247,16 @@ class PrivacyLedger(LedgerView):
         return reservation
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
-        """Closes a reservation; raises `LedgerError` if it is unknown, was confirmed before, or is another process's.
+        """Closes a reservation of `reserve`, whose steps drew noise; with `steps_run`, only so many of them did.
 
-        Args:
-          reservation: the id from `reserve`.
-          steps_run: the number of its steps that drew noise; None means all. Passing fewer states that the others never drew
-            noise or read the data: they are refunded.
+        Passing fewer states that the others never drew noise or read the data: they are refunded. Raises `LedgerError` if the
+        reservation is unknown, was confirmed before, or is another process's.
         """
         with self._change() as connection:
             row = connection.execute(_OPEN, {"id": reservation, "process": _process()}).first()
             if row is None:
                 raise LedgerError(
-                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process (then it "
-                    "stays charged); nothing changed."
+                    f"reservation={reservation!r} is unknown, was confirmed before, or is another process's; nothing changed."
                 )
             run = row.steps if steps_run is None else check.count("steps_run", steps_run)
             if run > row.steps:
@@ -302,8 +275,7 @@ class PrivacyLedger(LedgerView):
         with self._change() as connection:
             if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():
                 raise LedgerError(
-                    "an adaptive budget must be set before the first release, on whose results its choice could depend.\n"
-                    "Pass budget_adaptive=True when the ledger is created."
+                    "an adaptive budget must be set before the first release: create the ledger with budget_adaptive=True."
                 )
             row = {"epsilon": budget.epsilon, "delta": budget.delta, "renyi_order": order, "time": _utc_now()}
             connection.execute(sa.insert(BUDGETS).values(**row))
@@ -340,9 +312,9 @@ class PrivacyLedger(LedgerView):
     def from_config(cls, config: Json) -> "PrivacyLedger":
         """Returns the ledger of a saved model, with all spending until it was saved, and later spending as far as known.
 
-        A ledger in memory is shared with other models of this process from the same ledger; if two diverged, the spending of
-        both counts. A file is opened at its path, and refused if it is an older copy. If it is missing or on a server, the
-        ledger can be read but refuses to reserve: pass its new path to `compile(ledger=)`.
+        One in memory is shared with this process's models of the same ledger; if two diverged, the spending of both counts. A
+        file is opened at its path, and refused if it is an older copy. If it is missing or on a server, the ledger can be read
+        but refuses to reserve: pass its new path to `compile(ledger=)`.
         """
         path = config["path"]
         if path is not None and os.path.exists(path):
@@ -372,9 +344,8 @@ class PrivacyLedger(LedgerView):
             for text in config["exposures"]:
                 find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
             if config["budget"] is not None and not has_budget:
-                row = dict(
-                    zip(("epsilon", "delta", "renyi_order"), config["budget"], strict=False)
-                )  # Older files have two columns.
+                epsilon, delta, *order = config["budget"]  # Older files have no order.
+                row = {"epsilon": epsilon, "delta": delta, "renyi_order": order[0] if order else None}
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
             ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
             if not stands_in:  # From here on it is the saved one, registered by its identity.

@@ -6,15 +6,14 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import dp_accounting
 import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.accountants import get_accountant
-from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, common_accountant
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, total_epsilon
 from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, EXPOSURES, FORMAT, LEDGER, RESERVATIONS, Database
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -30,21 +29,13 @@ _UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(RESERVATIONS.c
 
 @dataclasses.dataclass(frozen=True)
 class LedgerEntry:
-    """Releases under one plan.
+    """Releases under one plan."""
 
-    Attributes:
-      plan: the plan of a single release (`num_releases` is 1).
-      steps: the number of charged releases.
-      run: their fit, if the sampling scheme cannot merge fits; else None.
-      seeded: whether their noise came from a fixed seed.
-      since: time of the first reservation, UTC in ISO 8601.
-    """
-
-    plan: PrivacyPlan
-    steps: int
-    run: str | None = None
-    seeded: bool = False
-    since: str = ""
+    plan: PrivacyPlan  # Of a single release: `num_releases` is 1.
+    steps: int  # The number of charged releases.
+    run: str | None = None  # Their fit, if the sampling scheme cannot merge fits.
+    seeded: bool = False  # Whether their noise came from a fixed seed.
+    since: str = ""  # The time of the first reservation, UTC in ISO 8601.
 
     @property
     def dp_event(self) -> DpEvent:
@@ -99,13 +90,9 @@ class LedgerState:
             since.setdefault(kind, one["since"])
             if one["writer"] == writer:
                 rows[kind] = one["id"]
-        held = connection.execute(_BUDGET).mappings().first()
         return cls(
-            ledger_id=row["ledger_id"],
-            dataset_id=row["dataset_id"],
-            version=row["version"],
-            continued=row["continued"],
-            budget=None if held is None else _budget(held["epsilon"], held["delta"], held["renyi_order"]),
+            **{name: row[name] for name in ("ledger_id", "dataset_id", "version", "continued")},
+            budget=_budget(connection.execute(_BUDGET).first()),
             charged=charged,
             since=since,
             rows=rows,
@@ -125,11 +112,10 @@ class LedgerState:
 
     def check_relation(self, plan: PrivacyPlan) -> None:
         """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation than a plan."""
-        if self.relation not in (None, plan.neighboring_relation):
-            assert self.relation is not None
+        if self.relation is not None and self.relation is not plan.neighboring_relation:
             raise UnsupportedPairError(
-                f"this ledger has releases under {self.relation.name}, but the plan has {plan.neighboring_relation.name}: such "
-                "guarantees do not compose.\nFit under the ledger's neighboring relation, or use another ledger."
+                f"neighboring_relation={plan.neighboring_relation.name}, but the ledger has releases under {self.relation.name}, and "
+                "such guarantees do not compose:\nfit under the ledger's neighboring relation, or use another ledger."
             )
 
 
@@ -138,8 +124,10 @@ def _plan_of(text: str) -> PrivacyPlan:
     return PrivacyPlan.from_json(json.loads(text))
 
 
-def _budget(epsilon: float, delta: float, order: float | None) -> EpsilonBudget:
-    return EpsilonBudget(epsilon, delta) if order is None else RenyiFilter(epsilon, delta, order)
+def _budget(row: "sa.Row[Any] | None") -> EpsilonBudget | None:
+    if row is None or row.renyi_order is None:
+        return None if row is None else EpsilonBudget(row.epsilon, row.delta)
+    return RenyiFilter(row.epsilon, row.delta, row.renyi_order)
 
 
 class LedgerView:
@@ -154,8 +142,7 @@ class LedgerView:
         self._known: LedgerState | None = None
         if dataset_id is not None and dataset_id != self.dataset_id:
             raise LedgerError(
-                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger is bound.\n"
-                "Each data set has its own ledger; pass another path."
+                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger is bound; pass another path."
             )
 
     @property
@@ -181,8 +168,7 @@ class LedgerView:
         if row is None or row["format"] != FORMAT:
             found = "nothing" if row is None else f"format version {row['format']}"
             raise LedgerError(
-                f"{shown!r} has {found}, but this code reads format version {FORMAT}: use the version of tfp_dpvi that wrote it, or "
-                "a newer one."
+                f"{shown!r} has {found}, and not {FORMAT}: use the version of tfp_dpvi that wrote it, or a newer one."
             )
         if known is None:
             if not self._database.in_memory:
@@ -281,19 +267,17 @@ class LedgerView:
 
     def epsilon(self, delta: float, accountant: str | None = None) -> float:
         """Returns epsilon at `delta` of all reserved releases, by default with the first of "pld" and "rdp" that supports them."""
-        return _epsilon(self._state().charged, check.delta(delta), accountant)
+        return _epsilon(self._state(), self._state().charged, delta, accountant)
 
     def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
         """Returns epsilon of the same releases without privatised metrics; None if there are none."""
-        charged = self._state().charged
-        if not any(kind.plan.metrics for kind in charged):
+        state = self._state()
+        if not any(kind.plan.metrics for kind in state.charged):
             return None
-        plain = {dataclasses.replace(kind, plan=kind.plan.without_metrics): n for kind, n in charged.items()}
-        return _epsilon(plain, check.delta(delta), accountant)
+        plain = {dataclasses.replace(kind, plan=kind.plan.without_metrics): n for kind, n in state.charged.items()}
+        return _epsilon(state, plain, delta, accountant)
 
 
-def _epsilon(charged: Charged, delta: float, accountant: str | None) -> float:
-    relation = next((k.plan.neighboring_relation for k in charged), NeighboringRelation.ADD_OR_REMOVE_ONE)
-    event = composed(charged)
-    found = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
-    return found.epsilon(event, delta, relation)
+def _epsilon(state: LedgerState, charged: Charged, delta: float, accountant: str | None) -> float:
+    relation = state.relation or NeighboringRelation.ADD_OR_REMOVE_ONE
+    return total_epsilon(composed(charged), check.delta(delta), relation, accountant)

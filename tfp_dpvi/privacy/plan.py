@@ -27,37 +27,27 @@ class PrivacyPlan:
     coordinate, fresh in every release, then all releases and everything computed from them are
     (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
-    Attributes:
-      sampling: the sampling scheme of each release's records.
-      noise_multiplier: standard deviation of the noise over `l2_norm_clip`, under every neighboring relation; 0 is no privacy.
-      num_releases: number of noisy sums released.
-      neighboring_relation: add-or-remove-one or replace-one.
-      sensitivity: sensitivity of the sum to one record, in units of `l2_norm_clip` (contract C3).
-      accountant: "pld" (tight) or "rdp".
-      l2_norm_clip: the clip, for the report only; the accounting does not depend on it.
-      num_records: the declared number of records, for the report only.
-      metrics: names of privatised metrics that are released with each step, for the report.
-      gradient_sensitivity: with `metrics`, the sensitivity without them, to report their cost.
-      purpose: a description of releases other than training steps, for the report: "means of 3 columns".
+    The attributes after `accountant` serve the report alone.
     """
 
-    sampling: SamplingScheme
-    noise_multiplier: float
+    sampling: SamplingScheme  # Of each release's records.
+    noise_multiplier: (
+        float  # The noise's standard deviation over `l2_norm_clip`, under every relation; 0 is no privacy.
+    )
     num_releases: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    sensitivity: Sensitivity = PER_RECORD_CLIP
+    sensitivity: Sensitivity = PER_RECORD_CLIP  # Of the sum to one record, in units of `l2_norm_clip` (contract C3).
     accountant: str = "pld"
     l2_norm_clip: float | None = None
-    num_records: int | None = None
-    purpose: str | None = None
-    metrics: tuple[str, ...] = ()
-    gradient_sensitivity: Sensitivity | None = None
+    num_records: int | None = None  # As declared.
+    purpose: str | None = None  # What is released if not training steps: "means of 3 columns".
+    metrics: tuple[str, ...] = ()  # Names of the privatised metrics that are released with each step.
+    gradient_sensitivity: Sensitivity | None = None  # With metrics: the sensitivity without them.
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
             raise TypeError(
-                f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, "
-                "PoissonSampling(probability=batch_size / num_records) or FullBatch()."
+                f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, PoissonSampling(q) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
             raise TypeError(f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D).")
@@ -74,10 +64,8 @@ class PrivacyPlan:
             raise ValueError(
                 f"metrics={self.metrics!r} and gradient_sensitivity={self.gradient_sensitivity!r}: pass both of them or neither."
             )
-        if self.purpose is not None and not (isinstance(self.purpose, str) and self.purpose.strip()):
-            raise TypeError(
-                f"purpose={self.purpose!r} must be a non-empty string; describe the release, or leave it out."
-            )
+        if self.purpose is not None:
+            check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
         single = self.sampling.dp_event(dp_accounting.GaussianDpEvent(1.0), 1)
         accountants.get_accountant(self.accountant).releases(single, self.neighboring_relation)
@@ -102,10 +90,9 @@ class PrivacyPlan:
         price = accountants.get_accountant(self.accountant)
         return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
 
-    def delta(self, epsilon: float, prior_events: Sequence[DpEvent] = ()) -> float:
-        """Returns delta at `epsilon` of all releases, after `prior_events`; 1 without noise."""
-        price = accountants.get_accountant(self.accountant)
-        return price.delta(compose(prior_events, self.dp_event), epsilon, self.neighboring_relation)
+    def delta(self, epsilon: float) -> float:
+        """Returns delta at `epsilon` of all releases; 1 without noise."""
+        return accountants.get_accountant(self.accountant).delta(self.dp_event, epsilon, self.neighboring_relation)
 
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
@@ -117,14 +104,9 @@ class PrivacyPlan:
     ) -> "PrivacyPlan":
         """Returns the plan with these attributes and the smallest noise multiplier that meets a budget.
 
-        The total of `prior_events` and this plan, by `epsilon()`, is at most `epsilon` at `delta`, and uses at least 99.8 % of
-        the budget that the prior events leave.
-
-        Args:
-          epsilon: total budget, prior events included.
-          delta: the delta of the budget.
-          prior_events: earlier releases on the same data under the same neighboring relation.
-          **attributes: attributes of the plan without its noise multiplier, at least `sampling` and `num_releases` (>= 1).
+        The total of `prior_events` (earlier releases on the same data under the same neighboring relation) and this plan, by
+        `epsilon()`, is at most `epsilon` at `delta`, and uses at least 99.8 % of the budget that the prior events leave.
+        `attributes` are at least `sampling` and `num_releases` (>= 1), without the noise multiplier.
 
         Raises:
           BudgetExhaustedError: the prior events use up the budget.
@@ -143,8 +125,7 @@ class PrivacyPlan:
         spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
         if spent >= epsilon:
             raise BudgetExhaustedError(
-                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-                "before. This call spent no privacy; allow a larger epsilon or stop here."
+                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent before; this call spent no privacy."
             )
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
@@ -192,10 +173,7 @@ class PrivacyPlan:
         fields = dict(data)
         version = fields.pop("schema_version", None)
         if version != PLAN_SCHEMA_VERSION:
-            raise ValueError(
-                f"schema_version={version!r} of a privacy plan is not {PLAN_SCHEMA_VERSION}; "
-                "read it with the version of tfp_dpvi that wrote it."
-            )
+            raise ValueError(f"schema_version={version!r} of a privacy plan: read it with the tfp_dpvi that wrote it.")
         fields["sampling"] = scheme_from_json(fields["sampling"])
         for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
             fields[name] = Sensitivity(**fields[name])
@@ -218,15 +196,8 @@ def plan_counts(
     A record adds a non-negative vector with l2 norm at most `norm` to each: A = norm, and D = sqrt(2) norm, since the inner
     product of two such vectors is not negative.
 
-    Args:
-      releases: (purpose, norm, share of the budget) of each; shares add up to at most 1.
-      noise: the noise multiplier of a single release with the cost of all of them; or
-      epsilon: total budget, prior events included, with `delta`.
-      delta: see `epsilon`.
-      prior_events: earlier releases on the same data.
-      neighboring_relation: the neighboring relation.
-      accountant: "pld" or "rdp".
-      num_records: for the report only.
+    `releases` are (purpose, norm, share of the budget) of each; shares add up to at most 1. `noise` is the noise multiplier of a
+    single release with the cost of all of them; or `epsilon` at `delta` is the total budget, prior events included.
     """
     counts = Sensitivity(1.0, math.sqrt(2.0))
     first = 1.0 if noise is None else noise

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Iterator
 
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants
-from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import finite
@@ -40,35 +39,18 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyOutlook:
-    """A plan, its cost by every accountant and neighboring relation, and the effect of changes.
+    """A plan, its cost by every accountant and neighboring relation, and the effect of changes."""
 
-    Attributes:
-      plan: the requested plan, with its noise multiplier.
-      epsilon: its epsilon by its own accountant.
-      delta: the delta of all epsilons.
-      num_records: N.
-      batch_size: the (expected) batch size.
-      epochs: passes over the records, of ceil(N / batch_size) steps each, as in `fit`.
-      side_by_side: the same noise by every accountant and neighboring relation.
-      changes: other choices, at the same epsilon if that was an argument, else at the same noise.
-      target_epsilon: the requested epsilon, or None.
-      warnings: warnings for the reader.
-    """
-
-    plan: PrivacyPlan
-    epsilon: float
+    plan: PrivacyPlan  # The requested plan, with its noise multiplier.
+    epsilon: float  # By the plan's own accountant.
     delta: float
     num_records: int
     batch_size: int
-    epochs: float
-    side_by_side: tuple[Price, ...]
-    changes: tuple[Price, ...]
+    epochs: float  # Of ceil(N / batch_size) steps each, as in `fit`.
+    side_by_side: tuple[Price, ...]  # The same noise by every accountant and neighboring relation.
+    changes: tuple[Price, ...]  # Other choices, at the same epsilon if that was an argument, else at the same noise.
     target_epsilon: float | None
     warnings: tuple[str, ...]
-
-    def curve(self) -> EpsilonCurve:
-        """Returns epsilon over the steps of the plan."""
-        return EpsilonCurve(self.plan, (), self.delta)
 
     @property
     def noise_text(self) -> str:
@@ -78,16 +60,16 @@ class PrivacyOutlook:
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
         plan = self.plan.to_json()
-        chosen = {
-            name: plan[name] for name in ("noise_multiplier", "accountant", "neighboring_relation", "num_releases")
-        }
-        data = {**dataclasses.asdict(self), **chosen, "sampling": self.plan.sampling.name, "plan": plan}
+        names = ("noise_multiplier", "accountant", "neighboring_relation", "num_releases")
+        chosen = {name: plan[name] for name in names} | {"sampling": self.plan.sampling.name, "plan": plan}
+        data = {**dataclasses.asdict(self), **chosen}
         for price in (data, *data["side_by_side"], *data["changes"]):
             price["epsilon"] = finite(price["epsilon"])
         return {"schema_version": OUTLOOK_SCHEMA_VERSION, **data}
 
     def __str__(self) -> str:
         plan = self.plan
+        kept = "noise" if self.target_epsilon is None else f"epsilon {self.target_epsilon:g}"
         lines = [
             f"{self.num_records:,} records, expected batch size {self.batch_size:,}, {plan.num_releases:,} steps "
             f"({self.epochs:.4g} epochs)",
@@ -100,8 +82,7 @@ class PrivacyOutlook:
             "With this noise, by accountant and adjacency:",
             *(_row(p) for p in self.side_by_side),
             "",
-            "Other choices, "
-            + (f"epsilon {self.target_epsilon:g} kept:" if self.target_epsilon is not None else "noise kept:"),
+            f"Other choices, {kept} kept:",
             *(_row(p) for p in self.changes),
         ]
         for warning in self.warnings:
@@ -122,19 +103,10 @@ def plan_privacy(
     accountant: str | None = None,
     sampling: str = "poisson",
 ) -> PrivacyOutlook:
-    """Plans a fit without data.
+    """Plans a fit without data: of `epochs` passes, each of ceil(num_records / batch_size) steps, or of `steps`.
 
-    Args:
-      num_records: the public N.
-      batch_size: the expected batch size.
-      delta: the delta of all epsilons.
-      epochs: passes over the data; T = epochs x ceil(N / batch_size) steps.
-      steps: the number of steps, instead of `epochs`.
-      epsilon: the target epsilon, to which the noise is calibrated.
-      noise_multiplier: the noise multiplier, instead of `epsilon`.
-      neighboring_relation: the neighboring relation.
-      accountant: "pld", "rdp" or "advanced_composition"; by default "pld", and "rdp" for fixed-size sampling.
-      sampling: "poisson", "fixed_size", "full_batch" or "each_record_once_per_epoch".
+    The noise is calibrated to `epsilon`, or is `noise_multiplier`. The accountant is by default "pld", and "rdp" for fixed-size
+    sampling; `sampling` is one of `SAMPLINGS`.
 
     Raises:
       TypeError, ValueError: bad arguments; the message has the fix.
@@ -147,67 +119,52 @@ def plan_privacy(
         raise ValueError(f"epochs={epochs!r} and steps={steps!r}: pass exactly one of them.")
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them.")
-    per_epoch = -(-records // batch)
-    question = _Question(
-        records=records,
-        batch=batch,
-        total=check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch,
-        sampling=check.one_of("sampling", sampling, SAMPLINGS),
-        delta=check.delta(delta),
-        epsilon=None if epsilon is None else check.epsilon(epsilon),
-        noise=1.0 if noise_multiplier is None else check.non_negative("noise_multiplier", noise_multiplier),
-        relation=check.relation(neighboring_relation),
+    per_epoch, delta = -(-records // batch), check.delta(delta)
+    target = None if epsilon is None else check.epsilon(epsilon)
+    draft = PrivacyPlan(
+        _scheme(check.one_of("sampling", sampling, SAMPLINGS), records, batch),
+        1.0 if noise_multiplier is None else noise_multiplier,
+        check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch,
+        check.relation(neighboring_relation),
         accountant=accountant or ("rdp" if sampling == "fixed_size" else "pld"),
+        num_records=records,
     )
-    plan = question.plan()
+    plan = _meeting(target, draft, delta)
     found = plan.epsilon(delta)
     return PrivacyOutlook(
         plan=plan,
         epsilon=found,
-        delta=question.delta,
+        delta=delta,
         num_records=records,
         batch_size=batch,
-        epochs=question.total / per_epoch,
-        side_by_side=tuple(_side_by_side(plan, question.delta)),
-        changes=tuple(_changes(question)),
-        target_epsilon=question.epsilon,
-        warnings=tuple(size_warnings(found, question.delta, records)),
+        epochs=plan.num_releases / per_epoch,
+        side_by_side=tuple(_side_by_side(plan, delta)),
+        changes=tuple(_price(target, draft, delta, *change) for change in _changes(draft, sampling, records, batch)),
+        target_epsilon=target,
+        warnings=tuple(size_warnings(found, delta, records)),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Question:
-    records: int
-    batch: int
-    total: int
-    sampling: str
-    delta: float
-    epsilon: float | None
-    noise: float
-    relation: NeighboringRelation
-    accountant: str
+def _scheme(sampling: str, records: int, batch: int) -> SamplingScheme:
+    if sampling == "full_batch" or (sampling == "poisson" and batch == records):
+        return FullBatch()
+    if sampling == "poisson":
+        return PoissonSampling(batch / records)
+    return (
+        FixedSizeSampling(records, batch) if sampling == "fixed_size" else EachRecordOncePerEpoch(-(-records // batch))
+    )
 
-    def scheme(self) -> SamplingScheme:
-        if self.sampling == "full_batch" or (self.sampling == "poisson" and self.batch == self.records):
-            return FullBatch()
-        if self.sampling == "poisson":
-            return PoissonSampling(self.batch / self.records)
-        if self.sampling == "fixed_size":
-            return FixedSizeSampling(self.records, self.batch)
-        return EachRecordOncePerEpoch(-(-self.records // self.batch))
 
-    def plan(self) -> PrivacyPlan:
-        draft = PrivacyPlan(
-            self.scheme(), self.noise, self.total, self.relation, accountant=self.accountant, num_records=self.records
-        )
-        return draft if self.epsilon is None else draft.calibrated(self.epsilon, self.delta)
+def _meeting(target: float | None, draft: PrivacyPlan, delta: float) -> PrivacyPlan:
+    return draft if target is None else draft.calibrated(target, delta)
 
-    def price(self, what: str, note: str = "", **changes: Any) -> Price:
-        try:
-            plan = dataclasses.replace(self, **changes).plan()
-            return Price(what, plan.noise_multiplier, plan.epsilon(self.delta), note)
-        except (ValueError, BudgetExhaustedError):  # Includes UnsupportedPairError and a delta too small for PLD.
-            return Price(what, None, None, "has no price")
+
+def _price(target: float | None, draft: PrivacyPlan, delta: float, what: str, note: str, changes: Json) -> Price:
+    try:
+        plan = _meeting(target, draft.replace(**changes), delta)
+        return Price(what, plan.noise_multiplier, plan.epsilon(delta), note)
+    except (ValueError, BudgetExhaustedError):  # Includes UnsupportedPairError and a delta too small for PLD.
+        return Price(what, None, None, "has no price")
 
 
 def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
@@ -222,26 +179,30 @@ def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     return prices
 
 
-def _changes(question: _Question) -> list[Price]:
-    batch, half, prices = question.batch, -(-question.total // 2), []
-    if 2 * batch <= question.records:
-        doubled = f"batch size {2 * batch:,}, same number of"
-        prices.append(question.price(f"{doubled} steps", batch=2 * batch))
-        if question.total >= 2:
-            prices.append(question.price(f"{doubled} epochs", batch=2 * batch, total=half))
-    if question.total >= 2:
-        prices.append(question.price("half the steps", total=half))
-    if question.sampling in ("poisson", "fixed_size"):
+def _changes(draft: PrivacyPlan, sampling: str, records: int, batch: int) -> Iterator[tuple[str, str, Json]]:
+    """Yields what is changed, a note, and the attributes of the plan that change."""
+    half: Json = {"num_releases": -(-draft.num_releases // 2)}
+    if 2 * batch <= records:
+        doubled, scheme = (
+            f"batch size {2 * batch:,}, same number of",
+            {"sampling": _scheme(sampling, records, 2 * batch)},
+        )
+        yield f"{doubled} steps", "", scheme
+        if draft.num_releases >= 2:
+            yield f"{doubled} epochs", "", scheme | half
+    if draft.num_releases >= 2:
+        yield "half the steps", "", half
+    if sampling in ("poisson", "fixed_size"):
         note = "your own batches, each record at most once per epoch"
-        own = {"sampling": "each_record_once_per_epoch", "relation": _REPLACE}
-        prices.append(question.price("no amplification (replace_one, own batches)", note, **own))
-    other = _ADD if question.relation is _REPLACE else _REPLACE
-    return [*prices, question.price(f"adjacency {other.name.lower()}", relation=other)]
+        own = {"sampling": EachRecordOncePerEpoch(-(-records // batch)), "neighboring_relation": _REPLACE}
+        yield "no amplification (replace_one, own batches)", note, own
+    other = _ADD if draft.neighboring_relation is _REPLACE else _REPLACE
+    yield f"adjacency {other.name.lower()}", "", {"neighboring_relation": other}
 
 
 def _row(price: Price) -> str:
     if price.epsilon is None:
         return f"  {price.what:<48} {price.note}"
-    noise = "" if price.noise_multiplier is None else f"noise multiplier {price.noise_multiplier:<9.5g}"
     note = f"  ({price.note})" if price.note else ""
-    return f"  {price.what:<48} {noise} epsilon {shown(price.epsilon, 4)}{note}"
+    epsilon = f"epsilon {shown(price.epsilon, 4)}"
+    return f"  {price.what:<48} noise multiplier {price.noise_multiplier:<9.5g} {epsilon}{note}"

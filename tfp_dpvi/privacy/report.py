@@ -19,46 +19,29 @@ REPORT_SCHEMA_VERSION = 1
 class PrivacyReport:
     """The privacy spent on one data set, and what the guarantee covers.
 
-    `str(report)` is for people, `to_json()` for machines (with `schema_version`).
-
-    Attributes:
-      epsilon: epsilon of all reserved releases in the ledger, infinity without noise.
-      delta: the delta of that epsilon.
-      neighboring_relation: "add_or_remove_one" or "replace_one".
-      accountant: "pld" or "rdp".
-      releases: one dictionary per run of equal plans: sampling, sampling_description, noise_multiplier, l2_norm_clip,
-        sensitivity, num_releases, dp_event (Python code for the same accountant of dp_accounting); also purpose, if it is not
-        training, and metrics, if privatised metrics were released with the steps.
-      num_releases: the number of noisy sums that were released or reserved.
-      unconfirmed_steps: reserved steps that were not confirmed; they are counted.
-      budget_epsilon: the lifetime budget, or None.
-      num_records: the declared number of records, None if unknown.
-      num_records_declared: True if the number was declared, False if it was counted, None if unknown.
-      seeded: True if the noise was drawn from a fixed seed.
-      caveats: further sentences.
-      dataset_id: the name of the data set in the ledger.
-      epsilon_without_metrics: epsilon of the same noise without privatised metrics; None if there were none.
-      ledger_budget: the ledger's own budget: epsilon, delta, adaptive, and the amount spent: epsilon or, for an adaptive one,
-        Renyi divergence at its order, with its limit; None without a budget.
-      grid_spacing: grid spacing of the numerical composition; None without one.
+    `str(report)` is for people, `to_json()` for machines (with `schema_version`). `releases` has one dictionary per run of equal
+    plans: sampling, sampling_description, noise_multiplier, l2_norm_clip, sensitivity, num_releases, dp_event (Python code for
+    the same accountant of dp_accounting), purpose if it is not training, and metrics if some were released with the steps.
     """
 
-    epsilon: float
+    epsilon: float  # Of all reserved releases in the ledger, infinity without noise.
     delta: float
-    neighboring_relation: str
+    neighboring_relation: str  # "add_or_remove_one" or "replace_one".
     accountant: str
     releases: tuple[Json, ...]
-    num_releases: int
-    unconfirmed_steps: int = 0
-    budget_epsilon: float | None = None
+    num_releases: int  # Noisy sums that were released or reserved.
+    unconfirmed_steps: int = 0  # Reserved and not confirmed; they count as released.
+    budget_epsilon: float | None = None  # The model's lifetime budget.
     num_records: int | None = None
-    num_records_declared: bool | None = None
-    seeded: bool = False
+    num_records_declared: bool | None = None  # False if the number was counted, None if unknown.
+    seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    epsilon_without_metrics: float | None = None
-    ledger_budget: Json | None = None
-    grid_spacing: float | None = None
+    epsilon_without_metrics: float | None = (
+        None  # Of the same noise without privatised metrics; None if there were none.
+    )
+    ledger_budget: Json | None = None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
+    grid_spacing: float | None = None  # Of the numerical composition; None without one.
 
     @classmethod
     def from_ledger(
@@ -76,9 +59,8 @@ class PrivacyReport:
     ) -> "PrivacyReport":
         """Returns the report of all releases in a ledger.
 
-        The accountant is by default that of the ledger's plans, or "pld" if they differ; `budget_epsilon` is a model's lifetime
-        budget; `num_records` is by default the largest of the plans; `neighboring_relation` is used while the ledger is empty.
-        The others are attributes of the report.
+        The accountant is by default that of the ledger's plans, or "pld" if they differ; `num_records` is by default the largest
+        of the plans; `neighboring_relation` is used while the ledger is empty. The others are attributes of the report.
         """
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")

@@ -23,10 +23,8 @@ class SamplingScheme(abc.ABC):
     """Base class of sampling schemes. To add one, define a frozen subclass with a `name` and JSON-ready fields."""
 
     name: ClassVar[str] = ""
-    #: The report's sentence, with fields in braces.
-    sentence: ClassVar[str] = ""
-    #: Whether releases of several fits cost the same as equally many of one fit.
-    fits_merge: ClassVar[bool] = True
+    sentence: ClassVar[str] = ""  # For the report, with fields in braces.
+    fits_merge: ClassVar[bool] = True  # Whether releases of several fits cost the same as equally many of one fit.
     #: The neighboring relations under which `dp_event` is valid.
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.ADD_OR_REMOVE_ONE, _REPLACE)
 
@@ -123,12 +121,10 @@ class FixedSizeSampling(SamplingScheme):
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
-        records = check.count("num_records", self.num_records, 1)
-        batch = check.count("batch_size", self.batch_size, 1)
-        if batch > records:
-            raise ValueError(f"batch_size={batch} exceeds num_records={records}; use FullBatch() for all records.")
-        object.__setattr__(self, "num_records", records)
-        object.__setattr__(self, "batch_size", batch)
+        for name in ("num_records", "batch_size"):
+            object.__setattr__(self, name, check.count(name, getattr(self, name), 1))
+        if self.batch_size > self.num_records:
+            raise ValueError(f"batch_size={self.batch_size} exceeds num_records={self.num_records}; use FullBatch().")
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`, self-composed."""
@@ -141,8 +137,7 @@ class EachRecordOncePerEpoch(SamplingScheme):
     """A user's own batches in which each record occurs at most once per epoch: no amplification.
 
     Declaring it states that the batches of an epoch are disjoint, and that a record's batch does not depend on the records'
-    values. It is supported only under replace-one: in `dataset.batch(B)`, for example, adding or removing a record moves others
-    to other batches and changes many releases.
+    values. It is supported only under replace-one: in `dataset.batch(B)`, adding or removing a record moves others.
 
     Formal guarantee: within an epoch of `steps_per_epoch` releases a record affects only one, so an epoch, also a partial one,
     costs as much as one release on all records (parallel composition), for any shuffling.

@@ -28,8 +28,7 @@ class Sensitivity:
         d = check.positive("replace", self.replace)
         if d > 2.0 * a * (1.0 + 1e-9):
             raise ValueError(
-                f"replace={self.replace!r} must be at most twice add_or_remove={a}: a replacement is one removal and one addition. "
-                "Pass a larger add_or_remove."
+                f"replace={self.replace!r} must be at most twice add_or_remove={a}; pass a larger add_or_remove."
             )
         object.__setattr__(self, "add_or_remove", a)
         object.__setattr__(self, "replace", d)

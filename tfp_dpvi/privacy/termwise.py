@@ -1,35 +1,29 @@
 """Noise for sums of a sample-wise and a batch-wise term.
 
-A loss with a term that is no sum over records (MMD or KL on the codes of a batch) has two gradients: the sum
-over records g_sample, each record clipped to C1, and the sum over b groups g_batch, each group clipped to C2,
-which is nonzero only in the *encoder* coordinates. Every step releases
-
-    S = g_sample + (B / b) g_batch + noise,       divided afterwards by the public batch size B.
+A loss with a term that is no sum over records (MMD or KL on the codes of a batch) has two gradients: the sum over records
+g_sample, each record clipped to C1, and the sum over b groups g_batch, each group clipped to C2, which is nonzero only in the
+*encoder* coordinates. Every step releases S = g_sample + (B / b) g_batch + noise, divided by the public batch size B.
 
 **Sensitivity of S.** In units of C1, with the group shift h = 2 C2 B / (C1 b): adding a record adds u with
-|u_e|^2 + |u_d|^2 <= 1 (e: encoder, d: the rest) to the first sum and replaces *one* group's gradient, a vector of
-norm <= C2, by another, so it moves the second sum by at most h: the sensitivity of the batch-wise term is 2 C2, not
-C2. A replacement does the same with 2 in place of 1. Divided by the noise's standard deviations z C1 rho_e and
-z C1 rho_d, the change is at most A / z, or D / z for a replacement, where
+|u_e|^2 + |u_d|^2 <= 1 (e: encoder, d: the rest) to the first sum and replaces *one* group's gradient, a vector of norm <= C2,
+by another, so it moves the second sum by at most h: the sensitivity of the batch-wise term is 2 C2, not C2. A replacement does
+the same with 2 in place of 1. Divided by the noise's standard deviations z C1 rho_e and z C1 rho_d, the change is at most
+A / z, or D / z for a replacement, where
 
     A^2 = max over |u_e|^2 + |u_d|^2 <= 1 of (|u_e| + h)^2 / rho_e^2 + |u_d|^2 / rho_d^2.
 
 A and D are a `Sensitivity` of a `PrivacyPlan`, whose noise multiplier z is relative to C1 as usual.
 
-**Cost of the schemes.** z is proportional to A at equal epsilon, so the cost of a scheme is its total variance
-times A^2. With n_e encoder coordinates, n in all, and accounting by A:
+**Cost of the schemes**, total variance times A^2 (z is proportional to A at equal epsilon), with n_e encoder coordinates of n:
 
     single         rho_e = 1                          n (1 + h)^2
     split, paper   rho_e^2 = 1 + h^2                  2 (n + n_e h^2)
     split, optimal rho_e^2 = 1 + h sqrt(n / n_e)      (sqrt(n) + h sqrt(n_e))^2
     blocks         rho_e^2 = 1 + h sqrt(n / n_e)      (sqrt(n) + h sqrt(n_e))^2
 
-Blocks and the optimal split cost exactly the same: for rho_e^2 >= 1 + h, one draw of that size has the A of two jointly
-released draws whose sum it is, and the optimum satisfies this. Blocks need n_e fewer normals.
-
-The paper's split, tau = 2 C2 B / (C1 b), uses one multiplier over the sensitivity of each term, so that A = sqrt(2). This
-is our reading of the factor kappa of about 2 (in variance) in Takahashi et al. 2020 (arXiv:2006.11204), with the
-corrected sensitivity 2 C2 of the batch-wise term; it could not be checked against the paper's text.
+Blocks and the optimal split cost the same: for rho_e^2 >= 1 + h, one draw of that size has the A of two jointly released draws
+whose sum it is. Blocks need n_e fewer normals. The paper's split, tau = 2 C2 B / (C1 b), has A = sqrt(2): our reading of the
+factor kappa of about 2 in Takahashi et al. 2020 (arXiv:2006.11204), with the corrected sensitivity.
 """
 
 import dataclasses
@@ -40,9 +34,6 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.sampling import SamplingScheme
 from tfp_dpvi.privacy.sensitivity import Sensitivity
-
-_SCHEMES = ("blocks", "single", "split")
-_SPLITS = ("optimal", "paper")
 
 
 def block_sensitivity(
@@ -69,12 +60,9 @@ def block_sensitivity(
 
 
 def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float = 1.0) -> float:
-    """Returns the sensitivity of two jointly released draws: sqrt(radius^2 + (h / tau)^2).
+    """Returns the sensitivity of two jointly released draws: sqrt(radius^2 + (h / tau)^2), arguments as `block_sensitivity`.
 
-    Args:
-      batch_shift: h, as in `block_sensitivity`.
-      batch_scale: tau, standard deviation of the batch-wise term's own draw over z * `l2_norm_clip`.
-      radius: 1 for A, 2 for D.
+    `batch_scale` is tau, the standard deviation of the batch-wise term's own draw over z * `l2_norm_clip`.
     """
     h, tau = check.non_negative("batch_shift", batch_shift), check.positive("batch_scale", batch_scale)
     return math.hypot(check.positive("radius", radius), h / tau)
@@ -84,12 +72,11 @@ def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float =
 class TermwiseNoise:
     """The noise scale of each block, and the resulting sensitivity.
 
-    Formal guarantee: let records be assigned to `num_partitions` groups uniformly and independently of each other; let each
-    group's gradient be a function of that group's records alone (zero if it is empty), clipped to `batch_l2_norm_clip`, and
-    each record's gradient be clipped to `l2_norm_clip` over all coordinates. Then S (module docstring) plus independent
-    Gaussian noise of standard deviation z * `l2_norm_clip` * `encoder_scale` on the encoder coordinates and z *
-    `l2_norm_clip` * `rest_scale` on the rest is a Gaussian mechanism with noise multiplier z and `sensitivity`, as of a
-    `PrivacyPlan` with both.
+    Formal guarantee: let records be assigned to groups uniformly and independently of each other; let each group's gradient be
+    a function of that group's records alone (zero if it is empty), clipped to C2, and each record's gradient be clipped to C1
+    over all coordinates. Then S (module docstring) plus independent Gaussian noise of standard deviation z C1 `encoder_scale`
+    on the encoder coordinates and z C1 `rest_scale` on the rest is a Gaussian mechanism with noise multiplier z and
+    `sensitivity`, as of a `PrivacyPlan` with both.
 
     Attributes:
       encoder_scale: rho_e, the noise's standard deviation on the encoder coordinates over z * `l2_norm_clip`.
@@ -119,27 +106,23 @@ def termwise_noise(
 ) -> TermwiseNoise:
     """Returns the noise of a scheme; see `TermwiseNoise` for the guarantee.
 
-    * `"blocks"`: one draw whose scale on the encoder minimises the total variance at equal privacy.
-    * `"single"`: one draw with the same scale on all coordinates.
-    * `"split"`: two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, accounted for as a joint
-      release although only their sum is used. `split="optimal"` uses the tau of least total variance at equal privacy,
-      `split="paper"` divides the budget equally (module docstring).
-
     Args:
-      scheme: "blocks", "single" or "split".
+      scheme: "blocks", one draw whose scale on the encoder minimises the total variance at equal privacy; "single", one draw
+        with one scale; "split", two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, accounted
+        for as a joint release although only their sum is used.
       l2_norm_clip: C1, the clip of each record's gradient.
       batch_l2_norm_clip: C2, the clip of each group's gradient.
       expected_batch_size: B, public; the expected number of records in a batch.
       num_partitions: b, the number of groups, at most `expected_batch_size`.
       num_encoder: n_e, the number of coordinates that the batch-wise term reaches, at least 1.
       num_rest: n_d, the number of all others.
-      split: "optimal" or "paper", for `scheme="split"` only.
-      sampling: the plan's sampling scheme; None for Poisson. With the neighboring relation it determines whether the
-        accounting uses A or D / 2, and with it the optimum. The guarantee does not depend on it.
-      neighboring_relation: the plan's neighboring relation, for the same purpose.
+      split: for "split": the tau of least total variance at equal privacy ("optimal"), or equal shares ("paper").
+      sampling: the plan's sampling scheme; None for Poisson. It and the neighboring relation determine whether the accounting
+        uses A or D / 2, and with it the optimum. The guarantee does not depend on them.
+      neighboring_relation: the plan's neighboring relation.
     """
-    check.one_of("scheme", scheme, _SCHEMES)
-    check.one_of("split", split, _SPLITS)
+    check.one_of("scheme", scheme, ("blocks", "single", "split"))
+    check.one_of("split", split, ("optimal", "paper"))
     num_encoder = check.count("num_encoder", num_encoder, 1)
     over_encoder = (num_encoder + check.count("num_rest", num_rest)) / num_encoder
     shift = _batch_shift(l2_norm_clip, batch_l2_norm_clip, expected_batch_size, num_partitions)
@@ -167,14 +150,12 @@ def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_
     partitions = check.count("num_partitions", partitions, 1)
     if partitions > batch:
         raise ValueError(
-            f"num_partitions={partitions} exceeds expected_batch_size={batch:g}: most groups would be empty. "
-            "Use fewer partitions, or a larger batch."
+            f"num_partitions={partitions} exceeds expected_batch_size={batch:g}; use fewer, or a larger batch."
         )
     shift = 2.0 * (c2 / c1) * (batch / partitions)
     if not 0.0 < shift <= 1e12:
         raise ValueError(
-            f"batch_l2_norm_clip={c2:g} moves the sum by {shift:g} times l2_norm_clip={c1:g}, which is out of range; "
-            "bring the two clips closer together."
+            f"batch_l2_norm_clip={c2:g} and l2_norm_clip={c1:g} are too far apart; bring them closer together."
         )
     return shift
 

@@ -33,11 +33,7 @@ _SAMPLERS: dict[str, MakeSampler] = {}
 
 
 def register_sampler(name: str, make: MakeSampler) -> None:
-    """Registers a sampler for `fit(sampling=name)`.
-
-    Raises:
-      ValueError: the name is taken.
-    """
+    """Registers a sampler for `fit(sampling=name)`; raises `ValueError` if the name is taken."""
     if name in _SAMPLERS:
         raise ValueError(f"name={name!r} is registered already: choose another.")
     _SAMPLERS[name] = make
@@ -54,22 +50,15 @@ def make_sampler(
 ) -> Sampler:
     """Returns the named sampler, or full batches if the batch size reaches the number of records.
 
-    Args:
-      name: "poisson", "fixed_size" or one of `register_sampler`.
-      num_available: number of available records.
-      num_records: the declared N; the inclusion probability is batch_size / N.
-      batch_size: expected size of a sample.
-      physical_batch_size: records in memory at a time; None for a size that nearly always holds a batch, within a memory
-        limit.
-      needs: the gradient's needs.
+    The inclusion probability is `batch_size` over the declared `num_records`. `physical_batch_size` records are in memory at a
+    time; None for a size that nearly always holds a batch, within a memory limit.
 
     Raises:
       ValueError: an unknown name, or a sampler that needs the exact number of records.
     """
     if name not in _SAMPLERS:
         raise ValueError(
-            f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling is none of these and has "
-            "no accounting here."
+            f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling has no accounting here."
         )
     most = physical_batch_size or _most_at_once(needs)
     mean = num_available * batch_size / num_records

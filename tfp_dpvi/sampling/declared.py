@@ -11,17 +11,7 @@ from tfp_dpvi.sampling.full_batch import in_order
 
 
 class DeclaredBatchSampler(Sampler):
-    """Takes all rows of a batch that was drawn elsewhere.
-
-    Args:
-      num_rows: rows of the padded batch.
-      scheme: the declared sampling scheme of the batch.
-      physical_batch_size: rows at a time.
-
-    #### Formal guarantee
-
-    None of its own: the accounting holds only if the declared `scheme` is true.
-    """
+    """Takes all rows of a padded batch that was drawn elsewhere; the accounting holds only if the declared `scheme` is true."""
 
     def __init__(self, num_rows: int, scheme: SamplingScheme, physical_batch_size: int) -> None:
         self.num_available, self.physical_batch_size = num_rows, min(physical_batch_size, num_rows)

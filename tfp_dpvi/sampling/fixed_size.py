@@ -17,10 +17,7 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
 
     A large `count` takes those with the largest of `num` random numbers. A small one takes the first `count` distinct ones of
     slightly more draws with replacement, drawn again in the rare case that these have too few. Neither the choice nor the
-    repetition depends on which integers were drawn, so every set is equally likely.
-
-    Returns:
-      int64 tensor of shape [count].
+    repetition depends on which integers were drawn, so every set is equally likely. Returns int64 of shape [count].
     """
     if 4 * count >= num:
         uniform = tf.random.stateless_uniform([num], seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
@@ -30,7 +27,7 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
         raise ValueError(f"batch_size={count} of {num} records is too large to index with 64 bits.")
     places = tf.range(size, dtype=tf.int64)
 
-    def draw(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def draw(number: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         values = tf.random.stateless_uniform(
             [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64, alg=_random.ALGORITHM
         )
@@ -38,27 +35,14 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
         values, place = by_value // size, by_value % size
         first = tf.concat([[True], values[1:] != values[:-1]], axis=0)
         by_place = tf.sort(tf.where(first, place, size) * num + values)
-        return tf.reduce_sum(tf.cast(first, tf.int64)), by_place[:count] % num
-
-    def again(number: tf.Tensor, found: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
-        return tf.logical_or(tf.equal(number, 0), found < count)
-
-    def body(number: tf.Tensor, found: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        del found, indices
-        found, indices = draw(number)
-        return number + 1, found, indices
+        return number + 1, tf.reduce_sum(tf.cast(first, tf.int64)), by_place[:count] % num
 
     start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.zeros([count], tf.int64))
-    return tf.while_loop(again, body, start, parallel_iterations=1)[2]
+    return tf.while_loop(lambda _, found, __: found < count, draw, start, parallel_iterations=1)[2]
 
 
 class FixedSizeSampler(Sampler):
-    """Exactly `batch_size` distinct records in each step, every such set equally likely.
-
-    Args:
-      num_available: number of records N.
-      batch_size: records in each step, below N.
-      physical_batch_size: records at a time, default all of the batch.
+    """Exactly `batch_size` distinct records of `num_available` in each step, every such set equally likely.
 
     #### Formal guarantee
 
@@ -68,10 +52,7 @@ class FixedSizeSampler(Sampler):
 
     def __init__(self, num_available: int, batch_size: int, physical_batch_size: int | None = None) -> None:
         if not 1 <= batch_size < num_available:
-            raise ValueError(
-                f"batch_size={batch_size} must be at least 1 and below the {num_available} records; for all of them in "
-                "every step use FullBatchSampler."
-            )
+            raise ValueError(f"batch_size={batch_size} must be at least 1 and below the {num_available} records.")
         self.num_available, self.batch_size = int(num_available), int(batch_size)
         size = batch_size if physical_batch_size is None else check.count("physical_batch_size", physical_batch_size, 1)
         self.physical_batch_size = min(size, self.batch_size)
@@ -84,9 +65,8 @@ class FixedSizeSampler(Sampler):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         indices = distinct_indices(key, self.num_available, self.batch_size)
-        count, size = self.batch_size, self.physical_batch_size
-        if size == count:
-            return body(initial, indices, tf.ones([size], tf.bool))
-        return in_order(
-            count, size, count, lambda carry, places, mask: body(carry, tf.gather(indices, places), mask), initial
-        )
+
+        def of_places(carry: Carry, places: tf.Tensor, mask: tf.Tensor) -> Carry:
+            return body(carry, tf.gather(indices, places), mask)
+
+        return in_order(self.batch_size, self.physical_batch_size, self.batch_size, of_places, initial)

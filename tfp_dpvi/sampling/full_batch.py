@@ -9,19 +9,12 @@ from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 class FullBatchSampler(Sampler):
-    """All records in order, in physical batches, without a key and without amplification.
-
-    Args:
-      num_available: number of records, at least 1.
-      physical_batch_size: records at a time, default all of them.
-    """
+    """All records in order, in physical batches (default: one), without a key and without amplification."""
 
     def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
         self.num_available = check.count("num_available", num_available, 1)
-        size = (
-            num_available if physical_batch_size is None else check.count("physical_batch_size", physical_batch_size, 1)
-        )
-        self.physical_batch_size = min(size, self.num_available)
+        size = self.num_available if physical_batch_size is None else physical_batch_size
+        self.physical_batch_size = min(check.count("physical_batch_size", size, 1), self.num_available)
 
     @property
     def scheme(self) -> FullBatch:
@@ -31,14 +24,13 @@ class FullBatchSampler(Sampler):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         del key
-        count, size = self.num_available, self.physical_batch_size
-        if size == count:
-            return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
-        return in_order(count, size, count, body, initial)
+        return in_order(self.num_available, self.physical_batch_size, self.num_available, body, initial)
 
 
 def in_order(count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry) -> Carry:
     """Calls `body` with indices below `count`, `size` at a time, for all indices below `end`; see `Sampler`."""
+    if size == count:  # Without a loop.
+        return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
 
     def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
         indices = start + tf.range(size, dtype=tf.int64)

@@ -18,10 +18,7 @@ def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: in
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
     is finite; the cap precedes the cast to int64. The uniform has 52 bits, so inclusion probabilities have a relative error
-    of 2^-52 / q.
-
-    Returns:
-      int64 tensor of shape `shape`.
+    of 2^-52 / q. Returns int64 of this shape.
     """
     uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
@@ -63,10 +60,7 @@ class PoissonSampler(Sampler):
         if not 1 <= num_available <= 2**40:
             raise ValueError(f"num_available must be between 1 and 2^40 records, got {num_available}.")
         if not 0.0 < probability < 1.0:
-            raise ValueError(
-                f"probability must lie strictly between 0 and 1, got {probability!r}; for all records in every step "
-                "use FullBatchSampler."
-            )
+            raise ValueError(f"probability={probability!r} must lie strictly between 0 and 1.")
         mean = num_available * probability
         if physical_batch_size is None:
             physical_batch_size = math.ceil(mean + 3.0 * math.sqrt(mean)) + 4

@@ -43,13 +43,11 @@ class PrivacyTarget:
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise is None:
             raise ValueError(
-                "epsilon and noise_multiplier are both missing: use compile(epsilon=1.0, delta=1e-5) to calibrate the noise, or "
-                "pass noise_multiplier to the optimizer."
+                "epsilon and noise_multiplier are both missing: use compile(epsilon=1.0, delta=1e-5), or pass one to the optimizer."
             )
         if self.epsilon is not None and self.noise is not None:
             raise ValueError(
-                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise!r}: each determines the other. Leave out "
-                "epsilon to set the noise, or noise_multiplier to calibrate it."
+                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise!r}: each determines the other. Leave out one."
             )
         put = object.__setattr__
         if self.epsilon is not None:

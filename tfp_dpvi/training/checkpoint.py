@@ -17,11 +17,7 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 
 def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndRestore | None:
-    """Returns the backup among the callbacks of `fit`.
-
-    Raises:
-      ValueError: there are two.
-    """
+    """Returns the backup among the callbacks of `fit`; raises `ValueError` if there are two."""
     found = [one for one in callbacks if isinstance(one, PrivateBackupAndRestore)]
     if len(found) > 1:
         raise ValueError("callbacks has two PrivateBackupAndRestore: pass one.")
@@ -29,14 +25,7 @@ def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndResto
 
 
 class Checkpoint:
-    """The backup of one fit, and the settings that a resumed fit must have.
-
-    Attributes:
-      held: the backup of an interrupted fit, or None.
-
-    Raises:
-      ValueError: the ledger is in memory.
-    """
+    """The backup of one fit, and the settings that a resumed fit must have; raises `ValueError` for a ledger in memory."""
 
     def __init__(
         self, backup: PrivateBackupAndRestore, optimizer: Optimizer, variables: Sequence[tf.Variable], state: State
@@ -56,14 +45,10 @@ class Checkpoint:
             "optimizer": type(optimizer).__name__,
             "seeded": state.seed is not None,
         }  # fmt: skip
-        self.held = backup.read()
+        self.held = backup.read()  # Of an interrupted fit, or None.
 
     def first_epoch(self, initial_epoch: int, epochs: int) -> int:
-        """Returns the epoch at which to continue.
-
-        Raises:
-          ValueError: `epochs` is below the epochs that ran.
-        """
+        """Returns the epoch at which to continue; raises `ValueError` if `epochs` is below those that ran."""
         epoch = initial_epoch if self.held is None else int(self.held.meta["epoch"])
         if epoch > epochs:
             raise ValueError(
@@ -99,8 +84,7 @@ class Checkpoint:
     def restore(self, held: Backup, draft: Mechanism) -> Mechanism:
         """Restores variables and progress; returns the mechanism with the noise of the interrupted fit.
 
-        Raises:
-          ValueError: the backup is of another fit, or was charged to another ledger.
+        Raises `ValueError` if the backup is of another fit, or was charged to another ledger.
         """
         where, meta, saved = f"The backup in {held.directory!r}", held.meta, held.meta["plan"]
         mark = meta["ledger"]

@@ -35,8 +35,7 @@ class CompiledSteps:
         """
         if self._variables and [id(one) for one in self._variables] != [id(one) for one in variables]:
             raise ValueError(
-                "The model's trainable variables changed since its last fit, by `trainable` or by new layers. Call compile "
-                "again, as Keras requires; no privacy was spent."
+                "The model's trainable variables changed since its last fit. Call compile again; no privacy was spent."
             )
         self._variables = list(variables)
         with self._strategy.scope():
@@ -70,14 +69,8 @@ class CompiledSteps:
         self, mechanism: Mechanism, records: dict[str, tf.Tensor], jit: bool, strategy: tf.distribute.Strategy | None
     ) -> Steps | None:
         """Traces and compiles the steps without running them; returns None if optional XLA fails."""
-        steps = make_steps(
-            mechanism,
-            self._optimizer,
-            self._variables,
-            jit_compile=jit,
-            run_eagerly=self._run_eagerly,
-            strategy=strategy,
-        )
+        how = {"jit_compile": jit, "run_eagerly": self._run_eagerly}
+        steps = make_steps(mechanism, self._optimizer, self._variables, strategy=strategy, **how)
         zero = tf.constant(0, tf.int64)
         none = (initial_state(mechanism), zero, records, tf.zeros([2], tf.int64), tf.zeros([], tf.float64))
         try:
@@ -95,18 +88,9 @@ class CompiledSteps:
 def make_step(
     mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
-    """Returns `step(state, records, key) -> state`, for a custom training loop.
+    """Returns `step(state, records, key) -> state`, for a custom training loop: see `docs/guides/custom_loop.md`.
 
-    `docs/guides/custom_loop.md` shows one.
-
-    Args:
-      mechanism: a mechanism with a noise multiplier.
-      optimizer: a DP optimizer.
-      variables: the trainable variables.
-      jit_compile: whether to compile with XLA.
-
-    Raises:
-      ValueError: the mechanism has no noise multiplier.
+    `jit_compile` compiles with XLA. Raises `ValueError` if the mechanism has no noise multiplier.
 
     #### Formal guarantee
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -38,8 +39,7 @@ class Replicas:
         if self.num == 1:
             return indices, mask
         size = -(-int(indices.shape[0]) // self.num)
-        padding = size * self.num - int(indices.shape[0])
-        begin = self.number() * size
+        padding, begin = size * self.num - int(indices.shape[0]), self.number() * size
         indices = tf.concat([indices, tf.repeat(indices[:1], padding)], axis=0)
         return indices[begin : begin + size], tf.pad(mask, [[0, padding]])[begin : begin + size]
 
@@ -72,8 +72,7 @@ class Replicas:
 
         def compiled(*arguments: Any) -> Any:
             tensors, per_example = tf.function(tensors_of, jit_compile=True, autograph=False)(*arguments)
-            last = stated[-1]
-            return ClippedSum(tensors, last.clip, last.sensitivity, last.noise_scales), per_example
+            return dataclasses.replace(stated[-1], tensors=tensors), per_example
 
         return compiled
 
@@ -137,11 +136,7 @@ class Workers:
             )
 
     def from_chief(self, make: Callable[[], Sequence[float]], num: int) -> list[float]:
-        """Returns, on every worker, the `num` numbers that `make` returns on the chief.
-
-        Raises:
-          RuntimeError: on the others, if `make` raises on the chief; there it raises its own error.
-        """
+        """Returns, on every worker, the `num` numbers that `make` returns on the chief; errors as of `agree_on`."""
         if not self.several:
             return list(make())
         own = [0.0] * num
@@ -186,8 +181,7 @@ class Workers:
             if not self.several or not (isinstance(error, _LOST) or "Collective ops is aborted" in str(error)):
                 raise
             raise RuntimeError(
-                f"Another worker has ended or cannot be reached, but a step needs all of them. {spent()}\nRestart all workers: "
-                "TensorFlow does not readmit one to a running cluster."
+                f"Another worker has ended or cannot be reached, but a step needs all of them. {spent()}\nRestart all workers."
             ) from error
 
     def _gathered(self, own: Sequence[float]) -> np.ndarray[Any, Any]:
@@ -216,6 +210,5 @@ def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     num = int(indices.shape[0])
     if not _SPLITS_GATHERS or tf.config.list_physical_devices("GPU") or not num < (table.shape[0] or 0):
         return rows
-    return tf.raw_ops.TensorStridedSliceUpdate(input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows)[
-        :num
-    ]
+    padded = tf.raw_ops.TensorStridedSliceUpdate(input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows)
+    return padded[:num]

@@ -240,8 +240,7 @@ class PrivateFit:
         """Updates the remaining budget and the epsilons to show after another model has used the ledger."""
         if self._workers.several:
             raise RuntimeError(
-                "ledger: it changed during multi-worker training, which only the chief can see. Fit one model at a time; "
-                f"{self._done} of {self._planned} steps ran."
+                f"ledger: it changed during multi-worker training, after {self._done} of {self._planned} steps. Fit one model at a time."
             )
         self.close()
         rest = self.mechanism.plan(self._planned - self._done)

@@ -11,6 +11,7 @@ from dp_accounting import NeighboringRelation
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import (
+    Clip,
     ClippedGradient,
     ClippedSum,
     JointRelease,
@@ -26,35 +27,17 @@ from tfp_dpvi.sampling import Sampler
 
 
 class Sums(NamedTuple):
-    """The sums over a step's sample before noise: exact, hence *not private*.
+    """The sums over a step's sample before noise: exact, hence *not private*."""
 
-    Attributes:
-      gradient: the parts of the clipped sum.
-      joint: the sum of each joint release.
-      loss: the sum of the records' losses.
-      batches: int64 scalar, the number of physical batches.
-    """
-
-    gradient: list[tf.Tensor]
-    joint: list[tf.Tensor]
-    loss: tf.Tensor
-    batches: tf.Tensor
+    gradient: list[tf.Tensor]  # The parts of the clipped sum.
+    joint: list[tf.Tensor]  # The sum of each joint release.
+    loss: tf.Tensor  # The sum of the records' losses.
+    batches: tf.Tensor  # int64 scalar, the number of physical batches.
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
     """Sampler, clipped gradient, noise and joint releases, which determine a step's privacy cost.
-
-    Attributes:
-      sampler: draws the records of a step.
-      gradient: the clipped gradient, which states its sensitivity.
-      expected_batch_size: the public denominator qN.
-      num_records: the public number of records N.
-      noise_multiplier: standard deviation of the noise over the clip; None until `calibrated` finds it.
-      metrics: the joint releases of `compile`, on the same sample as the gradient.
-      neighboring_relation: the relation of neighbouring data sets.
-      accountant: the accountant's name.
-      unsafe_loss: whether to also sum exact losses, which are *not private*.
 
     #### Formal guarantee
 
@@ -63,13 +46,13 @@ class Mechanism:
 
     sampler: Sampler
     gradient: ClippedGradient
-    expected_batch_size: float
-    num_records: int
-    noise_multiplier: float | None = None
-    metrics: tuple[JointRelease, ...] = ()
+    expected_batch_size: float  # The public denominator qN.
+    num_records: int  # The public N.
+    noise_multiplier: float | None = None  # Noise standard deviation over the clip; None until `calibrated` finds it.
+    metrics: tuple[JointRelease, ...] = ()  # The joint releases of `compile`, on the same sample as the gradient.
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant: str = "pld"
-    unsafe_loss: bool = False
+    unsafe_loss: bool = False  # Whether to also sum exact losses, which are *not private*.
 
     @property
     def joint(self) -> tuple[JointRelease, ...]:
@@ -127,7 +110,7 @@ class Mechanism:
         )
 
     def calibrated(self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int) -> Mechanism:
-        """Returns the mechanism with the smallest noise such that this number of steps and the ledger meet a budget.
+        """Returns the mechanism with the smallest noise such that these steps and the ledger meet a budget.
 
         Raises:
           BudgetExhaustedError: the budget is spent.
@@ -145,9 +128,8 @@ class Mechanism:
     def add(self, sums: Sums, clipped: ClippedSum, per_example: PerExample) -> Sums:
         """Returns the sums with one more physical batch."""
         stated = (clipped.clip, clipped.sensitivity, clipped.noise_scales)
-        priced = (self.gradient.clip, self.gradient.sensitivity, self.gradient.noise_scales)
-        if stated != priced:
-            raise AssertionError(f"The clipped sum states {stated}; the plan has {priced}.")
+        if stated != self._stated:
+            raise AssertionError(f"The clipped sum states {stated}; the plan has {self._stated}.")
         parts = zip(sums.gradient, clipped.tensors, strict=True)
         joint = zip(sums.joint, self.joint, strict=True)
         return Sums(
@@ -162,16 +144,10 @@ class Mechanism:
     ) -> PrivatizedGradients:
         """Returns the Gaussian release of a whole sample's sums, gradient and joint releases together.
 
-        Args:
-          optimizer: the optimizer that adds the noise.
-          sums: sums over all records of the sample.
-          gradient: the step's gradient.
-          key: int64 tensor of shape [2], used once.
-          noise: the noise multiplier.
+        The optimizer adds the noise of this multiplier; `key` is int64 of shape [2], used once.
         """
         parts = [tf.cast(total, part.dtype) for total, part in zip(sums.gradient, gradient.released, strict=True)]
-        stated = self.gradient
-        clipped = ClippedSum(parts, stated.clip, stated.sensitivity, stated.noise_scales)
+        clipped = ClippedSum(parts, *self._stated)
         return optimizer.privatize(
             joint_release(self.joint, clipped, sums.joint, self.sensitivity),
             noise_multiplier=noise,
@@ -184,17 +160,13 @@ class Mechanism:
     @property
     def identity(self) -> Hashable:
         """Returns a hashable value; equal values trace the same step. The noise multiplier is an argument of the step."""
-        return (
-            self.sampler.identity,
-            self.gradient.identity,
-            self.gradient.clip,
-            self.gradient.sensitivity,
-            self.gradient.noise_scales,
-            tuple(one.identity for one in self.joint),
-            self.expected_batch_size,
-            self.num_records,
-            self.unsafe_loss,
-        )
+        joint = tuple(one.identity for one in self.joint)
+        numbers = (self.expected_batch_size, self.num_records, self.unsafe_loss)
+        return (self.sampler.identity, self.gradient.identity, *self._stated, joint, *numbers)
+
+    @property
+    def _stated(self) -> tuple[Clip, Sensitivity, tuple[float, ...] | None]:
+        return self.gradient.clip, self.gradient.sensitivity, self.gradient.noise_scales
 
 
 def _sum_of(one: JointRelease, per_example: PerExample) -> tf.Tensor:

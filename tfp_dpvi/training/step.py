@@ -14,31 +14,17 @@ from tfp_dpvi.training.mechanism import Mechanism, Sums
 
 
 class StepState(NamedTuple):
-    """The state between steps, besides the variables of model and optimizer.
+    """The state between steps, besides the variables of model and optimizer. All but accumulators are scalars."""
 
-    Attributes:
-      step: int64 scalar, the number of the next step. A key and a number determine a step's draws, so no number repeats.
-      accumulated: the accumulator over released values of each joint release.
-      first: int64 scalar, the number of the fit's first step.
-      num_steps: int64 scalar, the number of steps that the fit plans; 0 if unknown.
-      unsafe_loss: float64 scalar, the sum over steps of exact mean losses if the mechanism has `unsafe_loss`, else 0.
-    """
-
-    step: tf.Tensor
-    accumulated: tuple[tf.Tensor, ...]
-    first: tf.Tensor
-    num_steps: tf.Tensor
-    unsafe_loss: tf.Tensor
+    step: tf.Tensor  # int64, the next step. A key and a number determine a step's draws, so no number repeats.
+    accumulated: tuple[tf.Tensor, ...]  # Of each joint release, over its released values.
+    first: tf.Tensor  # int64, the number of the fit's first step.
+    num_steps: tf.Tensor  # int64, how many steps the fit plans; 0 if unknown.
+    unsafe_loss: tf.Tensor  # float64, the sum over steps of exact mean losses if the mechanism has it, else 0.
 
 
 def initial_state(mechanism: Mechanism, step: int = 0, num_steps: int = 0) -> StepState:
-    """Returns the state before the first step of a fit.
-
-    Args:
-      mechanism: the mechanism of the fit.
-      step: the number of its first step.
-      num_steps: the number of planned steps, for accumulators over a window.
-    """
+    """Returns the state before a fit's first step, number `step` of `num_steps` planned (for accumulators over a window)."""
     accumulated = tuple(one.initial() for one in mechanism.joint)
     first, planned = tf.constant(step, tf.int64), tf.constant(num_steps, tf.int64)
     return StepState(first, accumulated, first, planned, tf.zeros([], tf.float64))
@@ -93,8 +79,7 @@ def _check_rows(mechanism: Mechanism, records: dict[str, tf.Tensor]) -> None:
     for part in tf.nest.flatten(records):
         if part.shape[0] not in (None, mechanism.sampler.num_available):
             raise ValueError(
-                f"records have {part.shape[0]} rows, but the mechanism's sampler draws from {mechanism.sampler.num_available}: create "
-                "data, mechanism and step for these records."
+                f"records have {part.shape[0]} rows, but the sampler {mechanism.sampler.num_available}: make data and step for these."
             )
 
 
@@ -104,10 +89,12 @@ def _after(
     exact = gradient.data_independent_loss
     exact = tf.zeros([], released.tensors[0].dtype) if exact is None else exact
     number, public = state.step - state.first, gradient.public
+
+    def of(mean: tf.Tensor) -> Released:
+        return Released(mean, released.mean, number, state.num_steps, tf.cast(exact, mean.dtype), public)
+
     accumulated = tuple(
-        one.accumulate(
-            total, Released(mean, released.mean, number, state.num_steps, tf.cast(exact, mean.dtype), public)
-        )
+        one.accumulate(total, of(mean))
         for one, total, mean in zip(mechanism.joint, state.accumulated, released.joint, strict=True)
     )
     loss = state.unsafe_loss
@@ -131,13 +118,8 @@ def make_steps(
 ) -> Steps:
     """Returns `steps(state, num_steps, records, key, noise) -> state`, which runs many steps in one call.
 
-    Args:
-      mechanism: see `private_step`.
-      optimizer: a DP optimizer; its variables are created if missing.
-      variables: the trainable variables.
-      jit_compile: whether to compile with XLA.
-      run_eagerly: whether to run without compilation, for debugging.
-      strategy: a strategy of `tf.distribute`; None for a single device.
+    The optimizer's variables are created if missing. `jit_compile` compiles with XLA, `run_eagerly` not at all, for debugging;
+    `strategy` is one of `tf.distribute`, None for a single device.
     """
     optimizer.build(variables)
     replicas = Replicas(strategy, jit_compile=jit_compile, static=jit_compile or run_eagerly)
@@ -148,13 +130,11 @@ def make_steps(
         def one_step(state: StepState) -> StepState:
             return private_step(mechanism, optimizer, variables, state, records, key, noise, replicas)
 
+        def body(state: StepState) -> tuple[StepState]:
+            return (replicas.run(one_step, state),)
+
         end = state.step + tf.cast(num_steps, tf.int64)
-        last: StepState = tf.while_loop(
-            lambda state: state.step < end,
-            lambda state: (replicas.run(one_step, state),),
-            (state,),
-            parallel_iterations=1,
-        )[0]
+        last: StepState = tf.while_loop(lambda state: state.step < end, body, (state,), parallel_iterations=1)[0]
         return last
 
     if run_eagerly:
