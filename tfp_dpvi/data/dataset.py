@@ -66,7 +66,7 @@ class DatasetData:
         self._iterator: Iterator[Any] | None = None
         self._used = 0
         self.records = self._zeros()
-        self.sampler: Sampler = self._sampler(self._rows)
+        self.sampler: Sampler = DeclaredBatchSampler(self._rows, self._scheme, self._rows)
         self.tensors = tf.nest.map_structure(
             lambda part: tf.zeros([self._rows, *part.shape[1:]], part.dtype), self.records.tensors()
         )
@@ -77,10 +77,7 @@ class DatasetData:
         del key, first, compiled
         for _ in range(steps):
             tensors, rows = self._padded(self._next())
-            yield 1, self._sampler(rows), tensors
-
-    def _sampler(self, rows: int) -> DeclaredBatchSampler:
-        return DeclaredBatchSampler(rows, self._scheme, self._rows)
+            yield 1, DeclaredBatchSampler(rows, self._scheme, self._rows), tensors
 
     def _next(self) -> tf.Tensor:
         """Returns the next batch; with "each_record_once_per_epoch", each epoch starts a new pass."""

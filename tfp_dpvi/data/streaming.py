@@ -146,49 +146,6 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
     return mapped, leaf.__array_interface__["data"][0] - begins
 
 
-class _HostDraws:
-    """Draws a sampler's indices on the host as NumPy arrays; `batches` is nearly always enough for one step.
-
-    #### Formal guarantee
-
-    Indices and order are those of `sampler.for_each_batch` with the step's sampling key; none is dropped.
-    """
-
-    def __init__(self, sampler: Sampler, batches: int) -> None:
-        self._sampler, self._batches = sampler, batches
-        self._drawer = functools.cache(self._make)
-
-    def _make(self, batches: int, compiled: bool) -> Callable[..., Any]:
-        size = self._sampler.physical_batch_size
-
-        def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            def record(carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                pieces, masks, number = carry
-                at = tf.minimum(number, batches - 1)  # An overflow is counted, and the draw repeated with more room.
-                return pieces.write(at, tf.cast(indices, tf.int64)), masks.write(at, mask), number + 1
-
-            pieces = tf.TensorArray(tf.int64, batches, element_shape=[size], clear_after_read=False)
-            masks = tf.TensorArray(tf.bool, batches, element_shape=[size], clear_after_read=False)
-            # Every entry is written first, so that both have a static shape.
-            pieces = pieces.unstack(tf.zeros([batches, size], tf.int64))
-            masks = masks.unstack(tf.zeros([batches, size], tf.bool))
-            sampling_key = _random.keys_of_step(key, step)[0]
-            pieces, masks, number = self._sampler.for_each_batch(sampling_key, record, (pieces, masks, tf.constant(0)))
-            return pieces.stack(), masks.stack(), number
-
-        signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
-        return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
-
-    def __call__(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
-        """Returns the indices that step `step` draws with the fit's key, and its number of physical batches."""
-        batches = self._batches
-        while True:
-            pieces, masks, number = self._drawer(batches, compiled)(key, tf.constant(step, tf.int64))
-            if number <= batches:
-                return pieces.numpy()[masks.numpy()], int(number)
-            batches = int(number)
-
-
 class StreamedData:
     """Records of a `RecordSource`, drawn on the host and read ahead while steps run. See `Data`.
 
@@ -210,14 +167,11 @@ class StreamedData:
         # A sample exceeds this room once in 10^15 steps, and is then traced anew.
         mean = source.num * batch_size / num_records
         batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
-        self._draws = _HostDraws(draws, batches)
+        self._draws, self._batches, self._drawer = draws, batches, functools.cache(self._make_drawer)
         self._rows = self._size * batches
-        self.sampler: Sampler = self._sampler(self._rows)
+        self.sampler: Sampler = DeclaredBatchSampler(self._rows, self._scheme, self._size)
         self.tensors = tf.nest.map_structure(tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows))
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
-
-    def _sampler(self, rows: int) -> DeclaredBatchSampler:
-        return DeclaredBatchSampler(rows, self._scheme, self._size)
 
     def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
         """Yields one call for each batch."""
@@ -226,7 +180,7 @@ class StreamedData:
 
         def read() -> tuple[int, dict[str, np.ndarray]]:
             for step in itertools.islice(ahead, _AHEAD - len(drawn)):
-                drawn.append(self._draws(key, step, compiled))
+                drawn.append(self._draw(key, step, compiled))
                 self._source.advise(drawn[-1][0])
             return self._batch(*drawn.popleft())
 
@@ -237,9 +191,38 @@ class StreamedData:
                 rows, arrays = ready.popleft().result()
                 if number < steps:
                     ready.append(reader.submit(read))
-                yield 1, self._sampler(rows), tf.nest.map_structure(tf.convert_to_tensor, arrays)
+                sampler = DeclaredBatchSampler(rows, self._scheme, self._size)
+                yield 1, sampler, tf.nest.map_structure(tf.convert_to_tensor, arrays)
         finally:
             reader.shutdown(cancel_futures=True)
+
+    def _make_drawer(self, batches: int, compiled: bool) -> Callable[..., Any]:
+        shape = [batches, self._size]
+
+        def record(carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            pieces, masks, number = carry
+            at = [[tf.minimum(number, batches - 1)]]  # An overflow is counted, and the draw repeated with more room.
+            pieces = tf.tensor_scatter_nd_update(pieces, at, [tf.cast(indices, tf.int64)])
+            return pieces, tf.tensor_scatter_nd_update(masks, at, [mask]), number + 1
+
+        def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            start = (tf.zeros(shape, tf.int64), tf.zeros(shape, tf.bool), tf.constant(0))
+            return self._draws.for_each_batch(_random.keys_of_step(key, step)[0], record, start)
+
+        signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
+        return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
+
+    def _draw(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
+        """Returns the indices that the sampler draws in step `step` with the fit's key, and its number of physical batches.
+
+        They are, in the same order, those of `for_each_batch` on the device; none is dropped.
+        """
+        batches = self._batches
+        while True:
+            pieces, masks, number = self._drawer(batches, compiled)(key, tf.constant(step, tf.int64))
+            if number <= batches:
+                return pieces.numpy()[masks.numpy()], int(number)
+            batches = int(number)
 
     def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
         # Padding follows the records in every physical batch, so that the records can be concatenated.

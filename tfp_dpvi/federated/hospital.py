@@ -92,7 +92,7 @@ class Hospital:
         draft = self._refiner.mechanism(data, self._relation)
         self._calibrate(draft.plan(self.rounds * self.study.terms.local_steps))
         self._mechanism = draft.with_noise_of(self._plan) if self.epsilon is not None else draft
-        self._refiner.trace(self._mechanism, self._tensors)
+        self._refiner.compiled.steps_for(self._mechanism, self._tensors)  # Traces them.
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
         """Makes the lifetime plan of this hospital in this study: with the ledger's noise if it comes back, else calibrated."""
@@ -113,8 +113,7 @@ class Hospital:
     def answer(self, message: bytes) -> bytes:
         """Returns the reply to a task, both as bytes; the latest task, if repeated, is answered alike and charged once.
 
-        Raises:
-          MessageError: the message is refused; no privacy was spent.
+        Raises `MessageError` if the message is refused; no privacy was spent.
         """
         task = Task.from_bytes(message, self.study.terms)
         need(task.hospital == self.name, f"the task is for {task.hospital!r}, and this is {self.name!r}.")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec
 from tfp_dpvi.models import DPVI
-from tfp_dpvi.training import Mechanism, initial_state, make_steps, new_key
+from tfp_dpvi.training import CompiledSteps, Mechanism, initial_state, new_key
 
 _MOST_SHARE = 0.98  # Of the largest standard deviation there is, where a fit may start.
 
@@ -115,13 +114,11 @@ class Refiner:
         self._model.compile(self._optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False)
         self._optimizer.build(self._model.trainable_variables)
         self._fresh = [variable.numpy() for variable in self._optimizer.variables]
-        self._steps: dict[Hashable, Any] = {}
+        self.compiled = CompiledSteps(
+            self._optimizer, tf.distribute.get_strategy(), jit_compile=False, run_eagerly=False
+        )
+        self.compiled.begin(self._model.trainable_variables, planned_steps=0, gains_from_xla=False)
         self._done = 0
-
-    @property
-    def num_traces(self) -> int:
-        """Number of steps that were traced."""
-        return len(self._steps)
 
     def data(
         self, x: Structure, y: Structure | None, num_records: int | None, weight: np.ndarray | None = None
@@ -134,21 +131,10 @@ class Refiner:
         """Returns the release of one step, without its noise."""
         return dataclasses.replace(self._model.mechanism(data), neighboring_relation=relation)
 
-    def trace(self, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> Any:
-        """Returns the steps for records of these shapes, traced; raises `ValueError` where they cannot be."""
-        shapes = [(part.dtype.name, *part.shape) for part in tf.nest.flatten(tensors)]
-        key = (mechanism.identity, repr(shapes))
-        if key not in self._steps:
-            steps = make_steps(mechanism, self._optimizer, self._model.trainable_variables)
-            none, no_noise = tf.zeros([], tf.int64), tf.zeros([], tf.float64)
-            steps(initial_state(mechanism), none, tensors, tf.zeros([2], tf.int64), no_noise)
-            self._steps[key] = steps
-        return self._steps[key]
-
     def refine(self, posterior: Factor, cavity: Factor, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> Factor:
         """Runs a round's steps from a posterior against a cavity, with the optimizer as new; returns the change."""
         with self._lock:
-            steps, number = self.trace(mechanism, tensors), self.study.terms.local_steps
+            steps, number = self.compiled.steps_for(mechanism, tensors), self.study.terms.local_steps
             nothing = Factor.one(posterior.num, full_rank=posterior.full_rank)
             try:
                 self._model.family.start(posterior, cavity)

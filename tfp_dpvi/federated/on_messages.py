@@ -52,7 +52,7 @@ class MessageHospital(Hospital):
         parts = [self._refiner.data(each["x"], each["y"], size, each["weight"]) for each in shards]
         self._mechanism = self._refiner.mechanism(parts[0], self._relation)
         self._parts = [each.tensors for each in parts]
-        self._refiner.trace(self._mechanism, self._parts[0])
+        self._refiner.compiled.steps_for(self._mechanism, self._parts[0])  # Traces them.
 
     @property
     def _clip(self) -> float:

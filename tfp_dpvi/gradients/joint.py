@@ -50,10 +50,9 @@ class JointRelease(abc.ABC):
 
     @abc.abstractmethod
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
-        """Returns the sum over a physical batch: float tensor of `shape`.
+        """Returns the sum over a physical batch: float tensor of `shape`, without side effects.
 
-        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be exactly zero where
-        `per_example.kept` is False. The method must have no side effects.
+        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be zero where it is not kept.
         """
 
     def initial(self) -> Structure:
@@ -74,10 +73,7 @@ class JointRelease(abc.ABC):
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
     """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
 
-    #### Formal guarantee
-
-    Gaussian releases on one sample are one Gaussian release of their concatenation, each divided by its noise: squared
-    sensitivities add up.
+    Gaussian releases on one sample are one of their concatenation, each divided by its noise: squared sensitivities add up.
     """
     own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
     presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]

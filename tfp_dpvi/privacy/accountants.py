@@ -125,10 +125,7 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
-        """Returns an epsilon that, with `delta`, holds for everything in `event`; infinity if there is none.
-
-        A numerical accountant may halve its precision `coarser` times, for a quick upper bound.
-        """
+        """Returns an epsilon that holds for `event` at `delta`, or infinity; at half the precision, `coarser` times."""
 
     @abc.abstractmethod
     def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
@@ -227,11 +224,10 @@ def _kinds(releases: Releases) -> Kinds:
 def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS) -> float:
     """Returns the grid spacing: `STEP`, doubled while a release needs more than `points`, or all together 16 times as many.
 
-    Grids nest, so a coarser one gives an upper bound. Only little noise (below about 0.9), or an epsilon above about 30, needs
-    more points. If the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6 steps, `STEP`
-    would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a quarter of the points is enough.
-    That overstates epsilon by 0.04 to 0.2 %, far above the rounding of Fourier transforms. More releases, or kinds of them,
-    never make the grid finer, so that epsilon does not decrease.
+    Grids nest, so a coarser one gives an upper bound. If the losses of all kinds of samples have a standard deviation below
+    8e-4, as in fits of 1e6 steps, `STEP` would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a
+    quarter of the points is enough, which overstates epsilon by 0.04 to 0.2 %. More releases, or kinds of them, never make the
+    grid finer, so that epsilon does not decrease.
     """
     replace = relation is _REPLACE
     widest = mean = deviation = 0.0

@@ -100,7 +100,7 @@ class PrivacyLedger(LedgerView):
         self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals known to be within a budget.
         held = self._state()
         if budget is not None and held.budget is None and not read_only:
-            self._set_budget(budget)
+            self.set_budget(budget.epsilon, budget.delta, adaptive=budget_adaptive)
         # A stored filter may have another order than the current version would choose.
         elif budget is not None and (
             (type(held.budget), self.budget) != (type(budget), (budget.epsilon, budget.delta))
@@ -268,9 +268,7 @@ class PrivacyLedger(LedgerView):
 
     def set_budget(self, epsilon: float, delta: float, *, adaptive: bool = False) -> None:
         """Sets and records the ledger-wide budget; an adaptive one (`RenyiFilter`) only before the first release."""
-        self._set_budget(_budget(epsilon, delta, adaptive))
-
-    def _set_budget(self, budget: EpsilonBudget) -> None:
+        budget = _budget(epsilon, delta, adaptive)
         order = getattr(budget, "order", None)
         with self._change() as connection:
             if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():

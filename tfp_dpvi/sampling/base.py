@@ -15,15 +15,12 @@ Body = Callable[[Carry, tf.Tensor, tf.Tensor], Carry]
 
 
 class Sampler(abc.ABC):
-    """Draws the records of one step, in physical batches of a fixed size.
+    """Draws the records of one step, in physical batches of a fixed size."""
 
-    Attributes:
-      num_available: number of records to draw from.
-      physical_batch_size: static number P of records at a time; a memory limit, without effect on the guarantee.
-    """
-
-    num_available: int
-    physical_batch_size: int
+    num_available: int  # Records to draw from.
+    physical_batch_size: (
+        int  # The static number P of records at a time; a memory limit, without effect on the guarantee.
+    )
 
     @property
     @abc.abstractmethod
@@ -32,16 +29,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
-        """Calls `body` for each physical batch of the sample; compiles to one loop with static shapes.
+        """Calls `body` for each physical batch of the sample, in one loop with static shapes; returns the last carry.
 
-        Args:
-          key: int64 tensor of shape [2], fresh for each step.
-          body: `body(carry, indices, mask) -> carry`; `indices` is int64 of shape [P], all in
-            [0, num_available), and `mask` is bool of shape [P], False for padding.
-          initial: structure of tensors, the first carry.
-
-        Returns:
-          The last carry.
+        `key`, int64 of shape [2], is fresh for each step. In `body(carry, indices, mask) -> carry`, `indices` is int64 of shape
+        [P], all in [0, num_available), and `mask` is bool of shape [P], False for padding. `initial` is the first carry.
         """
 
     def on(self, records: dict[str, tf.Tensor]) -> Sampler:

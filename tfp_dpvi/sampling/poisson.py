@@ -14,11 +14,11 @@ from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: int) -> tf.Tensor:
-    """Draws distances between consecutive included records: geometric on {1, 2, ...}, capped at `limit + 1`.
+    """Draws distances between consecutive included records: geometric on {1, 2, ...}, capped at `limit + 1`, int64.
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
     is finite; the cap precedes the cast to int64. The uniform has 52 bits, so inclusion probabilities have a relative error
-    of 2^-52 / q. Returns int64 of this shape.
+    of 2^-52 / q.
     """
     uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
@@ -40,15 +40,11 @@ def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
 
 
 class PoissonSampler(Sampler):
-    """Includes each record independently with probability q.
+    """Includes each of N records, at most 2^40, independently with probability q in (0, 1).
 
-    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record. No record
-    is dropped from a large batch; truncation at a fixed capacity would change the event.
-
-    Args:
-      num_available: number of records N, at least 1 and at most 2^40.
-      probability: inclusion probability q in (0, 1).
-      physical_batch_size: records at a time; default `q N + 3 sqrt(q N)`, which covers nearly every sample.
+    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record; by default P
+    is `q N + 3 sqrt(q N)`, which covers nearly every sample. No record is dropped from a large batch; truncation at a fixed
+    capacity would change the event.
 
     #### Formal guarantee
 

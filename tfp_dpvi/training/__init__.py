@@ -1,8 +1,17 @@
 """The private step and the fit around it. `private_step` is the algorithm; `Mechanism` determines its privacy cost."""
 
 from tfp_dpvi._random import new_key
-from tfp_dpvi.training.compiled import make_step
+from tfp_dpvi.training.compiled import CompiledSteps, make_step
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import StepState, initial_state, make_steps, private_step
 
-__all__ = ["Mechanism", "StepState", "initial_state", "make_step", "make_steps", "new_key", "private_step"]
+__all__ = [
+    "CompiledSteps",
+    "Mechanism",
+    "StepState",
+    "initial_state",
+    "make_step",
+    "make_steps",
+    "new_key",
+    "private_step",
+]

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
-from dp_accounting import NeighboringRelation, NonPrivateDpEvent
+from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy import (
-    BudgetExhaustedError,
-    EpsilonCurve,
-    FullBatch,
-    PrivacyLedger,
-    PrivacyPlan,
-    UnsupportedPairError,
-)
+from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan, UnsupportedPairError
 from tfp_dpvi.training.mechanism import Mechanism
 
 _NEARLY = 0.99  # A calibrated plan spends at least this fraction of its target.
@@ -113,15 +105,3 @@ def calibrate(
             "spent.\nTo keep some for later fits, use compile(planned_epochs=...) before the first; or compile with a larger epsilon."
         )
     return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
-
-
-def epsilon_curve(
-    plan: PrivacyPlan, ledger: PrivacyLedger, target: PrivacyTarget, steps_per_epoch: int
-) -> Callable[[int], float] | None:
-    """Returns epsilon after each step of the plan, never below the exact one; None without a delta."""
-    if target.delta is None:
-        return None
-    if isinstance(plan.dp_event, NonPrivateDpEvent):
-        return lambda step: math.inf
-    checkpoints = range(steps_per_epoch, plan.num_releases + 1, steps_per_epoch)
-    return EpsilonCurve(plan, ledger.events(), target.delta, checkpoints=checkpoints)

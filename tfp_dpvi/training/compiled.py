@@ -28,11 +28,7 @@ class CompiledSteps:
         self.uses_xla = False
 
     def begin(self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool) -> None:
-        """Sets the variables of a fit, and chooses whether to compile with XLA.
-
-        Raises:
-          ValueError: the variables differ from those of the last fit.
-        """
+        """Sets a fit's variables, and chooses whether to compile with XLA; raises `ValueError` if the variables changed."""
         if self._variables and [id(one) for one in self._variables] != [id(one) for one in variables]:
             raise ValueError(
                 "The model's trainable variables changed since its last fit. Call compile again; no privacy was spent."
@@ -40,17 +36,13 @@ class CompiledSteps:
         self._variables = list(variables)
         with self._strategy.scope():
             worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not tf.distribute.has_strategy()
-        self._choices = (True, False) if worth else (False,)
-        if self._wanted is not None:
-            self._choices = (self._wanted,)
-        if self._run_eagerly:
-            self._choices = (False,)
+        wanted = False if self._run_eagerly else self._wanted
+        self._choices = ((True, False) if worth else (False,)) if wanted is None else (wanted,)
 
     def steps_for(self, mechanism: Mechanism, records: dict[str, tf.Tensor]) -> Steps:
         """Returns the compiled steps of a mechanism for records of these shapes.
 
-        Raises:
-          ValueError: the step cannot be traced, or XLA was requested and cannot compile it.
+        Raises `ValueError` if the step cannot be traced, or XLA was requested and cannot compile it.
         """
         shapes = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), records))
         with self._strategy.scope():  # As Keras runs it: outside, TensorFlow would trace it again.

@@ -15,8 +15,8 @@ from tfp_dpvi._tf import Metric, Model, Structure, keras, steps_per_execution, t
 from tfp_dpvi.data import Data
 from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan
-from tfp_dpvi.training.budget import PrivacyTarget, epsilon_curve
+from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
 from tfp_dpvi.training.distribution import Workers
 from tfp_dpvi.training.mechanism import Mechanism
@@ -87,11 +87,7 @@ class Reservations:
         return self._ledger.num_releases != self._known
 
     def take(self, steps: int, most: int) -> int:
-        """Reserves steps; returns the number that may run now, at least one.
-
-        Raises:
-          BudgetExhaustedError: a budget does not allow another step.
-        """
+        """Reserves steps; returns how many may run now, at least one, or raises `BudgetExhaustedError`."""
         if self.ahead < steps:
             self.close()
             started = time.perf_counter()
@@ -147,7 +143,7 @@ class PrivateFit:
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(state, self.plan, strict=self._workers.several)
         self.state: StepState = initial_state(mechanism, state.progress.steps, planned)
-        self._curve: Callable[[int], float] | None = None
+        self._curve: EpsilonCurve | None = None
         self._curve_from = 0
 
     def prepare(self) -> None:
@@ -163,8 +159,10 @@ class PrivateFit:
         self._make_curve(self.mechanism.plan(self._allowed))
 
     def _make_curve(self, plan: PrivacyPlan) -> None:
-        self._curve_from = self._done
-        self._curve = epsilon_curve(plan, self._ledger, self._target, self._data.steps_per_epoch)
+        self._curve_from, every = self._done, self._data.steps_per_epoch
+        if self._target.delta is not None:  # Epsilons to show that are never below the exact ones.
+            checkpoints = range(every, plan.num_releases + 1, every)
+            self._curve = EpsilonCurve(plan, self._ledger.events(), self._target.delta, checkpoints)
 
     @property
     def num_steps(self) -> int:
