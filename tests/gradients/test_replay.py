@@ -119,7 +119,7 @@ def test_all_records_masked_or_bad_give_zero():
     value, statistics = clipped_sum(lambda r, keep: (r, [r, r * tf.ones([2])]), x, mask, Clip(1.0))
     for part in value.tensors:
         np.testing.assert_array_equal(part, np.zeros(part.shape))
-    assert statistics.sum_of_losses().numpy() == 0.0
+    assert statistics.losses.numpy().sum() == 0.0
     assert not statistics.kept.numpy().any()
     assert not statistics.clipped.numpy().any()
 

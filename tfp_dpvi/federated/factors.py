@@ -108,13 +108,6 @@ class Factor:
         """Standard deviations [d] of a proper factor."""
         return np.asarray(np.sqrt(np.diagonal(self.covariance) if self.full_rank else self.covariance))
 
-    def log_prob(self, z: np.ndarray) -> np.ndarray:
-        """Returns the normalised log density of a proper factor at points [..., d]."""
-        away = np.asarray(z) - self.mean
-        moved = away @ self.precision if self.full_rank else away * self.precision
-        volume = np.linalg.slogdet(self.precision)[1] if self.full_rank else np.log(self.precision).sum()
-        return np.asarray(0.5 * (volume - (moved * away).sum(-1) - self.num * np.log(2.0 * np.pi)))
-
     def sample(self, num: int, rng: np.random.Generator) -> np.ndarray:
         """Returns draws [num, d] from a proper factor."""
         noise = rng.normal(size=(num, self.num))

@@ -24,10 +24,6 @@ class PerExample(NamedTuple):
         least = functools.reduce(tf.minimum, factors)
         return cls(tf.where(kept, losses, tf.zeros_like(losses)), kept & (least < 1), kept)
 
-    def sum_of_losses(self) -> tf.Tensor:
-        """Returns the exact training loss, a scalar."""
-        return tf.reduce_sum(self.losses)
-
 
 def take_apart(
     distribution: tfd.Distribution,

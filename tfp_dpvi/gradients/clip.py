@@ -186,9 +186,8 @@ def product_epsilon(dtype: tf.DType) -> float:
 
 def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.Tensor:
     """Returns a bound on the rounding of a sum of `terms` products of Gram entries, relative to the squared sum of row norms."""
-    added = terms * float(
-        np.finfo(dtype.as_numpy_dtype).eps
-    )  # Accumulated in float32 also with TensorFloat-32 factors.
+    # Accumulated in float32 also with TensorFloat-32 factors.
+    added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
     return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
 
 

@@ -75,9 +75,7 @@ class DPOptimizer(_Base):
     """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer."""
 
     l2_norm_clip: float  # The bound C on the l2 norm of one record's gradient.
-    noise_multiplier: (
-        float | None
-    )  # Noise standard deviation over C; None for `compile(epsilon=, delta=)` to calibrate.
+    noise_multiplier: float | None  # Noise standard deviation over C; None for `compile` to calibrate it.
     clipping: str  # See `tfp_dpvi.gradients.Clip`.
 
     def __init__(

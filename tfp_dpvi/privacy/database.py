@@ -122,12 +122,20 @@ class Database:
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "begin", _begin)
         weakref.finalize(self, self._engine.dispose)
-        if not read_only and self.path is None:
+        if not read_only:
             self._prepare(dataset_id)
 
     def _prepare(self, dataset_id: str | None) -> None:
-        """Creates the tables in memory or on a server; a file is created with them."""
+        """Creates the tables in memory or on a server, and updates those of a file to this format."""
+        if self.path is not None:
+            with self.read() as connection:
+                if connection.execute(sa.select(LEDGER.c.format)).scalar() != 2:
+                    return
         with self.write() as connection:
+            if self.path is not None:  # Format 3 has an additional column.
+                connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                connection.execute(sa.update(LEDGER).values(format=FORMAT))
+                return
             if self.url is not None:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.
                 dataset_id = dataset_id or uuid.uuid4().hex

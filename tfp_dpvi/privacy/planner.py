@@ -183,10 +183,8 @@ def _changes(draft: PrivacyPlan, sampling: str, records: int, batch: int) -> Ite
     """Yields what is changed, a note, and the attributes of the plan that change."""
     half: Json = {"num_releases": -(-draft.num_releases // 2)}
     if 2 * batch <= records:
-        doubled, scheme = (
-            f"batch size {2 * batch:,}, same number of",
-            {"sampling": _scheme(sampling, records, 2 * batch)},
-        )
+        doubled = f"batch size {2 * batch:,}, same number of"
+        scheme: Json = {"sampling": _scheme(sampling, records, 2 * batch)}
         yield f"{doubled} steps", "", scheme
         if draft.num_releases >= 2:
             yield f"{doubled} epochs", "", scheme | half

@@ -37,9 +37,7 @@ class PrivacyReport:
     seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    epsilon_without_metrics: float | None = (
-        None  # Of the same noise without privatised metrics; None if there were none.
-    )
+    epsilon_without_metrics: float | None = None  # Of the same noise; None if no metrics were privatised.
     ledger_budget: Json | None = None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
     grid_spacing: float | None = None  # Of the numerical composition; None without one.
 

@@ -135,7 +135,7 @@ class Mechanism:
         return Sums(
             [total + tf.cast(part, total.dtype) for total, part in parts],
             [total + tf.cast(_sum_of(one, per_example), total.dtype) for total, one in joint],
-            sums.loss + tf.cast(per_example.sum_of_losses(), tf.float64) if self.unsafe_loss else sums.loss,
+            sums.loss + tf.cast(tf.reduce_sum(per_example.losses), tf.float64) if self.unsafe_loss else sums.loss,
             sums.batches + 1,
         )
 
