@@ -134,7 +134,7 @@ class PrivacyLedger(LedgerView):
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
         """Returns the number of a plan's releases that the budgets allow after all reservations; `budgets` as in `reserve`."""
         state = self._state()
-        state.check_relation(plan)
+        state.check_relation(plan.neighboring_relation)
         most = plan.num_releases
         for budget in (*(EpsilonBudget(*pair) for pair in budgets), state.budget):
             if budget is not None and most:
@@ -195,8 +195,8 @@ class PrivacyLedger(LedgerView):
     def _check_allowed(
         self, state: LedgerState, kind: Kind, steps: int, planned: int, budgets: tuple[EpsilonBudget, ...]
     ) -> None:
-        state.check_relation(kind.plan)
         relation = kind.plan.neighboring_relation
+        state.check_relation(relation)
         if kind not in state.charged:
             common_accountant(composed({**state.charged, kind: 1}), relation)
         for budget in (state.budget, *budgets):

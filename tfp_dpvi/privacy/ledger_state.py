@@ -110,11 +110,11 @@ class LedgerState:
         """The neighboring relation of all releases; None while there is none."""
         return next((kind.plan.neighboring_relation for kind in self.charged), None)
 
-    def check_relation(self, plan: PrivacyPlan) -> None:
-        """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation than a plan."""
-        if self.relation is not None and self.relation is not plan.neighboring_relation:
+    def check_relation(self, relation: NeighboringRelation) -> None:
+        """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation."""
+        if self.relation is not None and self.relation is not relation:
             raise UnsupportedPairError(
-                f"neighboring_relation={plan.neighboring_relation.name}, but the ledger has releases under {self.relation.name}, and "
+                f"neighboring_relation={relation.name}, but the ledger has releases under {self.relation.name}, and "
                 "such guarantees do not compose:\nfit under the ledger's neighboring relation, or use another ledger."
             )
 
@@ -208,6 +208,10 @@ class LedgerView:
     def neighboring_relation(self) -> NeighboringRelation | None:
         """The neighboring relation of all releases; None while the ledger is empty."""
         return self._state().relation
+
+    def check_relation(self, relation: NeighboringRelation) -> None:
+        """Raises `UnsupportedPairError` if there are releases under another neighboring relation."""
+        self._state().check_relation(relation)
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:

@@ -8,7 +8,7 @@ import math
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan, UnsupportedPairError
+from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.mechanism import Mechanism
 
 _NEARLY = 0.99  # A calibrated plan spends at least this fraction of its target.
@@ -81,12 +81,7 @@ def calibrate(
       UnsupportedPairError: the ledger has releases under another neighboring relation.
       ValueError: the fit has more epochs than `planned_epochs` leaves.
     """
-    held = ledger.neighboring_relation
-    if held is not None and held is not target.neighboring_relation:
-        raise UnsupportedPairError(
-            f"neighboring_relation={target.neighboring_relation.name}, but the ledger has releases of these data under {held.name}, "
-            "and such guarantees do not compose: compile with the ledger's."
-        )
+    ledger.check_relation(target.neighboring_relation)
     if target.epsilon is None or target.delta is None:
         mechanism.plan(steps)  # Refuses unsupported settings.
         return mechanism
