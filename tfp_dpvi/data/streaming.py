@@ -79,7 +79,8 @@ class RecordSource:
         row = leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
         if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
             raise ValueError(
-                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: return one numeric row."
+                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: return one row of "
+                "floats, integers or bools."
             )
         return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 

@@ -114,7 +114,8 @@ class DPOptimizer(_Base):
         """
         if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
-                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}: clip to optimizer.clip."
+                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}: clip to "
+                "optimizer.clip."
             )
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier

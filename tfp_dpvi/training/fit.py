@@ -238,7 +238,8 @@ class PrivateFit:
         """Updates the remaining budget and the epsilons to show after another model has used the ledger."""
         if self._workers.several:
             raise RuntimeError(
-                f"ledger: it changed during multi-worker training, after {self._done} of {self._planned} steps. Fit one model at a time."
+                f"ledger: it changed during multi-worker training, after {self._done} of {self._planned} steps. Fit one model at a "
+                "time."
             )
         self.close()
         rest = self.mechanism.plan(self._planned - self._done)
