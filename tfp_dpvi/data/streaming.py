@@ -18,9 +18,7 @@ from tfp_dpvi._tf import Structure, mapped_file, tf
 from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
-RESIDENT_BYTES = 2**31
-"""Memory maps up to this size are loaded into the device's memory, which is faster than any disk."""
-
+RESIDENT_BYTES = 2**31  # Memory maps up to this size are loaded into the device's memory, faster than any disk.
 _AHEAD = 8  # Steps whose rows the operating system prefetches.
 _READY = 4  # Batches that are ready before the loop needs them.
 
@@ -37,11 +35,7 @@ def _is_mapped(leaf: object) -> bool:
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:
-    """Returns whether to stream these records: always for sources, for large memory maps, or as `stream` says.
-
-    Raises:
-      ValueError: `stream=False` for a source that is no array.
-    """
+    """Returns whether to stream these records: always for sources (else `ValueError`), large memory maps, or as `stream` says."""
     leaves = tf.nest.flatten(parts)
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:

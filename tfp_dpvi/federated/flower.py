@@ -36,13 +36,10 @@ Answer = Callable[[bytes], bytes]
 
 
 def client_app(answer: Callable[[Context], tuple[str, Answer]] | None = None) -> ClientApp:
-    """Returns a ClientApp that hands tasks to the hospital's worker.
+    """Returns a ClientApp that hands tasks to the hospital's worker, since Flower starts a process for each message.
 
-    Flower starts a process for each message, which is why this one does next to nothing. A node's settings name its hospital and
-    the worker's socket: `flower-supernode --node-config 'hospital="berlin" worker="/run/dpvi/berlin.sock"'`.
-
-    Args:
-      answer: context -> (name of the hospital, bytes -> bytes), for nodes without a worker, as in a simulation.
+    A node's settings name both: `flower-supernode --node-config 'hospital="berlin" worker="/run/dpvi/berlin.sock"'`. In a
+    simulation, without workers, `answer` maps a context to the name of the hospital and a function from bytes to bytes.
     """
     app, found = ClientApp(), _of_node if answer is None else answer
 

@@ -21,10 +21,7 @@ class MessageHospital(Hospital):
     """One hospital of a study with privacy="messages"; see `Hospital` for the arguments.
 
     It divides its records at random into the study's shards, refines the factor on each without clip or noise, clips the
-    change of each to `message_clip`, and releases their sum with noise.
-
-    Raises:
-      ValueError: the noise would drown the signal; and as `Hospital`.
+    change of each to `message_clip`, and releases their sum with noise; it is refused where the noise would drown the signal.
 
     #### Formal guarantee
 

@@ -19,8 +19,7 @@ from tfp_dpvi.gradients.step import StepGradient
 from tfp_dpvi.gradients.vmap import clipped_sum
 from tfp_dpvi.privacy import Sensitivity
 
-NUM_BLOCKS = 20
-"""The number of blocks of steps, of equal length, over which released values are averaged."""
+NUM_BLOCKS = 20  # Blocks of steps, of equal length, over which released values are averaged.
 
 _MATRIX_SHARE, _SCALE_SHARE = 0.1, 0.02
 _CAP = 3.0  # On psi . delta, in squares of the clip.

@@ -18,8 +18,7 @@ from tfp_dpvi._tf import Structure, map_apart, tf
 from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
-_FEW = 64
-"""Number of coordinates of the draws up to which a Jacobian costs less than pulling back every record."""
+_FEW = 64  # Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
 
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -71,10 +70,7 @@ def through_draws(
 
 
 def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> PullBack | None:
-    """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws.
-
-    Gradients of the draws must be linear in the pulled-back vector, as all common ones are.
-    """
+    """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws."""
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None
     sizes = [int(np.prod(part.shape)) for part in draws]
