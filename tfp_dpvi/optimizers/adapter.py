@@ -62,7 +62,7 @@ def _refuse_second(given: dict[str, float | None], own: dict[str, float | None])
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} in compile, but the optimizer has its own ({own[name]!r}): leave it out there."
+                f"{name}={value!r} was passed to compile, but the optimizer has its own ({own[name]!r}): leave it out."
             )
 
 
