@@ -256,7 +256,7 @@ class PrivacyLedger(LedgerView):
             row = connection.execute(_OPEN, {"id": reservation, "process": _process()}).first()
             if row is None:
                 raise LedgerError(
-                    f"reservation={reservation!r} is unknown, was confirmed before, or is another process's; nothing changed."
+                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process; nothing changed."
                 )
             run = row.steps if steps_run is None else check.count("steps_run", steps_run)
             if run > row.steps:

@@ -155,7 +155,7 @@ def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_
     shift = 2.0 * (c2 / c1) * (batch / partitions)
     if not 0.0 < shift <= 1e12:
         raise ValueError(
-            f"batch_l2_norm_clip={c2:g} and l2_norm_clip={c1:g} are too far apart; bring them closer together."
+            f"batch_l2_norm_clip={c2:g} and l2_norm_clip={c1:g} are too far apart; bring the two clips closer together."
         )
     return shift
 
