@@ -165,9 +165,10 @@ def check_replay(metric, centred=PrivateMetric.sum_of):
     half = (metric.high - metric.low) / 2
     odd = [0.0, -1e30, 1e30, np.inf, -np.inf, np.nan, 3.0]
 
+    traced = tf.function(lambda *seen: centred(metric, PerExample(*seen)), autograph=False)
+
     def total(losses, kept, clipped):
-        seen = PerExample(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
-        return float(tf.function(lambda: centred(metric, seen))())
+        return float(traced(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept)))
 
     for value in odd:
         losses, clipped = rng.normal(size=8) * 5, rng.uniform(size=8) < 0.5

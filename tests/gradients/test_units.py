@@ -91,7 +91,7 @@ CASES = {
     "places": ([6], 7, lambda: sequential(Places(), layers.Dense(2))),
     "masked unit": ([6], 7, lambda: sequential(layers.Embedding(7, 3, mask_zero=True), Masked(), layers.Dense(2))),
 }  # fmt: skip
-QUICK = {"lstm", "own over places", "out of sight", "places"}
+QUICK = {"own over places", "out of sight", "places"}  # LSTM layers below.
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def _bits_model(surrogate):
     )
 
 
+@pytest.mark.slow
 def test_beta_bernoulli_in_its_own_family():
     """C2: a trainable Beta surrogate finds the exact Beta posterior, to 10 % in both concentrations.
 

@@ -243,7 +243,7 @@ def momenta():
     return ends
 
 def alone():  # Seeded, so that the first of two epochs is that of one.
-    return on_no_strategy("dpvi")[0]
+    return on_no_strategy("toy")[0]
 
 print(json.dumps({part: globals()[part]() for part in sys.argv[1:]}))
 """
@@ -356,7 +356,7 @@ def refused(model, x=X, y=Y, **how):
     except Exception as error:
         return [type(error).__name__, str(error), model.privacy_ledger.num_releases - before]
 
-seeded = fitted(lambda: dpvi_model(3))
+seeded = fitted(lambda: Toy(seed=3))
 found = {"seeded": weights(seeded).tolist(), "releases": seeded.privacy_ledger.num_releases}
 # Without a seed the workers agree on a key of the operating system's.
 found["unseeded"] = [weights(fitted()).tolist() for _ in range(2)]

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals
+from support.siblings import slow
 from support.toy import adam, records, toy, weights
 
 import tfp_dpvi as dpvi
@@ -167,7 +168,7 @@ def test_bad_sources_are_refused_before_anything_is_spent(x, y, options, words):
     ("source", "words"),
     [
         (lambda: Rows(X, fail_after=6), ["could not be read", "disk is gone"]),
-        (lambda: Rows(X, length=N + 300), ["could not be read", "IndexError"]),
+        slow(lambda: Rows(X, length=N + 300), ["could not be read", "IndexError"]),
         (lambda: Short(X), ["has 300 rows"]),
     ],
 )

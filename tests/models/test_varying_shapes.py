@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.gradients import isolation, vmap
@@ -229,7 +230,7 @@ def inside_a_function(x):
     return tf.reduce_sum(x[: positives(x)])
 
 
-@pytest.mark.parametrize("part", [DROPPING["top_k"], inside_a_function, set_to_two, nearly_equal_eigenvalues])
+@pytest.mark.parametrize("part", [DROPPING["top_k"], inside_a_function, set_to_two, slow(nearly_equal_eigenvalues)])
 def test_under_a_strategy_xla_takes_no_part_in_it(part):
     """What is compiled there cannot be looked at: whatever may vary is refused, and XLA is not chosen by default."""
 

@@ -38,7 +38,7 @@ def for_all(*strategies):
             settings(max_examples=examples, deadline=None)(given(*strategies)(check))()
 
         run.__name__, run.__doc__ = check.__name__, check.__doc__
-        return pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.slow)])(run)
+        return pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])(run)
 
     return decorate
 
