@@ -66,6 +66,7 @@ def test_the_events_are_the_published_values(tmp_path):
     assert len(found["surrogate_posterior/loc"]) == 3
 
 
+@pytest.mark.slow  # Names alone.
 def test_the_weights_of_an_autoencoder_go_by_part_and_layer(tmp_path):
     encoder, decoder = (
         keras.Sequential([keras.layers.Dense(4, name="hidden"), keras.layers.Dense(width, name="last"), last])

@@ -381,7 +381,7 @@ def test_mapping_over_groups_is_a_loop_over_them_without_a_fallback(regularizer,
                 np.testing.assert_allclose(ours[k], theirs, rtol=rtol, atol=1e-14 if dtype is np.float64 else 1e-5)
 
 
-@pytest.mark.parametrize("regularizer", [*map(slow, OF_ANY_DTYPE[:2]), *OF_ANY_DTYPE[2:]], ids=repr)
+@pytest.mark.parametrize("regularizer", [*map(slow, OF_ANY_DTYPE[:-1]), OF_ANY_DTYPE[-1]], ids=repr)
 def test_the_map_over_groups_compiles(regularizer):
     group = Group()
 

@@ -28,6 +28,7 @@ SLOW = (
     "vae vectorized, convolution", "vae ghost, certain, float32", "vi vectorized, mean_field", "vae", "vi vectorized, certain",
     "vi vectorized, full_rank", "vae termwise, one group", "vae vectorized, certain", "record flat, float64", "vae ghost",
     "record normalized", "vi aligned, certain", "termwise", "vae termwise",
+    "vae ghost, convolution", "vi aligned, mean_field",
 )  # fmt: skip
 
 

@@ -99,8 +99,7 @@ def test_a_named_surrogate_has_the_priors_structure_support_and_dtype(name, make
     ("name", "make_prior"),
     [
         *((name, named) for name in NAMES),
-        ("mean_field", constrained),
-        *(pytest.param(name, constrained, marks=pytest.mark.slow) for name in ("full_rank", "asvi")),
+        *(pytest.param(name, constrained, marks=pytest.mark.slow) for name in NAMES),
         *(pytest.param(name, prior, marks=pytest.mark.slow) for name in NAMES for prior in OTHERS),
     ],
 )

@@ -95,6 +95,7 @@ def suite(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow  # In a process of its own, which imports every case.
 def test_thresholds_and_unknown_cases(tmp_path):
     """One case, measured for real; a reference that it cannot keep ends the run with status 1."""
     driver = tmp_path / "driver.py"

@@ -29,6 +29,7 @@ def example(monkeypatch):
     return module
 
 
+@pytest.mark.slow  # The model is that of `models/test_keras_model.py`.
 def test_it_trains_and_says_what_was_spent(example, tmp_path, capsys):
     example.main(["--images", "64", "--epochs", "1", "--output", str(tmp_path)])
     last = capsys.readouterr().out.strip().splitlines()[-1]

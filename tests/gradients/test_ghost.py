@@ -195,8 +195,10 @@ QUICK = ("dense over positions", "conv2d", "embedding", "group normalization", "
 MAPPED = (*QUICK, "shared", "masked")  # In float64; in float32 all kinds are mapped too.
 # Of layers whose rule another one has.
 SIBLINGS = ("conv1d causal", "conv2d dilated", "conv2d transposed valid", "nested models", "subclassed")
-MARKS = dict.fromkeys(QUICK, [pytest.mark.smoke]) | dict.fromkeys(SIBLINGS, [pytest.mark.slow])
-SUMS = [pytest.param(name, "float64", marks=MARKS.get(name, [])) for name in MODELS]
+SUMS = [
+    pytest.param(name, "float64", marks=[pytest.mark.smoke] * (name in QUICK) + [pytest.mark.slow] * (name in SIBLINGS))
+    for name in MODELS
+]
 SUMS += [pytest.param(name, "float32", marks=pytest.mark.slow) for name in MODELS]
 
 

@@ -158,6 +158,7 @@ def test_without_noise_and_clip_it_is_the_exact_posterior_but_for_simulation():
     assert np.all(np.abs(found.mixture.mean - mean) < 6 * sd / np.sqrt(70))
 
 
+@pytest.mark.slow  # `posterior/test_mixture.py` has the mixture of no budget.
 def test_with_no_budget_the_prior_comes_back():
     model = model_of(noise=1e6, rate=0.001)
     x, y, _ = records(200, 1)
@@ -215,9 +216,9 @@ def covered(clipping, num=60, simulates=False):
 
 
 def test_intervals_cover_the_truth():
-    """P(Binomial(60, 0.9) < 41) = 4e-7: the false alarm of a posterior that covers its nominal 0.9."""
-    assert scipy.stats.binom.cdf(40, 60, 0.9) < 1e-6
-    assert covered("paired") >= 41
+    """P(Binomial(30, 0.9) < 17) = 3e-7: the false alarm of a posterior that covers its nominal 0.9."""
+    assert scipy.stats.binom.cdf(16, 30, 0.9) < 1e-6
+    assert covered("paired", num=30) >= 17
 
 
 @pytest.mark.slow
@@ -279,6 +280,7 @@ def test_it_falls_back_to_the_flat_clip_and_says_so_once(reason, settings, extra
     assert model.privacy_plan.metrics == ()
 
 
+@pytest.mark.slow  # As in `test_pairing.py`.
 def test_a_window_of_a_few_steps_is_none():
     model = model_of()
     x, y, _ = records(60, 0)
@@ -292,6 +294,7 @@ def test_clipping_is_flat_or_paired():
         dpvi.DPVI(prior, likelihood, clipping="twin")
 
 
+@pytest.mark.slow  # `test_local.py` fits one.
 def test_a_likelihood_of_whole_records_is_paired_with_whole_records():
     def whole(params):
         return tfd.MultivariateNormalDiag(params["w"], tf.ones(WIDTH))

@@ -113,7 +113,8 @@ def test_networks_whose_call_takes_two():
     assert model.sample_predictive(5, y=[2]).shape == (5, 6)
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # Its sums are checked above.
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_it_learns_what_y_says(jit_compile):
     """Records are their class: the bound rises, and drawn records follow the y that they are given."""
     keras.utils.set_random_seed(11)

@@ -232,7 +232,8 @@ def test_physical_batches_change_nothing(jit_compile):
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize(("dtype", "jit_compile"), [slow("float32", True), ("float64", False)])
+@pytest.mark.slow  # The sums of each dtype and compiler are in `gradients/`.
+@pytest.mark.parametrize(("dtype", "jit_compile"), [("float32", True), ("float64", False)])
 def test_fits_compile_without_a_fallback(dtype, jit_compile):
     model = make(dense_encoder(dtype, width=0), dense_decoder(dtype, width=0), standard(dtype))
     with no_fallback():

