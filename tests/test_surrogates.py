@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.siblings import slow
 
 from tfp_dpvi import surrogates
 
@@ -77,7 +78,7 @@ PRIORS = [named, *(pytest.param(prior, marks=pytest.mark.slow) for prior in (con
 @autobatched_sampling_is_slow
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make_prior", PRIORS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [slow(name) if name == "asvi" else name for name in NAMES])
 def test_a_named_surrogate_has_the_priors_structure_support_and_dtype(name, make_prior, dtype):
     prior = make_prior(dtype)
     surrogate = surrogates.build(name, prior, seed=1)

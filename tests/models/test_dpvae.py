@@ -431,6 +431,7 @@ def test_labels_are_refused():
         compiled().fit(X, X[:, 0], verbose=0)
 
 
+@pytest.mark.slow  # Frozen layers in `gradients/test_ghost.py`.
 def test_a_layer_frozen_between_fits_stays_as_it_is():
     model = fitted(make(decoder=dense_decoder(width=0)))
     model.encoder.layers[0].trainable = False

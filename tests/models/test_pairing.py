@@ -129,7 +129,7 @@ def test_a_step_at_the_end_of_the_support_is_left_out():
 
     x = np.ones((NUM, 1), "float32")
     model = compiled(dpvi.DPVI(lambda: tfd.Uniform(0.0, 1.0), likelihood))
-    model.fit(x, x[:, 0], batch_size=NUM, epochs=12, verbose=0)
+    model.make_data(x, x[:, 0], batch_size=NUM)
     assert model.calibration.pairing is not None
     step, total = (tf.constant(3), tf.constant(12)), tf.zeros([20], tf.float64)
     for theta, kept in ((0.5, 1), (np.inf, 0)):

@@ -146,6 +146,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow  # The synthesizer itself in `test_synthesizer.py`.
 def test_a_synthesizers_model_round_trips(tmp_path):
     table = dpvi.synthetic.Table(
         {

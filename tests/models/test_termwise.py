@@ -119,11 +119,11 @@ def test_groups_are_independent_uniform_and_keep_their_place():
     assert (groups.assign(key, 100, 5).numpy() == drawn[:100]).all()
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # Groups of one and of nobody by themselves: `test_divergences.py`.
+@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     "regularizer",
-    [dpvi.divergences.TotalCorrelation(),
-     *(pytest.param(made, marks=pytest.mark.slow) for made in (dpvi.divergences.MMD(), dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior()))],
+    [dpvi.divergences.TotalCorrelation(), dpvi.divergences.MMD(), dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior()],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compile):

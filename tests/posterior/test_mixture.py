@@ -255,6 +255,7 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
         assert len(checks.warnings) == len(found)
 
 
+@pytest.mark.slow  # A hundred fits.
 def test_halves_that_differ_are_warned_of():
     """p-values of 100 fits are uniform (seeded), and a drift of the score is seen."""
     generator, found = np.random.default_rng(3), []
