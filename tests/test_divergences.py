@@ -23,7 +23,6 @@ REGULARIZERS = [
     dv.MMD(psd.MaternThreeHalves(length_scale=np.float64(0.7))),
     dv.DimensionwiseMMD(),
     dv.KLFromPrior(),
-    dv.TotalCorrelation(),
 ]
 OF_ANY_DTYPE = [regularizer for regularizer in REGULARIZERS if getattr(regularizer, "kernel", None) is None]
 
@@ -228,62 +227,6 @@ def test_kl_from_prior_of_normals_is_the_closed_form():
     np.testing.assert_allclose(dv.kl_from_prior(prior, z, rows), prior.kl_divergence(q), atol=6 * error)
 
 
-# ---------------------------------------------------------------------- total correlation
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("posterior", [diagonal, independent])
-def test_total_correlation_is_the_double_loop(posterior, dtype):
-    group = Group(n=5, d=3, dtype=dtype, posterior=posterior)
-    loc, scale = group.loc.numpy(), np.exp(group.log_scale.numpy())
-    samples = loc + scale * group.noise.numpy()
-    for weights in (np.ones(5), np.array([1.0, 0, 1, 0, 1]), np.array([0.5, 2, 0, 1, 3])):
-        expected = 0.0
-        for i in range(5):
-            each = np.array([stats.norm.logpdf(samples[i], loc[j], scale[j]) for j in range(5)])
-            marginals = sum(looped_log_mixture(each[:, k], weights) for k in range(3))
-            expected += weights[i] / weights.sum() * (looped_log_mixture(each.sum(axis=1), weights) - marginals)
-        ours = dv.TotalCorrelation()(group.codes(weights))
-        assert ours.dtype == dtype
-        np.testing.assert_allclose(ours, expected, rtol=1e-9 if dtype is np.float64 else 1e-4)
-
-
-def test_total_correlation_of_one_factorised_posterior_is_zero():
-    rows = 50
-    posterior = diagonal(np.tile([0.3, -1.0, 2.0], [rows, 1]), np.tile([0.5, 1.0, 2.0], [rows, 1]))
-    np.testing.assert_allclose(dv.total_correlation(posterior.sample(seed=(1, 2)), posterior), 0.0, atol=1e-12)
-    # One record is its own aggregate.
-    one = diagonal(draws(1, 3), np.abs(draws(1, 3, seed=1)) + 0.1)
-    np.testing.assert_allclose(dv.total_correlation(one.sample(seed=(1, 2)), one), 0.0, atol=1e-12)
-
-
-def test_total_correlation_of_correlated_normals_is_near_the_closed_form():
-    """False-alarm rate below 1e-8: 6 standard errors of the mean of 2000 log-ratios, plus 0.02 for the bias.
-
-    The estimate compares each draw with 2000 posteriors, its own among them; 0.02 is four times the difference between
-    2000 and 8000 of them.
-    """
-    n, correlation, width = 2000, 0.9, 0.5
-    root = np.linalg.cholesky([[1.0, correlation], [correlation, 1.0]])
-    loc = draws(n, 2, seed=7) @ root.T
-    covariance = np.array([[1 + width**2, correlation], [correlation, 1 + width**2]])
-    joint, marginal = stats.multivariate_normal(cov=covariance), stats.norm(scale=math.sqrt(1 + width**2))
-    expected = -0.5 * math.log(np.linalg.det(covariance) / (1 + width**2) ** 2)
-
-    def estimate(loc):
-        posterior = diagonal(loc, np.full_like(loc, width))
-        samples = posterior.sample(seed=(3, 4)).numpy()
-        return dv.total_correlation(samples, posterior).numpy(), samples
-
-    ours, samples = estimate(loc)
-    error = (joint.logpdf(samples) - marginal.logpdf(samples).sum(axis=1)).std() / math.sqrt(n)
-    assert expected > 0.3
-    np.testing.assert_allclose(ours, expected, atol=6 * error + 0.02)
-    # The same marginals without the correlation.
-    free, _ = estimate(draws(n, 2, seed=7))
-    np.testing.assert_allclose(free, 0.0, atol=6 * error + 0.02)
-
-
 # ---------------------------------------------------------------------- groups as a model meets them
 
 
@@ -420,7 +363,6 @@ def test_regularizers_are_the_functions_on_the_group():
     np.testing.assert_allclose(
         dv.KLFromPrior()(codes), dv.kl_from_prior(group.prior, codes.prior_samples, posterior), rtol=1e-12
     )
-    np.testing.assert_allclose(dv.TotalCorrelation()(codes), dv.total_correlation(samples, posterior), rtol=1e-12)
 
 
 # ---------------------------------------------------------------------- priors
@@ -522,13 +464,13 @@ JOINT = tfd.JointDistributionSequential([tfd.Normal(np.float64(0.0), 1.0), tfd.N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": X[:, 0]}, r"x has shape \(4,\).*Reshape it"),
-        ({"x": np.ones([4, 2], int)}, "x has dtype int64.*Cast it"),
-        ({"y": tf.constant(Y, tf.float32)}, "y has dtype float32.*float64: cast one"),
-        ({"y": draws(3, 5)}, r"y has shape \(3, 5\).*\(4, 2\).*same number of dimensions"),
-        ({"x_weights": np.ones(3)}, r"x_weights has shape \(3,\).*one weight per row"),
-        ({"y_weights": np.ones([3, 1])}, r"y_weights has shape \(3, 1\).*one weight per row"),
-        ({"y_weights": tf.ones(3)}, "y_weights has dtype float32.*cast it"),
+        ({"x": X[:, 0]}, r"x has .*shape \(4,\).*newaxis"),
+        ({"x": np.ones([4, 2], int)}, "x has dtype int64.*tf.cast"),
+        ({"y": tf.constant(Y, tf.float32)}, "y has dtype float32.*float64.*same dtype"),
+        ({"y": draws(3, 5)}, r"y has .*shape \(3, 5\).*\(4, 2\).*number of dimensions"),
+        ({"x_weights": np.ones(3)}, r"x_weights has .*shape \(3,\).*one weight per row"),
+        ({"y_weights": np.ones([3, 1])}, r"y_weights has .*shape \(3, 1\).*one weight per row"),
+        ({"y_weights": tf.ones(3)}, "y_weights has dtype float32.*same dtype"),
     ],
 )
 def test_points_and_weights_that_do_not_fit_are_refused(of, change, message):
@@ -563,22 +505,15 @@ def test_one_scale_may_stand_alone():
         ),
         (lambda: dv.kl_from_prior(NORMAL, Y, NORMAL), ValueError, r"posterior .*batch shape \(\)"),
         (lambda: dv.kl_from_prior(ROWS, Y, ROWS), ValueError, r"prior .*batch shape \(4,\)"),
-        (lambda: dv.kl_from_prior(JOINT, Y, ROWS), ValueError, "prior .*has the structured event shape.*Blockwise"),
+        (lambda: dv.kl_from_prior(JOINT, Y, ROWS), ValueError, "prior .*event shape.*Blockwise"),
         (lambda: dv.kl_from_prior(tfd.Normal, Y, ROWS), TypeError, "prior must be a TFP distribution"),
         (lambda: dv.kl_from_prior(NORMAL, Y, X), TypeError, "posterior must be a TFP distribution"),
-        (lambda: dv.kl_from_prior(NORMAL, Y, ROWS, np.ones(3)), ValueError, r"weights has shape \(3,\)"),
+        (lambda: dv.kl_from_prior(NORMAL, Y, ROWS, np.ones(3)), ValueError, r"weights has .*shape \(3,\)"),
         (
             lambda: dv.kl_from_prior(standard_normal(2, np.float32), Y, ROWS),
             ValueError,
-            "prior .*has dtype float32, the codes float64",
+            "prior .*dtype.*float32.*needs .*float64",
         ),
-        (
-            lambda: dv.total_correlation(X, tfd.MultivariateNormalTriL(X, np.tile(np.eye(2), [4, 1, 1]))),
-            ValueError,
-            r"MultivariateNormalTriL.*pass tfd.MultivariateNormalDiag\(loc, scale_diag\) or",
-        ),
-        (lambda: dv.total_correlation(Y, ROWS), ValueError, r"posterior .*it needs \(3,\) and \(2,\)"),
-        (lambda: dv.total_correlation(X, tfd.Normal(X, 1.0)), ValueError, r"event shape \(\).*tfd.Independent"),
     ],
 )
 def test_distributions_that_do_not_fit_are_refused(call, error, message):
@@ -596,8 +531,6 @@ def test_distributions_that_do_not_fit_are_refused(call, error, message):
         ({"spike_scale": 0.0}, "spike_scale=0.0 must be greater than 0"),
         ({"slab_scale": float("inf")}, "slab_scale=inf"),
         ({"slab_scale": "1"}, "slab_scale='1'"),
-        ({"spike_scale": 2.0}, "spike_scale=2.0 is not below slab_scale=1.0: swap them"),
-        ({"dtype": tf.int32}, "dtype=tf.int32"),
     ],
 )
 def test_a_sparse_prior_that_makes_no_sense_is_refused(arguments, message):
@@ -612,11 +545,10 @@ def test_a_sparse_prior_that_makes_no_sense_is_refused(arguments, message):
         ({"locs": [[0.0, math.nan]]}, "locs="),
         ({"locs": np.zeros([0, 2])}, "locs="),
         ({"scale": 0.0}, "scale=0.0 must be positive"),
-        ({"scale": [1.0, 1.0, 1.0]}, r"scale has shape \(3,\), locs \(4, 2\)"),
+        ({"scale": [1.0, 1.0, 1.0]}, r"\(3,\).*\(4,2\)"),
         ({"probs": [0.5, 0.5]}, "probs=.*4 probabilities that sum to 1"),
         ({"probs": [0.5, 0.5, 0.5, -0.5]}, "probs="),
         ({"probs": [1, 1, 1, 1]}, "probs=.*Divide weights by their sum"),
-        ({"dtype": tf.int32}, "dtype=tf.int32"),
     ],
 )
 def test_a_clustered_prior_that_makes_no_sense_is_refused(arguments, message):

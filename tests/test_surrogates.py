@@ -281,7 +281,7 @@ def test_a_joint_distribution_that_fits_is_taken():
     [
         (lambda: tfd.MultivariateNormalDiag(np.zeros(3, "float32")), "no trainable variables"),
         (lambda: trainable(4), "event shape"),
-        (lambda: trainable(3, np.float64), "a model has one dtype"),
+        (lambda: trainable(3, np.float64), "a model has one"),
         pytest.param(lambda: tfd.JointDistributionNamed({"w": trainable(3)}), "event shape"),
         (
             lambda: tfd.Independent(tfd.Poisson(tf.Variable(np.ones(3, "float32"))), 1),

@@ -29,30 +29,6 @@ def test_keras_is_the_one_that_tfp_uses():
     assert not hasattr(keras, "ops")  # Keras 3 has it.
 
 
-@pytest.mark.parametrize(
-    ("tensorflow", "numpy", "named"),
-    [
-        ("2.14.1", "1.26.4", "TensorFlow 2.14.1"),
-        ("2.16.2", "1.26.4", "TensorFlow 2.16.2"),
-        ("2.17.0", "1.26.4", "TensorFlow 2.17.0"),
-        ("2.21.0", "2.4.0", "NumPy 2.4.0"),
-    ],
-)
-def test_versions_that_cannot_work_get_a_sentence(tensorflow, numpy, named):
-    with pytest.raises(ImportError, match=f"does not run on {named}") as caught:
-        _tf._check_versions(tensorflow, numpy)
-    assert len(str(caught.value).splitlines()) == 2
-    _tf._check_versions("2.15.1", "1.26.4")
-    _tf._check_versions("2.21.0", "2.3.5")
-
-
-@pytest.mark.skipif(not IS_CURRENT, reason="TensorFlow 2.15 has Keras 2 itself")
-def test_without_tf_keras_the_import_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tf_keras", None)
-    with pytest.raises(ImportError, match=r"(?s)tfp_dpvi needs Keras 2.*pip install 'tf_keras==2\.21\.\*'"):
-        _tf._keras_2("2.21.0")
-
-
 @pytest.mark.skipif(not IS_CURRENT, reason="TensorFlow 2.15 has no Keras 3")
 class TestKeras3:
     """Each object of Keras 3 is refused by name, before anything is spent."""

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-if sys.version_info < (3, 10):  # noqa: UP036  (a source tree on the path is not checked by pip)
-    raise ImportError(f"tfp_dpvi needs Python 3.10 to 3.13, and this is {sys.version.split()[0]}.")
-
 if "tensorflow" not in sys.modules:
     # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines without a GPU too.
     # Python exceptions are not affected. To see native messages again, set the variable to 0, 1 or 2.
@@ -90,16 +87,14 @@ __all__ = [
     "synthetic",
     "training",
 ]
-_MODULES = {*__all__} - {*_NAMES, "__version__"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
     if name in _NAMES:
-        value = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
-        globals()[name] = value
-        return value
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+        return globals()[name]
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

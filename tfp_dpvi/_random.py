@@ -25,14 +25,9 @@ _THREEFRY = 2  # TensorFlow's number for it.
 
 
 def new_key(seed: int | None = None) -> np.ndarray:
-    """Returns a root key.
+    """Returns a root key, int64 [2]: 128 bits from the operating system, which `tf.random.set_seed` does not affect.
 
-    Args:
-      seed: None for 128 bits from the operating system, which `tf.random.set_seed` does not affect; or an integer for a
-        repeatable, hence *not private*, run.
-
-    Returns:
-      int64 array of shape [2].
+    An integer seed makes a run repeatable and hence *not private*.
     """
     if seed is None:
         return np.frombuffer(os.urandom(16), dtype=np.int64).copy()
@@ -71,12 +66,7 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
     probability that a Gaussian does, times the number of releases, exceeds common values of delta: the guarantee would not
     hold. Here the Box-Muller method runs on float64 uniforms with 52 bits; the missing tail has probability 2e-17.
 
-    Large float32 draws come from `_many_normals`, which has the same tails and takes a tenth of the time.
-
-    Args:
-      key: int64 tensor of shape [2], used once.
-      shape: of the result.
-      dtype: float type of the result.
+    Large float32 draws come from `_many_normals`, which has the same tails and takes a tenth of the time. Use a key once.
     """
     static = tf.TensorShape(shape).num_elements() if not tf.is_tensor(shape) else None
     if static is not None and static >= _MANY and tf.as_dtype(dtype) == tf.float32:

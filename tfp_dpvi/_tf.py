@@ -16,41 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _check_versions(tensorflow: str, numpy: str) -> None:
-    """Raises `ImportError` for versions that are known not to work together."""
-    if _number(tensorflow) < (2, 15) or _number(tensorflow) in ((2, 16), (2, 17)):
-        raise ImportError(
-            f"tfp_dpvi does not run on TensorFlow {tensorflow}: TensorFlow Probability 0.25 needs 2.18 or later, and 0.22 needs "
-            "2.15.\nInstall a supported one: pip install 'tensorflow>=2.18,<2.22'."
-        )
-    if _number(numpy) >= (2, 4):
-        raise ImportError(
-            f"tfp_dpvi does not run on NumPy {numpy}: TensorFlow Probability 0.25 uses functions that NumPy 2.4 removed.\n"
-            "Install an earlier one: pip install 'numpy<2.4'."
-        )
-
-
-def _keras_2(tensorflow: str) -> Any:
-    """Returns the module of Keras 2 that TensorFlow Probability uses."""
-    if _number(tensorflow) < (2, 16):
-        return tf.keras
-    try:
-        return importlib.import_module("tf_keras")
-    except ImportError as error:
-        minor = ".".join(tensorflow.split(".")[:2])
-        raise ImportError(
-            f"tfp_dpvi needs Keras 2 from the package tf_keras; TensorFlow {tensorflow} has Keras 3 ({error}).\n"
-            f"Install it: pip install 'tf_keras=={minor}.*'."
-        ) from error
-
-
-_check_versions(tf.__version__, np.__version__)
+import tensorflow_probability as tfp
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -62,17 +28,13 @@ if TYPE_CHECKING:
     from tf_keras.optimizers import Optimizer
     from tf_keras.optimizers.legacy import Optimizer as LegacyOptimizer
 else:
-    keras = _keras_2(tf.__version__)
+    keras = tf.keras if tf.__version__.startswith("2.15.") else importlib.import_module("tf_keras")
     Callback = keras.callbacks.Callback
     Layer = keras.layers.Layer
     Metric = keras.metrics.Metric
     Model = keras.Model
     Optimizer = keras.optimizers.Optimizer
     LegacyOptimizer = keras.optimizers.legacy.Optimizer
-
-import tensorflow_probability as tfp  # noqa: E402  (after the checks: its own errors would come first)
-
-if not TYPE_CHECKING:
     tfd = tfp.distributions
 register_keras_serializable = keras.utils.register_keras_serializable
 
@@ -267,13 +229,7 @@ def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
 
 
 class NotReparameterized(tfd.Distribution):
-    """A distribution whose draws are not reparameterised.
-
-    Args:
-      dtype: dtype of the draws.
-      parameters: the subclass's arguments.
-      name: name of the distribution.
-    """
+    """A distribution whose draws are not reparameterised; `parameters` are the subclass's arguments."""
 
     def __init__(self, dtype: tf.DType, parameters: dict[str, Any], name: str) -> None:
         how = {"reparameterization_type": tfd.NOT_REPARAMETERIZED, "validate_args": False, "allow_nan_stats": True}

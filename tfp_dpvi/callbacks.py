@@ -22,7 +22,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Callback, Optimizer, keras, learning_rate_variable, tf
+from tfp_dpvi._tf import Callback, keras, learning_rate_variable, tf
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
@@ -37,9 +37,7 @@ class PrivacyTensorBoard(Callback):
     requested, are under "non_private/". Histograms show the trainable variables by layer and part of the model. At the end
     of a fit the privacy report is written as text, if `compile` has a delta.
 
-    Args:
-      log_dir: directory of the event files.
-      histogram_freq: epochs between histograms; 0 for none.
+    There are `histogram_freq` epochs between histograms; 0 for none.
 
     #### Formal guarantee
 
@@ -59,9 +57,7 @@ class PrivacyTensorBoard(Callback):
         try:
             self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
-            raise ValueError(
-                f"log_dir={self.log_dir!r} cannot be written ({error}): pass a writable directory."
-            ) from error
+            raise ValueError(f"log_dir={self.log_dir!r} cannot be written ({error}): pass a writable one.") from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes the scalars and histograms of an epoch."""
@@ -72,10 +68,13 @@ class PrivacyTensorBoard(Callback):
             scalars["epsilon_spent"] = scalars.pop("epsilon")
             if budget is not None:
                 scalars["epsilon_left"] = max(0.0, budget - scalars["epsilon_spent"])
+        rate = learning_rate_variable(model.optimizer)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(model.optimizer.iterations)
         scalars["noise_multiplier"] = plan.noise_multiplier
         scalars["l2_norm_clip"] = model.clip.bound
         scalars["releases"] = model.num_releases
-        scalars["learning_rate"] = _learning_rate(model.optimizer)
+        scalars["learning_rate"] = float(tf.convert_to_tensor(rate))
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             for group, variables in model.weight_groups.items():
@@ -105,16 +104,11 @@ def _event(step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) 
         tag = name if name.startswith("val_loss") else f"{group}/{name}"
         summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
     for name, array in values.items():
-        _add_histogram(summary, name, array)
+        counts, edges = np.histogram(array[np.isfinite(array)].astype(np.float64), bins=_BUCKETS)
+        buckets = tensor_util.make_tensor_proto(np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64)
+        metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
+        summary.value.add(tag=name, metadata=metadata, tensor=buckets)
     return Event(wall_time=time.time(), step=step, summary=summary)
-
-
-def _add_histogram(summary: Summary, tag: str, values: np.ndarray) -> None:
-    finite = values[np.isfinite(values)].astype(np.float64)
-    counts, edges = np.histogram(finite, bins=_BUCKETS)
-    buckets = tensor_util.make_tensor_proto(np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64)
-    metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
-    summary.value.add(tag=tag, metadata=metadata, tensor=buckets)
 
 
 def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
@@ -127,11 +121,7 @@ def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
 
 
 class StepsBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with the number of steps that ran: a budget may end an execution of several steps early.
-
-    Args:
-      steps: returns the number of steps so far.
-    """
+    """Keras's progress bar with the number of steps that ran: a budget may end an execution of several steps early."""
 
     def __init__(self, steps: Callable[[], int]) -> None:
         super().__init__(count_mode="steps")
@@ -154,26 +144,13 @@ class StepsBar(keras.callbacks.ProgbarLogger):
         self.target = planned
 
 
-def _learning_rate(optimizer: Optimizer) -> float:
-    rate = learning_rate_variable(optimizer)
-    if callable(rate) and not isinstance(rate, tf.Variable):
-        rate = rate(optimizer.iterations)
-    return float(rate.numpy() if hasattr(rate, "numpy") else rate)  # float() does not take a strategy's variable.
-
-
 @dataclasses.dataclass(frozen=True)
 class Backup:
-    """The saved state of an interrupted fit.
+    """The saved state of an interrupted fit."""
 
-    Attributes:
-      meta: progress and plan, JSON-ready.
-      arrays: values of the weights and of the optimizer's variables.
-      directory: the directory that it was read from.
-    """
-
-    meta: dict[str, Any]
-    arrays: list[np.ndarray]
-    directory: str = ""
+    meta: dict[str, Any]  # Progress and plan, JSON-ready.
+    arrays: list[np.ndarray]  # Values of the weights and of the optimizer's variables.
+    directory: str = ""  # That it was read from.
 
 
 class PrivateBackupAndRestore(Callback):
@@ -184,9 +161,7 @@ class PrivateBackupAndRestore(Callback):
     fit with a target epsilon may end a few steps early. The callback runs after all others, so their changes at an epoch's
     end are saved; the others start anew, as in Keras.
 
-    Args:
-      backup_dir: directory of the backup, for this fit alone.
-      delete_checkpoint: whether to delete the backup when the fit ends.
+    Use a directory for this fit alone; `delete_checkpoint` deletes the backup when the fit ends.
 
     #### Formal guarantee
 
@@ -233,11 +208,7 @@ class PrivateBackupAndRestore(Callback):
         self._path.unlink(missing_ok=True)
 
     def read(self) -> Backup | None:
-        """Returns the backup in the directory, or None.
-
-        Raises:
-          ValueError: the file is not a readable backup of this version.
-        """
+        """Returns the backup in the directory, or None; raises `ValueError` for a file that is none of this version."""
         try:
             with open(self._path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
@@ -250,10 +221,7 @@ class PrivateBackupAndRestore(Callback):
                 "the ledger keeps its spending. No privacy was spent now."
             ) from error
         if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
-            raise ValueError(
-                f"{str(self._path)!r} is not a backup of version {_VERSION}: read it with the tfp_dpvi that wrote it, or pass "
-                "another backup_dir. No privacy was spent."
-            )
+            raise ValueError(f"{str(self._path)!r} is not a backup of version {_VERSION}: pass another backup_dir.")
         return Backup(meta, arrays, self.backup_dir)
 
     @property

@@ -13,7 +13,9 @@ import pathlib
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+
+import tree
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.privacy import PrivacyReport
@@ -26,19 +28,12 @@ _EXAMPLES = {"num": "100", "seed": "[1, 2]"}
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFunction:
-    """One signature of an export.
-
-    Attributes:
-      name: the signature's name.
-      function: takes tensors by keyword and returns a dict of tensors.
-      inputs: `tf.TensorSpec` for each keyword, with None for the number of records.
-      meaning: one sentence for the model card on what it computes.
-    """
+    """One signature of an export."""
 
     name: str
-    function: Callable[..., dict[str, tf.Tensor]]
-    inputs: dict[str, tf.TensorSpec]
-    meaning: str
+    function: Callable[..., dict[str, tf.Tensor]]  # Takes tensors by keyword.
+    inputs: dict[str, tf.TensorSpec]  # For each keyword, with None for the number of records.
+    meaning: str  # One sentence for the model card.
 
 
 def flat_names(structure: Structure, single: str) -> list[str]:
@@ -46,24 +41,9 @@ def flat_names(structure: Structure, single: str) -> list[str]:
 
     Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
     """
-
-    def named(part: tf.Tensor, name: str) -> Iterator[str]:  # Or a structure.
-        if hasattr(part, "_fields"):
-            inner = part._asdict()
-        elif isinstance(part, Mapping):
-            inner = {key: part[key] for key in sorted(part)}
-        elif isinstance(part, (list, tuple)) and not isinstance(part, tf.TensorShape):
-            for place, element in enumerate(part):
-                yield from named(element, f"{name}_{place}")
-            return
-        else:
-            yield name
-            return
-        for key, element in inner.items():
-            yield from named(element, str(key) if name == single else f"{name}_{key}")
-
     names: list[str] = []
-    for name in named(structure, single):
+    for path, _ in tree.flatten_with_path(structure):
+        name = "_".join(map(str, path)) or single
         identifier = re.sub(r"\W", "_", name, flags=re.ASCII)
         identifier = f"{single}_{identifier}" if not identifier[:1].isalpha() else identifier
         while identifier in names:
@@ -80,14 +60,7 @@ def write(
     title: str,
     overwrite: bool = False,
 ) -> None:
-    """Writes an export atomically.
-
-    Args:
-      path: a new or empty folder.
-      functions: the signatures.
-      report: the privacy report of the training, written without the data set's name in the ledger.
-      title: the title of the model card.
-      overwrite: whether to replace an earlier export; anything else is never replaced.
+    """Writes an export atomically to a new or empty folder, or over an earlier export.
 
     Raises:
       ValueError: the path is not writable or not free; nothing is changed.
@@ -125,9 +98,7 @@ def write(
             f"export: the model reads a resource that is no variable, such as a lookup table; an export cannot save it. {error}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
-        raise ValueError(
-            f"path={str(target)!r} cannot be written ({error}): pass a writable folder. Nothing was changed."
-        ) from error
+        raise ValueError(f"path={str(target)!r} cannot be written ({error}): pass a writable folder.") from error
 
 
 # ------------------------------------------------------------------ the SavedModel
@@ -161,13 +132,9 @@ def _check_free(target: pathlib.Path, overwrite: bool) -> None:
     if not os.path.lexists(target) or (is_folder and not any(target.iterdir())):
         return
     if not (is_folder and (target / "saved_model.pb").is_file() and (target / REPORT).is_file()):
-        raise ValueError(
-            f"path={str(target)!r} exists and is no export of a model: pass another path. Nothing was changed."
-        )
+        raise ValueError(f"path={str(target)!r} exists and is no export: pass another path. Nothing was changed.")
     if not overwrite:
-        raise ValueError(
-            f"path={str(target)!r} holds an earlier export: pass another path, or overwrite=True to replace it."
-        )
+        raise ValueError(f"path={str(target)!r} holds an earlier export: pass another path, or overwrite=True.")
 
 
 # ------------------------------------------------------------------ the model card

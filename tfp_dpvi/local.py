@@ -8,8 +8,10 @@ applies.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,16 +45,13 @@ def quadrature(
       num_points: points in each dimension. Exact for polynomials of degree below 2 `num_points`; a likelihood much narrower
         than the spacing of the points (about 0.5 near 0 for 20) needs more.
       dtype: float type of the prior.
-
-    Returns:
-      A `tfd.MixtureSameFamily` over the points.
     """
     check.count("num_points", num_points, 1)
     points, weights = np.polynomial.hermite_e.hermegauss(num_points)
     power = 1 if dimension is None else check.count("dimension", dimension, 1)
     if num_points**power > _MOST_POINTS:
         raise ValueError(
-            f"num_points={num_points} in dimension={power} gives {num_points**power} points: use fewer, or dpvi.local.Variational."
+            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, or Variational."
         )
     grid = np.array([*itertools.product(points, repeat=power)])
     logs = np.array([math.fsum(one) for one in itertools.product(np.log(weights), repeat=power)])
@@ -70,9 +69,6 @@ def enumeration(
         shared ones, and may depend on a batch x of n records (batch shape [n]).
       conditional: `conditional(k, ...)` -> TFP distribution of records given the latents, each an int32 tensor of shape [K] with
         K the number of combinations; its last batch dimension runs over these, as in `quadrature`.
-
-    Returns:
-      A `tfd.MixtureSameFamily` over the combinations.
     """
     priors = [*prior] if isinstance(prior, Sequence) else [prior]
     sizes = [_num_values(one) for one in priors]
@@ -85,10 +81,7 @@ def enumeration(
         rank = one.batch_shape.rank
         log_prob = one.log_prob(tf.reshape(tf.cast(value, one.dtype), [-1] + [1] * rank))
         logs.append(tf.transpose(log_prob, [*range(1, rank + 1), 0]))
-    total = logs[0]
-    for log_prob in logs[1:]:
-        total += log_prob
-    return _mixture(conditional(*values), total, combinations)
+    return _mixture(conditional(*values), functools.reduce(operator.add, logs), combinations)
 
 
 def _mixture(components: tfd.Distribution, logits: tf.Tensor, num: int) -> tfd.MixtureSameFamily:
@@ -182,10 +175,8 @@ class Variational(Derived):
     def _fitted(
         self, log_joint: Callable[[tf.Tensor], tf.Tensor], loc: tf.Tensor, scale: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        rate, least = (
-            0.8,
-            1e-2 / scale**2,
-        )  # If the bound is not concave, a wide factor takes a step along the gradient.
+        # If the bound is not concave, a wide factor takes a step along the gradient.
+        rate, least = 0.8, 1e-2 / scale**2
         precision = 1.0 / scale**2
         for _ in range(self._num_steps):
             z, units = self._points(loc, scale)

@@ -29,10 +29,7 @@ class PrivateMetric(Metric, JointRelease):
       high: upper end.
       noise_ratio: the metric's noise multiplier (noise over half the range) divided by the gradient's. At equal epsilon the
         metric raises the gradient's noise by the factor `sqrt(1 + 1 / noise_ratio**2)`: 0.5 % at 10.
-      name: the name in the progress bar, `History` and TensorBoard.
-
-    Raises:
-      ValueError: an empty or infinite range, a ratio that is not positive, or a name that is taken.
+      name: the name in logs, other than those of `fit`.
 
     #### Formal guarantee
 
@@ -45,20 +42,15 @@ class PrivateMetric(Metric, JointRelease):
 
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
-        for argument, value in (("low", low), ("high", high), ("noise_ratio", noise_ratio)):
-            check.real(argument, value, "pass a finite number")
+        low, high = (check.real(name, value, "pass a number") for name, value in (("low", low), ("high", high)))
+        ratio = check.real("noise_ratio", noise_ratio, "pass a number")
         if not 1e-12 <= high - low <= 1e30:
-            raise ValueError(
-                f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to this range."
-            )
-        if not 1e-3 <= noise_ratio <= 1e6:
-            raise ValueError(
-                f"noise_ratio must lie between 0.001 and 1e6, got {noise_ratio!r}: the metric's noise multiplier over the "
-                "gradient's. 10 costs 0.5 % more noise in the gradient."
-            )
+            raise ValueError(f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to them.")
+        if not 1e-3 <= ratio <= 1e6:
+            raise ValueError(f"noise_ratio={noise_ratio!r} must lie between 0.001 and 1e6, for instance 10.")
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} is reserved in the logs of fit: choose another.")
-        self.low, self.high, self.noise_ratio = float(low), float(high), float(noise_ratio)
+        self.low, self.high, self.noise_ratio = low, high, ratio
         self._sum, self._steps = 0.0, 0  # This epoch's.
 
     @property
@@ -69,9 +61,6 @@ class PrivateMetric(Metric, JointRelease):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """Returns the sum of clipped values over the records that are kept, each minus the middle of the range.
 
-        Raises:
-          ValueError: `record_values` does not return one value for each record, or writes to a variable.
-
         #### Formal guarantee
 
         A record adds a number between minus and plus half the range, and exactly zero if it is not kept or its value is not
@@ -80,8 +69,7 @@ class PrivateMetric(Metric, JointRelease):
         values = tf.convert_to_tensor(self.record_values(per_example))
         if values.shape.rank != 1 or not values.shape.is_compatible_with(per_example.kept.shape):
             raise ValueError(
-                f"record_values of {self.name!r} returned shape {values.shape} for records of shape {per_example.kept.shape}: it "
-                "must return one value for each record, a tensor of shape [n]."
+                f"record_values of {self.name!r} returned shape {values.shape}: return one value for each record, [n]."
             )
         # In float64: rounding of a sum over many records must stay far below one record's value.
         values = tf.cast(values, tf.float64)
@@ -108,13 +96,7 @@ class PrivateMetric(Metric, JointRelease):
         return total + tf.cast(self.shown(released.mean + middle, released.data_independent_loss), tf.float64)
 
     def shown(self, mean: tf.Tensor, data_independent_loss: tf.Tensor) -> tf.Tensor:
-        """Post-processes a privatised mean for display; returns it unchanged by default.
-
-        Args:
-          mean: scalar, the privatised mean of clipped values.
-          data_independent_loss: scalar, the step's loss terms without records (of a prior or KL, over N).
-        """
-        del data_independent_loss
+        """Post-processes a privatised mean of clipped values, and the step's loss terms without records, for display."""
         return mean
 
     # The Keras metric: the training loop adds released values, and the host averages over an epoch.
@@ -156,12 +138,7 @@ class PrivateELBO(PrivateMetric):
 
     For `DPVI`: `mean_i clip(log p(record_i | params), low, high) - KL(q || prior) / N`, with the step's draw of the parameters,
     weights included. For `DPVAE`: `mean_i clip(ELBO_i, low, high)`. For any `DPModel`: minus its loss, clipped likewise.
-
-    Args:
-      low: lower bound to which a record's log-likelihood (or ELBO) is clipped, in nats.
-      high: upper bound; log-probabilities of discrete records are at most 0.
-      noise_ratio: see `PrivateMetric`.
-      name: see `PrivateMetric`.
+    Bounds are in nats; log-probabilities of discrete records are at most 0. Arguments as for `PrivateMetric`.
     """
 
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
@@ -178,12 +155,7 @@ class PrivateELBO(PrivateMetric):
 
 @register_keras_serializable("tfp_dpvi", "PrivateClippedFraction")
 class PrivateClippedFraction(PrivateMetric):
-    """Privatised fraction of records whose gradient norm exceeds `l2_norm_clip`; near 0, a smaller clip would add less noise.
-
-    Args:
-      noise_ratio: see `PrivateMetric`; the range is [0, 1].
-      name: see `PrivateMetric`.
-    """
+    """Privatised fraction of records whose gradient norm exceeds `l2_norm_clip`; near 0, a smaller clip would add less noise."""
 
     def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
         super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
@@ -217,11 +189,7 @@ class EpsilonSpent(Metric):
 
 
 def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
-    """Returns the argument `metrics` of `compile` as a tuple.
-
-    Raises:
-      ValueError: an entry that is no `JointRelease`, or a repeated name.
-    """
+    """Returns the argument `metrics` of `compile` as a tuple; raises `ValueError` for one that is exact, or repeated names."""
     given = [] if metrics is None else list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     for metric in given:
         if not isinstance(metric, JointRelease):

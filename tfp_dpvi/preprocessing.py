@@ -20,44 +20,12 @@ from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 _CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
 
 
-@register_keras_serializable("tfp_dpvi", "ClipToBounds")
-class ClipToBounds(Layer):
-    """Clips each feature to public bounds, at no privacy cost.
-
-    Args:
-      lower: public lower bounds, a finite number for all features or one for each.
-      upper: public upper bounds, likewise, above `lower`.
-      **kwargs: as for a Keras layer.
-    """
-
-    def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.lower, self.upper = _bounds(lower, upper)
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns a float tensor of the inputs' shape, [..., features], within the bounds; keeps NaN."""
-        x = tf.cast(inputs, self.compute_dtype)
-        _check_width("inputs", x.shape, self.lower)
-        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain NaN (C8).
-        low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
-        return tf.where(x < low, low, tf.where(x > high, high, x))
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the public bounds."""
-        return {**super().get_config(), "lower": self.lower.tolist(), "upper": self.upper.tolist()}
-
-
 @register_keras_serializable("tfp_dpvi", "PrivateStandardize")
-class PrivateStandardize(ClipToBounds):
+class PrivateStandardize(Layer):
     """Clips to public bounds, then standardises with privately released means and standard deviations.
 
-    `docs/guides/analyst.md` shows it with a ledger.
-
-    Args:
-      lower: public lower bounds, a number for all features or one for each. Do not compute them from the records.
-      upper: public upper bounds, likewise, above `lower`.
-      min_scale: the smallest standard deviation to divide by, as a fraction of half the distance of the bounds.
-      **kwargs: as for a Keras layer.
+    `docs/guides/analyst.md` shows it with a ledger. The bounds are numbers for all features or one for each; do not compute them
+    from the records. `min_scale` is the smallest standard deviation to divide by, as a fraction of half their distance.
 
     #### Formal guarantee
 
@@ -65,12 +33,18 @@ class PrivateStandardize(ClipToBounds):
     """
 
     def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:
-        super().__init__(lower, upper, **kwargs)
+        super().__init__(**kwargs)
+        shown = f"lower={lower!r} and upper={upper!r}"
+        try:
+            low, high = map(np.array, np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{shown} must be numbers, one for all features or one for each ({error}).") from error
+        if low.ndim > 1 or low.size == 0 or not (low < high).all() or not np.isfinite(high - low).all():
+            raise ValueError(f"{shown} must be finite, with lower below upper for every feature.")
+        self.lower, self.upper = low, high
         self.min_scale = check.positive("min_scale", min_scale)
         if self.min_scale > 1.0:
-            raise ValueError(
-                f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds; 0.01 is usual."
-            )
+            raise ValueError(f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds.")
         self._ledger: PrivacyLedger | None = None
 
     @property
@@ -108,19 +82,24 @@ class PrivateStandardize(ClipToBounds):
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns `(clip(inputs) - mean) / scale`: a float tensor of the inputs' shape, [..., features].
+        """Returns `(clip(inputs) - mean) / scale`: a float tensor of the inputs' shape, [..., features]; keeps NaN.
 
         Raises:
           ValueError: called eagerly before `adapt`. (In a graph the result is NaN.)
         """
         if tf.executing_eagerly():
             self._check_adapted()
-        clipped = super().call(inputs)
-        return (clipped - tf.cast(self._mean, clipped.dtype)) / tf.cast(self._scale, clipped.dtype)
+        x = tf.cast(inputs, self.compute_dtype)
+        _check_width("inputs", x.shape, self.lower)
+        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain NaN (C8).
+        low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
+        clipped = tf.where(x < low, low, tf.where(x > high, high, x))
+        return (clipped - tf.cast(self._mean, x.dtype)) / tf.cast(self._scale, x.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the public arguments."""
-        return {**super().get_config(), "min_scale": self.min_scale}
+        bounds = {"lower": self.lower.tolist(), "upper": self.upper.tolist()}
+        return {**super().get_config(), **bounds, "min_scale": self.min_scale}
 
     def adapt(
         self,
@@ -147,7 +126,7 @@ class PrivateStandardize(ClipToBounds):
           noise_multiplier: instead of `epsilon` and `delta`, the noise's standard deviation over sqrt(features).
           ledger: the ledger to charge; by default that of an earlier `adapt`, or a new one in memory.
           num_records: the public number of records N, by default `len(x)`. It divides the sums (contract C1).
-          neighboring_relation: as in `dp_accounting`; by default the ledger's, or ADD_OR_REMOVE_ONE in an empty one.
+          neighboring_relation: by default the ledger's, or add-or-remove-one in an empty one.
           accountant: "pld" or "rdp".
           seed: makes the release repeatable and hence *not private*; the report says so.
 
@@ -160,12 +139,16 @@ class PrivateStandardize(ClipToBounds):
         D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
         standard deviation z sqrt(d) is added to each of its 2 d coordinates, after the ledger is charged (contract C6).
         """
-        records = _matrix(x)
+        records = np.asanyarray(x)  # Keeps a memmap.
+        if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
+            raise TypeError(f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN if missing.")
+        if records.ndim != 2 or 0 in records.shape:
+            raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], both at least 1.")
         width = records.shape[1]
         _check_width("x", tf.TensorShape(records.shape), self.lower)
         if self.built and self._mean.shape != [width]:
             raise ValueError(
-                f"x has {width} features, but this layer was built for {self._mean.shape[0]}: build a new one."
+                f"x has {width} features, but this layer was built for {self._mean.shape[0]}: use another."
             )
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
         if not isinstance(ledger, PrivacyLedger | None):
@@ -173,7 +156,11 @@ class PrivateStandardize(ClipToBounds):
         ledger = ledger or self._ledger or PrivacyLedger()
         relation = neighboring_relation or ledger.neighboring_relation or "add_or_remove_one"
         price = {"epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
-        plan = _plan(width, num, check.relation(relation), accountant, **price)
+        given = {name: value for name, value in price.items() if value is not None}
+        if given.keys() not in ({"epsilon", "delta"}, {"noise_multiplier"}):
+            shown = ", ".join(f"{name}={value!r}" for name, value in price.items())
+            raise ValueError(f"{shown}: pass epsilon and delta, or only noise_multiplier.")
+        plan = _plan(width, num, check.relation(relation), accountant, **given)
         key = _random.new_key(None if seed is None else check.count("seed", seed))
         lower, upper = (np.broadcast_to(bound, [width]) for bound in (self.lower, self.upper))
         sums = moment_sums(records, lower, upper)
@@ -189,21 +176,13 @@ class PrivateStandardize(ClipToBounds):
 
     def _check_adapted(self) -> None:
         if not self.is_adapted:
-            raise ValueError(
-                f"{self.name} has no statistics yet: call adapt(x, epsilon=..., delta=...) first, or load its weights."
-            )
+            raise ValueError(f"{self.name} has no statistics yet: call adapt(x, ...) first, or load its weights.")
 
 
 def _plan(
     width: int, num_records: int, relation: NeighboringRelation, accountant: str, **price: float | None
 ) -> PrivacyPlan:
     """Returns the plan of the release; `price` has an epsilon and a delta, or a noise multiplier."""
-    given = {name for name, value in price.items() if value is not None}
-    if given not in ({"epsilon", "delta"}, {"noise_multiplier"}):
-        shown = ", ".join(f"{name}={value!r}" for name, value in price.items())
-        raise ValueError(
-            f"{shown}: pass epsilon and delta, or only noise_multiplier, for instance adapt(x, epsilon=0.1, delta=1e-6)."
-        )
     release: dict[str, Any] = {
         "sampling": FullBatch(),
         "num_releases": 1,
@@ -212,9 +191,9 @@ def _plan(
         "accountant": accountant,
         "l2_norm_clip": math.sqrt(width),
         "num_records": num_records,
-        **{name: price[name] for name in given},
+        **price,
     }
-    plan = PrivacyPlan.calibrate(**release) if "epsilon" in given else PrivacyPlan(**release)
+    plan = PrivacyPlan.calibrate(**release) if "epsilon" in price else PrivacyPlan(**release)
     columns = "1 column" if width == 1 else f"{width} columns"
     return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
 
@@ -239,9 +218,7 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
 
 def privatize_moments(sums: np.ndarray, deviation: float, key: np.ndarray) -> np.ndarray:
     """Returns `moment_sums` with independent Gaussian noise of this standard deviation on every coordinate."""
-    noise = _random.normal(tf.constant(key), [len(sums)], tf.float64).numpy()
-    noisy: np.ndarray = sums + deviation * noise
-    return noisy
+    return sums + deviation * np.asarray(_random.normal(tf.constant(key), [len(sums)], tf.float64))
 
 
 def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -253,30 +230,6 @@ def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float)
     return mean, np.sqrt(np.clip(variance, floor, 1.0))
 
 
-def _bounds(lower: npt.ArrayLike, upper: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    shown = f"lower={lower!r} and upper={upper!r}"
-    try:
-        low, high = map(np.array, np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{shown} must be numbers, one for all features or one for each ({error}).") from error
-    if low.ndim > 1 or low.size == 0 or not (low < high).all() or not np.isfinite(high - low).all():
-        raise ValueError(f"{shown} must be finite, with lower below upper for every feature.")
-    return low, high
-
-
 def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:
     if lower.ndim and shape.rank is not None and (shape.rank < 1 or shape[-1] not in (None, len(lower))):
-        raise ValueError(
-            f"{name} has shape {shape}, but the bounds are for {len(lower)} features in the last dimension."
-        )
-
-
-def _matrix(x: npt.ArrayLike) -> np.ndarray:
-    records = np.asanyarray(x)  # Keeps a memmap.
-    if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
-        raise TypeError(
-            f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN for missing values."
-        )
-    if records.ndim != 2 or 0 in records.shape:
-        raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], both at least 1.")
-    return records
+        raise ValueError(f"{name} has shape {shape}, but the bounds are for {len(lower)} features.")

@@ -28,16 +28,9 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 def register(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that registers a function, so that a model built with it can be saved and loaded.
 
-    `docs/guides/in_keras.md` shows it.
-
-    The file has names and arguments; a process that loads it must have registered the same names (usually by importing the
-    same module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` is equivalent.
-
-    Args:
-      name: unique name in your program, stored in saved files.
-
-    Raises:
-      TypeError: no name, as in a bare `@dpvi.register`.
+    `docs/guides/in_keras.md` shows it. The file has names, unique in your program, and arguments; a process that loads it must
+    have registered the same names (usually by importing the same module), or pass `custom_objects`.
+    `dpvi.keras.utils.register_keras_serializable` is equivalent.
     """
     if not (isinstance(name, str) and name):
         raise TypeError(f'register takes a name, got {name!r}: use @dpvi.register("my_name").')
@@ -71,7 +64,13 @@ def encode(value: Any, argument: str) -> Json:
             "kwargs": {key: encode(part, f"{key} of {argument}") for key, part in value.keywords.items()},
         }
     if isinstance(value, Layer):
-        return {"keras": _layer(value, argument)}
+        if functional := [one for one in layers_within(value) if isinstance(one, keras.layers.Lambda)]:
+            raise ValueError(
+                f"{argument} has the layer {functional[0].name!r} ({type(functional[0]).__name__}) with a Python function, whose byte code "
+                f"would run on loading.\nPass {argument} as a function without arguments that builds the model, with "
+                '@dpvi.register("my_name") above it.'
+            )
+        return {"keras": keras.utils.serialize_keras_object(value)}
     kind = type(value)
     if dataclasses.is_dataclass(value) and _of_library(kind):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
@@ -92,11 +91,7 @@ def encode(value: Any, argument: str) -> Json:
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """Returns the value of `encode`.
-
-    Raises:
-      ValueError: a name that is not registered in this process.
-    """
+    """Returns the value of `encode`; raises `ValueError` for a name that is not registered in this process."""
     if not isinstance(config, dict):
         return config
     again = functools.partial(decode, custom_objects=custom_objects)
@@ -134,22 +129,8 @@ def is_factory(value: Unchecked) -> bool:
     """Returns whether a value is a zero-argument factory."""
     if not isinstance(value, (types.FunctionType, functools.partial)):
         return False
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):
-        return False
+    parameters = inspect.signature(value).parameters.values()
     return not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-
-
-def _layer(layer: Layer, argument: str) -> Json:
-    for inner in layers_within(layer):
-        if isinstance(inner, keras.layers.Lambda):
-            raise ValueError(
-                f"{argument} has the layer {inner.name!r} ({type(inner).__name__}) with a Python function, whose byte code would run "
-                f"on loading.\nPass {argument} as a function without arguments that builds the model, with "
-                '@dpvi.register("my_name") above it.'
-            )
-    return keras.utils.serialize_keras_object(layer)
 
 
 def _of_library(kind: type | types.FunctionType) -> bool:

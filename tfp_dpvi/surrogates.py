@@ -5,6 +5,7 @@ Initial values are public: nothing here reads data.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +58,7 @@ def float_dtype(prior: tfd.Distribution) -> tf.DType:
     kind = kinds.pop()
     if kind not in (tf.float32, tf.float64):
         raise ValueError(
-            f"prior has parts of dtype {kind.name}, whose rounding lets one record move a sum by many clips: use float32 or "
-            "float64."
+            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip: use float32 or float64."
         )
     return kind
 
@@ -137,38 +137,19 @@ def mean_field(
 ) -> tfd.Distribution:
     """Builds independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
 
-    Args:
-      prior: TFP distribution, joint or single.
-      initial_loc: "zeros" (of the unconstrained space), "prior" (one draw from the prior, which breaks symmetries as
-        between mixture components), or values in the prior's structure and support.
-      initial_scale: standard deviation to start from, in the unconstrained space.
-      seed: of the prior draw; None for a fresh one.
-      name: name of the ops.
-
-    Returns:
-      A trainable TFP distribution with the prior's structure, event shapes and support.
+    Returns a trainable TFP distribution with the structure, event shapes and support of the prior, joint or single. It starts at
+    "zeros" (of the unconstrained space), at a draw from the "prior" (by `seed`), which breaks symmetries as between mixture
+    components, or at values in the prior's support, with the standard deviation `initial_scale` in the unconstrained space.
     """
     dtype, bijector, start = _start(prior, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
     initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
-    made = _vi.build_factored_surrogate_posterior(
-        event_shape=prior.event_shape_tensor(),
-        bijector=bijector,
-        base_distribution_cls=_Normal,
-        initial_parameters=initial,
-        dtype=dtype,
-        name=name,
-    )
-    return made
+    settings = {"bijector": bijector, "base_distribution_cls": _Normal, "initial_parameters": initial}
+    return _vi.build_factored_surrogate_posterior(prior.event_shape_tensor(), **settings, dtype=dtype, name=name)
 
 
 def flat_bijector(to_support: tfp.bijectors.Bijector, like: Structure) -> tfp.bijectors.Bijector:
-    """Returns the map from a vector of all unconstrained parameters, part after part, to the parameters.
-
-    Args:
-      to_support: from the unconstrained parts.
-      like: tensors of the shapes of these.
-    """
+    """Returns the map from a vector of all unconstrained parameters, part after part as `like`, to the parameters."""
     shapes = [tuple(part.shape) for part in tf.nest.flatten(like)]
     sizes = [int(np.prod(shape)) for shape in shapes]
     reshaped = [_tfb.Reshape(shape, event_shape_in=[size]) for shape, size in zip(shapes, sizes, strict=True)]
@@ -192,15 +173,7 @@ def full_rank(
     Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step changes a row relative to its own
     standard deviation, for every d. Separate entries, as in TFP's builder, would add up the noise of d steps.
 
-    Args:
-      prior: TFP distribution, joint or single.
-      initial_loc: as for `mean_field`.
-      initial_scale: as for `mean_field`; no correlation.
-      seed: of the prior draw.
-      name: name of the ops.
-
-    Returns:
-      A trainable TFP distribution with the prior's structure, event shapes and support.
+    Arguments and result as for `mean_field`; it starts without correlation.
     """
     dtype, bijector, start = _start(prior, initial_loc, seed)
     flat = tf.concat([tf.reshape(part, [-1]) for part in tf.nest.flatten(start)], axis=0)
@@ -223,20 +196,13 @@ def full_rank(
         root = tf.linalg.LinearOperatorLowerTriangular(made, is_non_singular=True)
     steps = [flat_bijector(bijector, start), _tfb.Shift(loc), _tfb.ScaleMatvecLinearOperator(root)]
     base = tfd.Sample(_Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=[size])
-    made = tfd.TransformedDistribution(base, _tfb.Chain(steps), name=name)
-    return made
+    return tfd.TransformedDistribution(base, _tfb.Chain(steps), name=name)
 
 
 def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi") -> tfd.Distribution:
     """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
 
-    Args:
-      prior: a TFP joint distribution, or a single distribution.
-      seed: of the builder's initial values; scales start at 0.1.
-      name: name of the ops.
-
-    Returns:
-      A trainable TFP distribution with the prior's structure, event shapes and support.
+    Arguments and result as for `mean_field`; scales start at 0.1.
     """
     float_dtype(prior)
     try:
@@ -255,58 +221,43 @@ def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
     return surrogate
 
 
-BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {
-    "mean_field": mean_field,
-    "full_rank": full_rank,
-    "asvi": asvi,
-}
+BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {"mean_field": mean_field, "full_rank": full_rank, "asvi": asvi}
 
 
 def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> None:
     """Raises `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
     if not surrogate.trainable_variables:
-        if hasattr(surrogate, "bijector"):
-            raise ValueError(
-                f"surrogate_posterior {surrogate.name!r} has no trainable variables yet, like a flow whose networks were never called. "
-                "Build it first:\nsurrogate.log_prob(surrogate.sample()), or event_shape= and conditional_event_shape= of "
-                "AutoregressiveNetwork."
-            )
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has no trainable variables. Build it with tfp.experimental.vi or tf.Variable "
-            "parameters."
+            f"surrogate_posterior {surrogate.name!r} has no trainable variables: use tfp.experimental.vi or tf.Variable parameters. "
+            "A flow whose networks were never called? Build it first:\nsurrogate.log_prob(surrogate.sample()), or "
+            "event_shape= and conditional_event_shape= of AutoregressiveNetwork."
         )
     if isinstance(surrogate, tfp.experimental.util.DeferredModule):
         surrogate = surrogate.copy()  # A deferred module builds its distribution anew for each attribute.
     batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: it must be one distribution. "
-            "Wrap it in tfd.Independent, or use parameters of the prior's event shape."
+            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: use tfd.Independent."
         )
     kinds = tf.nest.flatten(surrogate.reparameterization_type)
     if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised, so its gradients do not reach its "
-            "parameters. Use normals, transformed normals or other FULLY_REPARAMETERIZED families."
+            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised: use transformed normals."
         )
+    shapes = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
     try:
         tf.nest.assert_same_structure(surrogate.dtype, prior.dtype, check_types=False)
-        ours, theirs = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
-        both_named = hasattr(surrogate.dtype, "keys") and hasattr(prior.dtype, "keys")
-        matching = not both_named or set(surrogate.dtype) == set(prior.dtype)
-        matching &= len(ours) == len(theirs) and all(map(tf.TensorShape.is_compatible_with, ours, theirs))
+        matching = all(map(tf.TensorShape.is_compatible_with, *shapes))
+        if hasattr(surrogate.dtype, "keys") and hasattr(prior.dtype, "keys"):
+            matching &= set(surrogate.dtype) == set(prior.dtype)
     except (TypeError, ValueError):
         matching = False
     if not matching:
         raise ValueError(
-            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: they must have "
-            "the same structure and shapes."
+            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: use the same."
         )
     if float_dtype(surrogate) != float_dtype(prior):
-        raise ValueError(
-            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one dtype. Use the same for "
-            "both."
-        )
+        raise ValueError(f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one.")
 
 
 def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str, Structure]) -> list[tf.TensorShape]:
@@ -319,12 +270,12 @@ def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str,
 
 def _distinct_names() -> Callable[..., tf.Variable]:
     """Returns a variable creator that numbers repeated names, by which weight files and TensorBoard identify variables."""
-    seen: dict[str, int] = {}
+    seen: collections.Counter[str] = collections.Counter()
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         name = str(kwargs.get("name") or "parameter")
-        seen[name] = seen.get(name, 0) + 1
-        kwargs["name"] = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
+        kwargs["name"] = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
         return next_creator(**kwargs)
 
     return create
@@ -336,15 +287,7 @@ def build(
     *,
     seed: int | None = None,
 ) -> tfd.Distribution:
-    """Returns a surrogate posterior from a name or a distribution.
-
-    Returns:
-      A trainable, fully reparameterised TFP distribution.
-
-    Raises:
-      ValueError: an unknown name, or a distribution that does not match the prior.
-      TypeError: neither a name nor a distribution.
-    """
+    """Returns a trainable, fully reparameterised surrogate posterior that matches the prior, from a name or a distribution."""
     check_prior(prior)
     if isinstance(surrogate_posterior, str):
         name = check.one_of("surrogate_posterior", surrogate_posterior, BUILDERS)

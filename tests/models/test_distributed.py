@@ -217,7 +217,7 @@ def outside_the_scope():
     try:
         with strategy.scope():
             model.fit(X, Y, batch_size=31, verbose=0)
-    except ValueError as error:
+    except RuntimeError as error:  # TensorFlow's own.
         return {"error": str(error), "spent": model.privacy_ledger.num_releases}
 
 class Regression(dpvi.DPModel):
@@ -303,7 +303,7 @@ def test_noise_is_added_once_a_step(replicas):
 
 def test_a_model_built_outside_the_scope_is_refused(replicas):
     found = replicas["outside_the_scope"]
-    assert "strategy.scope()" in found["error"]
+    assert "Strategy scopes" in found["error"]
     assert found["spent"] == 0
 
 

@@ -90,6 +90,7 @@ def test_a_model_of_whole_records(generative):
 
 
 @pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ 0.23 on Matplotlib 3.11.
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # Of 200 draws from a fit with fresh noise.
 def test_arviz_compares_and_draws(model, tmp_path):
     import matplotlib as mpl
 

@@ -7,16 +7,10 @@ import pytest
 from scipy import stats
 from support.siblings import slow
 
-from tfp_dpvi.posterior import (
-    CurvaturePrior,
-    ReleaseNoise,
-    Terms,
-    Window,
-    draw_curvature,
-    exact_mixture,
-    window_of,
-)
 from tfp_dpvi.posterior import curvature as lib
+from tfp_dpvi.posterior.curvature import CurvaturePrior, draw_curvature
+from tfp_dpvi.posterior.mixture import Terms, exact_mixture
+from tfp_dpvi.posterior.window import ReleaseNoise, Window, window_of
 
 SIZE, NUM = 3, 1000
 NOISE = ReleaseNoise(num_records=NUM, sampling_rate=0.1, clip=2.0, gradient=4.0, matrix=3.0, scale=5.0)

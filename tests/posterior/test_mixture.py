@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfp_dpvi import posterior
-from tfp_dpvi.posterior import Mixture, ReleaseNoise, Terms, Window, exact_mixture, gaussian_prior, sampled_mixture
+from tfp_dpvi.posterior import curvature
+from tfp_dpvi.posterior import mixture as mixtures
+from tfp_dpvi.posterior import window as windows
+from tfp_dpvi.posterior.mixture import Mixture, Terms, exact_mixture, gaussian_prior, sampled_mixture
+from tfp_dpvi.posterior.window import ReleaseNoise, Window
 
 SIZE = 3
 
@@ -115,7 +118,7 @@ def test_refined_is_the_linear_posterior_where_nothing_bends():
     linear = exact_mixture(terms_of(np.array([[9.0, 2.0], [2.0, 4.0]]), np.zeros(2), np.arange(2)), prior, prior @ mean)
     precision = np.linalg.inv(linear.covariance)
     log_density = normal_log_prior(precision, linear.mean)
-    found = posterior.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
+    found = mixtures.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
     sd = np.sqrt(np.diag(linear.covariance))
     assert np.all(np.abs(found.mean - linear.mean) < 0.25 * sd)
     np.testing.assert_allclose(np.sqrt(np.diag(found.covariance)), sd, rtol=0.2)
@@ -130,7 +133,7 @@ def test_refined_follows_a_density_that_bends():
         return -((moved - 0.6) ** 2) / 0.1 - x[:, 0] ** 2 / 2, gradient[:, None]
 
     linear = exact_mixture(terms_of(np.array([[20.0]]), np.array([0.6]), np.array([0])), np.eye(1), np.zeros(1))
-    found = posterior.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
+    found = mixtures.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
     grid = np.linspace(-6, 6, 20_001)
     weight = np.exp(log_density(grid[:, None])[0])
     weight /= weight.sum()
@@ -145,7 +148,7 @@ def test_shares_of_the_variance_are_those_of_the_formula():
     released = window(np.array([1.0]), np.array([0.0]), np.array([[4.0]]), 3.0)
     slopes, matrices, index = np.array([[[5.0]]]), np.array([[[4.0]]]), np.array([0])
     mixture = exact_mixture(Terms.of(released, slopes, matrices, index), np.eye(1), np.zeros(1))
-    shares = posterior.variance_shares(
+    shares = mixtures.variance_shares(
         released, slopes, matrices, mixture, index, normal_log_prior(np.eye(1), np.zeros(1))
     )
     spread = 1.2 * 4.0 + 9.0
@@ -189,11 +192,11 @@ def released(generator, truth, noise=NOISE):
 def coverage(num=120, noise=NOISE, mutate=lambda window, slopes, matrices: (window, slopes, matrices)):
     """Covered intervals of all parameters, of `num` simulated fits, 90 % nominal. Seeded."""
     generator, covered = np.random.default_rng(5), []
-    prior = posterior.CurvaturePrior(TRUE_MATRIX * 1.1, (8.0 * SIZE,), 0.3)
+    prior = curvature.CurvaturePrior(TRUE_MATRIX * 1.1, (8.0 * SIZE,), 0.3)
     for _ in range(num):
         truth = generator.normal(size=SIZE)
-        window = posterior.window_of(*released(generator, truth, noise), noise)
-        window, slopes, matrices = mutate(window, *posterior.draw_curvature(window, prior, generator))
+        window = windows.window_of(*released(generator, truth, noise), noise)
+        window, slopes, matrices = mutate(window, *curvature.draw_curvature(window, prior, generator))
         terms = Terms.of(window, slopes, matrices, np.arange(SIZE))
         mixture = exact_mixture(terms, np.eye(SIZE), np.zeros(SIZE))
         picks = generator.integers(len(mixture.locs), size=400)
@@ -231,9 +234,9 @@ def test_as_the_budget_goes_to_nothing_the_prior_comes_back():
     nothing = ReleaseNoise(NUM, RATE, CLIP, gradient=25e4, matrix=8e4, scale=8e4)
     assert 0.85 <= coverage(noise=nothing) <= 0.95
     generator = np.random.default_rng(0)
-    window = posterior.window_of(*released(generator, np.ones(SIZE), nothing), nothing)
-    prior = posterior.CurvaturePrior.isotropic(SIZE, NUM, CLIP)
-    terms = Terms.of(window, *posterior.draw_curvature(window, prior, generator), np.arange(SIZE))
+    window = windows.window_of(*released(generator, np.ones(SIZE), nothing), nothing)
+    prior = curvature.CurvaturePrior.isotropic(SIZE, NUM, CLIP)
+    terms = Terms.of(window, *curvature.draw_curvature(window, prior, generator), np.arange(SIZE))
     mixture = exact_mixture(terms, np.eye(SIZE), np.zeros(SIZE))
     np.testing.assert_allclose(mixture.mean, 0.0, atol=0.1)
     np.testing.assert_allclose(mixture.covariance, np.eye(SIZE), atol=0.1)
@@ -245,12 +248,12 @@ def test_as_the_budget_goes_to_nothing_the_prior_comes_back():
 def test_a_fit_that_has_not_arrived_is_warned_of():
     generator = np.random.default_rng(0)
     blocks, scales = released(generator, np.zeros(SIZE))
-    window = posterior.window_of(blocks, scales, NOISE)
-    prior = posterior.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
-    slopes, matrices = posterior.draw_curvature(window, prior, generator)
+    window = windows.window_of(blocks, scales, NOISE)
+    prior = curvature.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
+    slopes, matrices = curvature.draw_curvature(window, prior, generator)
     for far, found in ((0.0, []), (30.0, ["did not converge"])):
         moved = Mixture(np.full((1, SIZE), far) + window.theta, 0.1 * np.eye(SIZE)[None])
-        checks = posterior.check(window, slopes, matrices, moved, np.arange(SIZE))
+        checks = mixtures.check(window, slopes, matrices, moved, np.arange(SIZE))
         assert [any(word in sentence for sentence in checks.warnings) for word in found] == [True] * len(found)
         assert len(checks.warnings) == len(found)
 
@@ -259,16 +262,16 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
 def test_halves_that_differ_are_warned_of():
     """p-values of 100 fits are uniform (seeded), and a drift of the score is seen."""
     generator, found = np.random.default_rng(3), []
-    prior = posterior.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
+    prior = curvature.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     for _ in range(100):
-        window = posterior.window_of(*released(generator, np.zeros(SIZE)), NOISE)
-        slopes, matrices = posterior.draw_curvature(window, prior, generator)
+        window = windows.window_of(*released(generator, np.zeros(SIZE)), NOISE)
+        slopes, matrices = curvature.draw_curvature(window, prior, generator)
         mixture = Mixture(window.theta[None], np.eye(SIZE)[None])
-        found.append(posterior.check(window, slopes, matrices, mixture, np.arange(SIZE)).halves)
+        found.append(mixtures.check(window, slopes, matrices, mixture, np.arange(SIZE)).halves)
     assert stats.kstest(found, "uniform").pvalue > 1e-3
     blocks, scales = released(generator, np.zeros(SIZE))
     blocks["gradient"][13:] += 3.0 * blocks["steps"][13:, None]
-    window = posterior.window_of(blocks, scales, NOISE)
-    checks = posterior.check(window, slopes, matrices, mixture, np.arange(SIZE))
+    window = windows.window_of(blocks, scales, NOISE)
+    checks = mixtures.check(window, slopes, matrices, mixture, np.arange(SIZE))
     assert checks.halves < 1e-3
     assert "halves" in checks.warnings[-1]

@@ -18,6 +18,7 @@ from tfp_dpvi._tf import tf
 from tfp_dpvi.data import make_records, streaming
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped
 from tfp_dpvi.gradients import step as step_lib
+from tfp_dpvi.models.group_terms import GroupTerms
 from tfp_dpvi.models.predictive import PosteriorPredictive
 from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.optimizers import dp_keras
@@ -205,7 +206,7 @@ def _groups_of(model):
         plan = model.privacy_plan
         sampling, relation = plan.sampling, plan.neighboring_relation
         expected = getattr(sampling, "probability", 1.0) * plan.num_records
-    return model._groups(StepSpec(sampling, expected, 100, relation), model.batch_regularizer)
+    return GroupTerms(model, StepSpec(sampling, expected, 100, relation))
 
 
 def settings_of(model):

@@ -3,11 +3,11 @@
 A value depends on every record of its group: releasing its gradient requires clipping and accounting by group.
 """
 
-from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation
+from tfp_dpvi.divergences.aggregate import kl_from_prior
 from tfp_dpvi.divergences.codes import Codes
 from tfp_dpvi.divergences.discrepancy import SCALES, dimensionwise_mmd, mmd
 from tfp_dpvi.divergences.priors import VampPrior, clustered_prior, sparse_prior
-from tfp_dpvi.divergences.regularizers import MMD, DimensionwiseMMD, KLFromPrior, TotalCorrelation
+from tfp_dpvi.divergences.regularizers import MMD, DimensionwiseMMD, KLFromPrior
 
 __all__ = [
     "MMD",
@@ -15,12 +15,10 @@ __all__ = [
     "Codes",
     "DimensionwiseMMD",
     "KLFromPrior",
-    "TotalCorrelation",
     "VampPrior",
     "clustered_prior",
     "dimensionwise_mmd",
     "kl_from_prior",
     "mmd",
     "sparse_prior",
-    "total_correlation",
 ]

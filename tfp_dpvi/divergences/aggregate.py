@@ -1,11 +1,11 @@
-"""Divergences of a group's aggregated posterior q(z) = sum_i w_i q(z | x_i) / sum_i w_i, from samples."""
+"""The divergence of a group's aggregated posterior q(z) = sum_i w_i q(z | x_i) / sum_i w_i, from samples."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tfp_dpvi._tf import tf, tfd
-from tfp_dpvi.divergences.codes import check_distribution, points, present_rows, row_weights, shares
+from tfp_dpvi.divergences.codes import check_distribution, points, row_weights, shares
 
 
 def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
@@ -18,16 +18,6 @@ def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -
     total = tf.reduce_sum(weights)
     log_total = tf.math.log(tf.where(present, total, tf.ones_like(total)))
     return tf.reduce_logsumexp(tf.where(chosen, log_probs + log_weights, absent), axis=1) - log_total
-
-
-def _for_each_row(z: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns points [m, d] as [m, n, d], one copy for each posterior.
-
-    Selected, not broadcast: a posterior of weight zero may have NaN parameters, and then the gradient of its log-probability
-    is NaN at its copy of a point. `tf.where` keeps NaN away from the point itself.
-    """
-    z = z[:, tf.newaxis, :]
-    return tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
 
 
 def kl_from_prior(
@@ -47,9 +37,6 @@ def kl_from_prior(
 
     Returns:
       A scalar of the samples' dtype; exactly 0, with zero gradient, if there is no weight.
-
-    Raises:
-      ValueError: shapes or dtypes that do not fit.
     """
     prior_samples = points(prior_samples, "prior_samples")
     if prior_samples.shape[0] == 0:
@@ -59,52 +46,10 @@ def kl_from_prior(
     check_distribution(posterior, "posterior", tf.TensorShape([None]), dimensions, prior_samples.dtype)
     rows = tf.ones(posterior.batch_shape_tensor(), prior_samples.dtype)
     weights = rows if weights is None else row_weights(weights, rows, "weights")
-    log_probs = posterior.log_prob(_for_each_row(prior_samples, weights))  # [m, n]
+    # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of weight zero may have NaN
+    # parameters, and then the gradient of its log-probability is NaN at its copy of a point.
+    z = prior_samples[:, tf.newaxis, :]
+    log_probs = posterior.log_prob(tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z)))  # [m, n]
     _, present = shares(weights)
     value = tf.reduce_mean(prior.log_prob(prior_samples) - _log_mixture(log_probs, weights, present))
-    return tf.where(present, value, tf.zeros_like(value))
-
-
-def _factors(posterior: tfd.Distribution) -> tfd.Distribution:
-    """Returns the posterior's dimensions as a distribution with scalar events and batch shape [n, d]."""
-    if isinstance(posterior, tfd.MultivariateNormalDiag):
-        return tfd.Normal(posterior.mean(), posterior.stddev())
-    if isinstance(posterior, tfd.Independent) and posterior.distribution.event_shape.rank == 0:
-        return posterior.distribution
-    raise ValueError(
-        f"posterior {posterior.name!r} is a {type(posterior).__name__}, whose dimensions may depend on one another: "
-        "pass tfd.MultivariateNormalDiag(loc, scale_diag) or\n"
-        "tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)."
-    )
-
-
-def total_correlation(samples: tf.Tensor, posterior: tfd.Distribution, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Estimates KL(q(z) || prod_d q(z_d)) of the aggregated posterior, by one draw a record.
-
-    `sum_i share_i [log q(z_i) - sum_d log q_d(z_id)]` with q and its marginals q_d mixtures over the group: the minibatch
-    estimate of Chen et al. (2018, "Isolating sources of disentanglement in variational autoencoders", arXiv:1802.04942,
-    section 4.1), up to a constant. Esmaeili et al. (2019, "Structured disentangled representations") use it for blocks of
-    dimensions. Biased in small groups (one record gives 0). Time and memory are O(n^2 d).
-
-    Args:
-      samples: float [n, d], one draw of each row's posterior.
-      posterior: `tfd.MultivariateNormalDiag`, or `tfd.Independent` of a distribution with scalar events, with batch shape
-        [n] and event shape [d].
-      weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter, even if NaN.
-
-    Returns:
-      A scalar of the samples' dtype; exactly 0, with zero gradient, if there is no weight.
-
-    Raises:
-      ValueError: a posterior whose dimensions are not independent, or shapes or dtypes that do not fit.
-    """
-    samples = points(samples, "samples")
-    weights = row_weights(weights, samples, "weights")
-    check_distribution(posterior, "posterior", samples.shape[:1], samples.shape[1:], samples.dtype)
-    factors = _factors(posterior)
-    own_shares, present = shares(weights)
-    log_probs = factors.log_prob(_for_each_row(present_rows(samples, weights), weights))  # [n draws, n posteriors, d]
-    joint = _log_mixture(tf.reduce_sum(log_probs, axis=-1), weights, present)
-    marginals = tf.reduce_sum(_log_mixture(log_probs, weights, present), axis=-1)
-    value = tf.reduce_sum(own_shares * (joint - marginals))
     return tf.where(present, value, tf.zeros_like(value))

@@ -10,18 +10,15 @@ from tfp_dpvi._tf import tf, tfd
 def points(value: tf.Tensor, name: str, *, like: tf.Tensor | None = None) -> tf.Tensor:
     """Returns `value` as a float tensor [n, d]; with `like`, of the same dtype and d. Errors name the argument."""
     value = tf.convert_to_tensor(value, dtype_hint=None if like is None else like.dtype)
-    if not value.dtype.is_floating:
-        raise ValueError(f"{name} has dtype {value.dtype.name}: codes are float32 or float64. Cast it with tf.cast.")
-    if value.shape.rank != 2:
+    if not value.dtype.is_floating or value.shape.rank != 2:
         raise ValueError(
-            f"{name} has shape {value.shape}: it must be [number of points, number of dimensions]. Reshape it, for "
-            f"instance with {name}[:, tf.newaxis]."
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}: it must be float32 or float64 [number of points, number "
+            f"of dimensions]. Use tf.cast, and for instance {name}[:, tf.newaxis]."
         )
-    if like is not None and value.dtype != like.dtype:
-        raise ValueError(f"{name} has dtype {value.dtype.name}, its counterpart {like.dtype.name}: cast one.")
-    if like is not None and not value.shape[1:].is_compatible_with(like.shape[1:]):
+    if like is not None and (value.dtype != like.dtype or not value.shape[1:].is_compatible_with(like.shape[1:])):
         raise ValueError(
-            f"{name} has shape {value.shape}, its counterpart {like.shape}: both need the same number of dimensions."
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its counterpart {like.dtype.name} and {like.shape}: both need "
+            "the same dtype and number of dimensions."
         )
     return value
 
@@ -31,10 +28,11 @@ def row_weights(value: tf.Tensor | None, rows: tf.Tensor, name: str) -> tf.Tenso
     if value is None:
         return tf.ones(tf.shape(rows)[:1], rows.dtype)
     value = tf.convert_to_tensor(value, dtype_hint=rows.dtype)
-    if value.dtype != rows.dtype:
-        raise ValueError(f"{name} has dtype {value.dtype.name}, its rows {rows.dtype.name}: cast it with tf.cast.")
-    if value.shape.rank != 1 or not value.shape.is_compatible_with(rows.shape[:1]):
-        raise ValueError(f"{name} has shape {value.shape}, its rows {rows.shape}: it needs one weight per row.")
+    if value.dtype != rows.dtype or value.shape.rank != 1 or not value.shape.is_compatible_with(rows.shape[:1]):
+        raise ValueError(
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its rows {rows.dtype.name} and {rows.shape}: it needs one "
+            "weight per row, of the same dtype."
+        )
     return value
 
 
@@ -77,20 +75,12 @@ def check_distribution(
     distribution: tfd.Distribution, name: str, batch: tf.TensorShape, event: tf.TensorShape, dtype: tf.DType
 ) -> None:
     """Raises unless `distribution` is a TFP distribution with these static shapes and this dtype."""
-    if isinstance(distribution, type) or not all(hasattr(distribution, part) for part in ("log_prob", "event_shape")):
+    if not isinstance(distribution, tfd.Distribution):
         raise TypeError(f"{name} must be a TFP distribution, got {distribution!r}.")
-    if not isinstance(distribution.event_shape, tf.TensorShape):
+    shapes, kind = (distribution.batch_shape, distribution.event_shape), distribution.dtype
+    fits = isinstance(shapes[1], tf.TensorShape) and all(map(tf.TensorShape.is_compatible_with, shapes, (batch, event)))
+    if not fits or tf.as_dtype(kind) != dtype:
         raise ValueError(
-            f"{name} {distribution.name!r} has the structured event shape {distribution.event_shape}: join its parts into one "
-            "vector, for instance with tfd.Blockwise."
-        )
-    if not (distribution.batch_shape.is_compatible_with(batch) and distribution.event_shape.is_compatible_with(event)):
-        raise ValueError(
-            f"{name} {distribution.name!r} has batch shape {distribution.batch_shape} and event shape "
-            f"{distribution.event_shape}; it needs {batch} and {event}. tfd.Independent(..., 1) moves a batch axis."
-        )
-    if tf.as_dtype(distribution.dtype) != dtype:
-        raise ValueError(
-            f"{name} {distribution.name!r} has dtype {tf.as_dtype(distribution.dtype).name}, the codes {dtype.name}: "
-            "use the same dtype for both."
+            f"{name} {distribution.name!r} has batch shape {shapes[0]}, event shape {shapes[1]} and dtype {kind}; it needs {batch}, "
+            f"{event} and {dtype.name}. tfd.Independent(..., 1) moves a batch axis; tfd.Blockwise joins parts."
         )

@@ -65,10 +65,6 @@ def mmd(
 
     Returns:
       A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no weight.
-
-    Raises:
-      ValueError: shapes or dtypes that do not fit.
-      TypeError: a kernel that is not TFP's.
     """
     x = points(x, "x")
     y = points(y, "y", like=x)
@@ -78,10 +74,7 @@ def mmd(
         lengths = tf.sqrt(tf.constant(SCALES, x.dtype) * dimensions)
         kernel = tfp.math.psd_kernels.RationalQuadratic(length_scale=lengths, scale_mixture_rate=tf.ones([], x.dtype))
     if not isinstance(kernel, tfp.math.psd_kernels.PositiveSemidefiniteKernel) or kernel.feature_ndims != 1:
-        raise TypeError(
-            f"kernel={kernel!r} must be a kernel of tfp.math.psd_kernels on vectors, such as "
-            "ExponentiatedQuadratic(length_scale=1.)."
-        )
+        raise TypeError(f"kernel={kernel!r} must be a kernel of tfp.math.psd_kernels on vectors.")
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a * tf.linalg.matvec(kernel.matrix(left, right), b))
@@ -104,18 +97,7 @@ def dimensionwise_mmd(
     their estimate is the U-statistic, this one the V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train
     the same with term-wise gradients. Time and memory are O((n + m)^2 d).
 
-    Args:
-      x: float [n, d].
-      y: float [m, d], same dtype.
-      scales: squared length scales, positive.
-      x_weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter, even if NaN.
-      y_weights: float [m], as `x_weights`.
-
-    Returns:
-      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no weight.
-
-    Raises:
-      ValueError: shapes, dtypes or scales that do not fit.
+    `scales` are squared length scales; other arguments and the result are as for `mmd`.
     """
     scales = check_scales(scales)
     x = points(x, "x")

@@ -13,13 +13,6 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd
 
 
-def _dtype(dtype: tf.DType) -> tf.DType:
-    kind = tf.as_dtype(dtype)
-    if not kind.is_floating:
-        raise ValueError(f"dtype={dtype!r} is no float type; pass tf.float32 or tf.float64.")
-    return kind
-
-
 def sparse_prior(
     dim: int,
     sparsity: float = 0.8,
@@ -35,30 +28,15 @@ def sparse_prior(
     Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
     where `sparsity` is gamma.
 
-    Args:
-      dim: number of dimensions d, at least 1.
-      sparsity: weight of the narrow normal, in [0, 1]; 0 leaves the wide normal alone.
-      spike_scale: standard deviation of the narrow normal.
-      slab_scale: standard deviation of the wide normal, larger than `spike_scale`.
-      dtype: of the samples.
-      name: name of the distribution.
-
     Returns:
       A TFP distribution with event shape [dim]. Its samples are not reparameterised.
-
-    Raises:
-      ValueError: an argument out of its range.
     """
     dim = check.count("dim", dim, 1)
     sparsity = check.real("sparsity", sparsity, "pass a probability in [0, 1], the weight of the narrow normal")
     if not 0.0 <= sparsity <= 1.0:
         raise ValueError(f"sparsity={sparsity!r} must lie in [0, 1]: it is the weight of the narrow normal.")
     spike_scale, slab_scale = check.positive("spike_scale", spike_scale), check.positive("slab_scale", slab_scale)
-    if not spike_scale < slab_scale:
-        raise ValueError(
-            f"spike_scale={spike_scale} is not below slab_scale={slab_scale}: swap them, or widen the slab."
-        )
-    kind = _dtype(dtype)
+    kind = tf.as_dtype(dtype)
     mixture = tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * dim, kind)),
         tfd.Normal(tf.zeros([], kind), tf.constant([[spike_scale, slab_scale]] * dim, kind)),
@@ -88,32 +66,24 @@ def clustered_prior(
 
     Returns:
       A TFP distribution with event shape [d]. Its samples are not reparameterised.
-
-    Raises:
-      ValueError: shapes or values that define no mixture.
     """
     if dtype is None:
         given = getattr(locs, "dtype", None)
         dtype = given if given is not None and tf.as_dtype(given).is_floating else tf.float32
-    kind = _dtype(dtype)
-    centres, scales = np.asarray(locs, np.float64), np.asarray(scale, np.float64)
+    kind = tf.as_dtype(dtype)
+    centres = np.asarray(locs, np.float64)
     if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
         raise ValueError(
-            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], such as [[0., -1.], [0., 1.]]."
+            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., -1.], [0., 1.]]."
         )
+    scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError(f"scale={scale!r} must be positive and finite: the clusters' standard deviations.")
-    try:
-        scales = np.broadcast_to(scales, centres.shape)
-    except ValueError:
-        raise ValueError(
-            f"scale has shape {scales.shape}, locs {centres.shape}: pass a scalar, [d], [k, 1] or [k, d]."
-        ) from None
     clusters = len(centres)
     weights = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
     if weights.shape != (clusters,) or not (weights >= 0).all() or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5):
         raise ValueError(
-            f"probs={probs!r} must be {clusters} probabilities that sum to 1, one per cluster. Divide weights by their sum."
+            f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by their sum."
         )
     return tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant(weights, kind)),
@@ -139,22 +109,14 @@ class VampPrior:
     y: Structure | None = None
 
     def of(self, encoder: Callable[..., tfd.Distribution], dtype: str) -> tfd.Distribution:
-        """Returns the prior over an encoder's codes, with new variables for the pseudo-inputs.
-
-        Args:
-          encoder: function of K rows that returns a TFP distribution with batch shape [K].
-          dtype: float type of the pseudo-inputs.
-
-        Raises:
-          ValueError: the encoder does not return K distributions.
-        """
+        """Returns the prior over an encoder's codes, with new variables of a float type for the pseudo-inputs."""
 
         def start(value: Structure) -> Structure:
             if isinstance(value, dict):
                 return {name: start(part) for name, part in value.items()}
             if isinstance(value, tuple):
                 return tuple(map(start, value))
-            array = np.asarray(value)
+            array = np.asarray(value)  # A list of numbers is one array.
             return tf.Variable(array.astype(dtype), name="pseudo_inputs") if array.dtype.kind == "f" else array
 
         return _Vamp(encoder, start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)))
@@ -170,9 +132,7 @@ class _Vamp(Derived):
         try:
             one = self._posteriors()
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            raise ValueError(
-                f"prior: the encoder failed on VampPrior's pseudo_inputs of shape {shapes}: {error}"
-            ) from error
+            raise ValueError(f"prior: the encoder failed on VampPrior's pseudo_inputs, {shapes}: {error}") from error
         if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
             raise ValueError(
                 f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape {shapes}; it must return a TFP "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.divergences.aggregate import kl_from_prior, total_correlation
+from tfp_dpvi.divergences.aggregate import kl_from_prior
 from tfp_dpvi.divergences.codes import Codes
 from tfp_dpvi.divergences.discrepancy import SCALES, check_scales, dimensionwise_mmd, mmd
 
@@ -21,7 +21,7 @@ class MMD:
     kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None
 
     def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `mmd(codes.samples, codes.prior_samples)` over the group's rows."""
+        """Returns the discrepancy of the group's draws."""
         return mmd(codes.samples, codes.prior_samples, self.kernel, x_weights=codes.weights)
 
 
@@ -39,7 +39,7 @@ class DimensionwiseMMD:
         object.__setattr__(self, "scales", check_scales(self.scales))
 
     def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `dimensionwise_mmd(codes.samples, codes.prior_samples)` over the group's rows."""
+        """Returns the discrepancy of the group's draws."""
         return dimensionwise_mmd(codes.samples, codes.prior_samples, self.scales, x_weights=codes.weights)
 
 
@@ -48,14 +48,5 @@ class KLFromPrior:
     """KL(prior || the group's aggregated posterior); see `kl_from_prior`."""
 
     def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `kl_from_prior` at the draws from the prior."""
+        """Returns the divergence at the draws from the prior."""
         return kl_from_prior(codes.prior, codes.prior_samples, codes.posterior, codes.weights)
-
-
-@dataclasses.dataclass(frozen=True)
-class TotalCorrelation:
-    """Dependence between the dimensions of the group's aggregated posterior; see `total_correlation`."""
-
-    def __call__(self, codes: Codes) -> tf.Tensor:
-        """Returns `total_correlation` at the group's draws."""
-        return total_correlation(codes.samples, codes.posterior, codes.weights)

@@ -14,10 +14,10 @@ from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, keras, tf, tfd
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import Terms
-from tfp_dpvi.models.coordinates import Coordinates, log_density_of
+from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.optimizers import DPOptimizer
-from tfp_dpvi.posterior import gaussian_prior
+from tfp_dpvi.posterior.mixture import gaussian_prior
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
@@ -84,7 +84,7 @@ class Study:
             )
         self.message_clip = None if message_clip is None else check.positive("message_clip", message_clip)
         self.coordinates = Coordinates(prior)
-        self._log_prior = log_density_of(self.coordinates)
+        self._log_prior = self.coordinates.log_density
         stands_for, self.normal_prior = self._prior_factor()
         self.terms = Terms(name, stands_for, local_steps, privacy, most_change, self._digest())
 

@@ -34,10 +34,7 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
-    "validation_split": (
-        0.0,
-        "it would show exact losses of private records; split x yourself and pass validation_data=.",
-    ),
+    "validation_split": (0.0, "it would show exact losses; split x yourself and pass validation_data=."),
     "class_weight": (None, "pass sample_weight=, which is applied before the clip."),
     "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
@@ -60,16 +57,6 @@ def check_counts(**counts: int | None) -> None:
             check.count(name, value, 1)
 
 
-def check_scope(model: keras.Model) -> None:
-    """Raises if `fit` is called in the scope of a strategy that the model was not built in."""
-    outer = tf.distribute.get_strategy()
-    if outer.num_replicas_in_sync > 1 and not all(map(outer.extended.variable_created_in_scope, model.variables)):
-        raise ValueError(
-            "fit is called in the scope of a tf.distribute strategy that the model was not built in: build and compile the "
-            "model inside strategy.scope() too, so that its variables are on all replicas."
-        )
-
-
 def make_data(
     model: Any,
     x: Any,
@@ -85,41 +72,35 @@ def make_data(
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
-    """Builds and checks the model on the records' shapes; returns the records of `fit` with their sampler.
-
-    Raises:
-      TypeError, ValueError: invalid records, records that do not fit the model, or an undeclared sampling scheme.
-    """
+    """Builds and checks the model on the records' shapes; returns the records of `fit` with their sampler."""
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError("y, sample_weight and batch_size are part of the dataset: pass only x.")
-        declared = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
-        return _of_dataset(model, DatasetData(x, *declared, model.record_dtype))
-    _refuse_batches(x)
-    if sampling_probability is not None:
-        raise ValueError(
-            f"sampling_probability={sampling_probability!r} is for datasets; leave it out: for arrays it is batch_size / num_records."
+        public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
+        data = DatasetData(x, *public, model.record_dtype)
+        _prepare(model, data.records, sampled=False)
+        return data
+    if is_batches(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, which fit samples itself,\n"
+            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare how they were drawn."
         )
+    if sampling_probability is not None:
+        raise ValueError(f"sampling_probability={sampling_probability!r} is for datasets: leave it out.")
     x, y = by_column("x", x), by_column("y", y)
-    source = None
-    if wants_stream((x, y), stream):
-        source = RecordSource(x, y, sample_weight, model.record_dtype)
-        records, available = source.probe, source.num
-    else:
-        records = make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
-        available = records.num
+    streams = wants_stream((x, y), stream)
+    source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
+    records = source.probe if source else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+    available = source.num if source else records.num
     _prepare(model, records)
-    num_records = available if num_records is None else int(num_records)
-    batch_size = min(_DEFAULT_BATCH_SIZE, num_records) if batch_size is None else int(batch_size)
+    num_records = int(num_records or available)
+    batch_size = int(batch_size or min(_DEFAULT_BATCH_SIZE, num_records))
+    counts = (available, num_records, batch_size, steps_per_epoch)
     Workers(model.distribute_strategy).check_same(
-        available,
-        num_records,
-        batch_size,
-        steps_per_epoch,
-        arrays=lambda: (records if source is None else source.some()).arrays(),
+        *counts, arrays=lambda: (source.some() if source else records).arrays()
     )
     if validate and source is None:
         model.check_labels(records)
@@ -131,32 +112,25 @@ def make_data(
         physical_batch_size=physical_batch_size,
         needs=model.batch_needs,
     )
-    public = (num_records, float(min(batch_size, num_records)), steps_per_epoch or math.ceil(num_records / batch_size))
-    return ArrayData(records, sampler, *public) if source is None else StreamedData(source, sampler, *public)
+    steps = steps_per_epoch or math.ceil(num_records / batch_size)
+    settings = (sampler, num_records, float(min(batch_size, num_records)), steps)
+    return StreamedData(source, *settings) if source else ArrayData(records, *settings)
 
 
-def _prepare(model: Any, records: Records) -> None:
-    """Creates the model's variables and checks that the records fit it."""
+def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
+    """Creates the model's variables and checks that the records, which `fit` samples itself or not, fit it."""
     with model.distribute_strategy.scope():
         model.prepare(records)
     model.check_records(records)
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1 and model.batch_needs.whole:
+    replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
+    if replicas > 1 and whole:
         raise ValueError(
             f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} replicas split each batch: fit "
             "it outside the strategy's scope."
         )
-
-
-def _of_dataset(model: Any, data: DatasetData) -> DatasetData:
-    _prepare(model, data.records)
-    whole = model.batch_needs.whole
-    if whole or Workers(model.distribute_strategy).several:
+    if not sampled and (whole or Workers(model.distribute_strategy).several):
         what = "this model has a batch_regularizer" if whole else "several workers train"
-        raise ValueError(
-            f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays, the same on every worker."
-        )
-    return data
+        raise ValueError(f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays.")
 
 
 def is_batches(data: object) -> bool:
@@ -164,22 +138,8 @@ def is_batches(data: object) -> bool:
     return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
 
 
-def _refuse_batches(x: object) -> None:
-    if is_batches(x):
-        raise TypeError(
-            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, which fit samples itself,\n"
-            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare how they were drawn."
-        )
-
-
 def check_like(x: Structure, specs: Structure, name: str) -> None:
-    """Raises unless new records have the structure and shapes of the fit's.
-
-    Args:
-      x: arrays.
-      specs: `tf.TensorSpec`s of the fit's records, with None for their number.
-      name: "x" or "y".
-    """
+    """Raises unless new records have the structure and shapes of the fit's, given as `tf.TensorSpec`s."""
     if isinstance(x, dict) != isinstance(specs, dict):
         ours, theirs = ("columns", "one array") if isinstance(x, dict) else ("one array", "columns")
         fix = f"{name}.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
@@ -205,11 +165,11 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
             "validation_data: exact validation losses (and early stopping on them) are unaccounted releases of those records.\nPass "
             "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
         )
-    dataset = isinstance(data, tf.data.Dataset)
-    single = dataset and any(
-        spec.shape.rank == 0 for spec in tf.nest.flatten(data.element_spec) if isinstance(spec, tf.TensorSpec)
-    )
-    if isinstance(data, Iterator) or single or (dataset and data.cardinality() == tf.data.INFINITE_CARDINALITY):
+    unusable = isinstance(data, Iterator)
+    if isinstance(data, tf.data.Dataset):
+        scalar = any(getattr(spec, "shape", [0]) == [] for spec in tf.nest.flatten(data.element_spec))
+        unusable = scalar or data.cardinality() == tf.data.INFINITE_CARDINALITY
+    if unusable:
         raise ValueError(
             f"validation_data is a {type(data).__name__} of single records, or endless, or exhausted after one epoch: pass "
             "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a keras.utils.Sequence."
@@ -253,26 +213,16 @@ def validation_metrics(metrics: Any) -> list[Metric]:
         objects.append(found)
     names = [one.name for one in objects]
     if len({"loss", "epsilon", *names}) < len(names) + 2:
-        raise ValueError(
-            f"validation_metrics have the names {names}: pass a unique name= to each, other than loss and epsilon."
-        )
+        raise ValueError(f"validation_metrics have the names {names}: pass a unique name=, not loss or epsilon.")
     return objects
 
 
 def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
     """Returns whether a likelihood generates whole records, `likelihood(params)`."""
-    try:
-        parameters = inspect.signature(likelihood).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
+    parameters = inspect.signature(likelihood).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return False
-    if len(positional) not in (1, 2):
-        raise ValueError(
-            f"likelihood takes {len(positional)} arguments; define likelihood(params, x) for a distribution of y, or "
-            "likelihood(params) for whole records."
-        )
-    return len(positional) == 1
+    num = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if num not in (1, 2):
+        raise ValueError(f"likelihood takes {num} arguments: define likelihood(params, x), or likelihood(params).")
+    return num == 1

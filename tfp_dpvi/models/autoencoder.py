@@ -72,26 +72,21 @@ class Autoencoder(LayeredModel):
         if isinstance(self.prior, tfd.Distribution):
             return self.prior
         if y is None:
-            raise ValueError(
-                f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y), or pass a TFP distribution."
-            )
+            raise ValueError(f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y).")
         return self._distribution("prior", called(self.prior, y, training=training))
 
     def _check_y(self, y: Structure | None) -> None:
         """Raises if y is missing, or passed to a model that was fitted without y."""
         conditional = self._parts_of_model.conditional
         if conditional and y is None:
-            raise ValueError(
-                "y is missing: this model was fitted with y, on which its records depend. Pass y=, as in fit(x, y)."
-            )
+            raise ValueError("y is missing: this model was fitted with y. Pass y=, as in fit(x, y).")
         if conditional is False and y is not None:
             raise ValueError("y was passed, but this model was fitted without y: leave it out.")
 
     def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
         if not isinstance(value, tfd.Distribution):
             raise TypeError(
-                f"{part} returned {type(value).__name__}; it must return a TFP distribution. End it in a TFP layer, for "
-                "instance tfp.layers.DistributionLambda or tfp.layers.IndependentBernoulli."
+                f"{part} returned {type(value).__name__}; it must return a TFP distribution. End it in a TFP layer."
             )
         return value
 
@@ -102,16 +97,11 @@ class Autoencoder(LayeredModel):
         posterior = self._distribution("encoder", called(self.encoder, x, y, training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
-        event = samples.shape[2:]
         # A record's draws are consecutive rows of the decoder's input.
-        codes = tf.reshape(samples, [-1, *event])
-        repeated = x, y
-        if num_draws > 1:
-            repeated = tf.nest.map_structure(
-                lambda part: None if part is None else tf.repeat(part, num_draws, axis=0), repeated
-            )
-        conditional = self._distribution("decoder", called(self.decoder, codes, repeated[1], training))
-        log_prob = conditional.log_prob(as_event(repeated[0], conditional))
+        codes = tf.reshape(samples, [-1, *samples.shape[2:]])
+        x_each, y_each = (x, y) if num_draws == 1 else _repeated((x, y), num_draws)
+        conditional = self._distribution("decoder", called(self.decoder, codes, y_each, training))
+        log_prob = conditional.log_prob(as_event(x_each, conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
         if (density := self._parts_of_model.density) is None:
             divergence = self._divergence(posterior, draws, self._prior_given(y, training))
@@ -134,8 +124,7 @@ class Autoencoder(LayeredModel):
         """Creates the variables and checks both networks on zeros."""
         self._check_y(records.y)
         given = (records.x,) if records.y is None else (records.x, records.y)
-        zeros = tf.nest.map_structure(lambda part: tf.zeros([NUM_SYNTHETIC, *part.shape[1:]], part.dtype), given)
-        _, read = read_by(lambda: self._check_shapes(*zeros), self.distribute_strategy)
+        _, read = read_by(lambda: self._check_shapes(*base.zeros_like(given, NUM_SYNTHETIC)), self.distribute_strategy)
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
             raise ValueError(
@@ -162,8 +151,7 @@ class Autoencoder(LayeredModel):
             )
         if posterior.reparameterization_type != tfd.FULLY_REPARAMETERIZED:
             raise ValueError(
-                f"encoder returned {posterior.name!r}, which is not reparameterised: gradients do not pass through its draws. "
-                "Use a normal, a logistic or another continuous distribution."
+                f"encoder returned {posterior.name!r}, which is not reparameterised: use a normal or a logistic."
             )
         z = tf.zeros([NUM_SYNTHETIC, *prior.event_shape], self.dtype)
         conditional = self._result_of("decoder", lambda: self.decode(z, y), z, y)
@@ -182,9 +170,8 @@ class Autoencoder(LayeredModel):
         except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
             if str(error).startswith((f"{part} returned", "prior")):
                 raise
-            shapes = tf.nest.map_structure(
-                lambda value: f"{value.dtype.name}{value.shape.as_list()}", given if y is None else (given, y)
-            )
+            given = given if y is None else (given, y)
+            shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
             pair = "(x, y)" if part == "encoder" else "(z, y)"
             more = f" With y, the {part} takes {pair}; for records without y call fit(x)." if y is not None else ""
             raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}") from error
@@ -194,27 +181,21 @@ class Autoencoder(LayeredModel):
     def elbo(self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0) -> np.ndarray:
         """Returns evidence lower bounds of records, a float array of shape [n] (in nats, with the model's beta).
 
-        Exact values of these records: *not private* unless the records are public.
-
-        Args:
-          x: records as for `fit`.
-          y: likewise, for a model that was fitted with y.
-          num_draws: latent draws to average over.
-          seed: seed of the draws.
+        Exact values of these records, from `num_draws` latent draws: *not private* unless the records are public.
         """
         key = tf.constant(_random.new_key(seed))
         self._check_y(y)
         inputs = self._inputs((x,) if y is None else (x, y))
         num = int(tf.nest.flatten(inputs)[0].shape[0])
-        one = function_of_model(
-            lambda part, k: self._terms(part[0], k, num_draws, y=part[1] if part[1:] else None).losses,
-            reduce_retracing=True,
-        )
-        found = []
-        for start in range(0, num, 1024):
-            part = tf.nest.map_structure(lambda value, at=start: value[at : at + 1024], inputs)
-            found.append(-one(part, _random.fold_in(key, start)).numpy())
-        return np.concatenate(found)
+
+        def bounds(part: tuple[Structure, ...], key: tf.Tensor) -> tf.Tensor:
+            return -self._terms(part[0], key, num_draws, y=part[1] if part[1:] else None).losses
+
+        one = function_of_model(bounds, reduce_retracing=True)
+        starts = range(0, num, 1024)
+        parts = [tf.nest.map_structure(lambda value, at=at: value[at : at + 1024], inputs) for at in starts]
+        pairs = zip(parts, starts, strict=True)
+        return np.concatenate([one(part, _random.fold_in(key, start)).numpy() for part, start in pairs])
 
     def predict(
         self,
@@ -238,14 +219,8 @@ class Autoencoder(LayeredModel):
     ) -> Structure:
         """Returns synthetic records: decoded draws from the prior. Post-processing of released weights, at no further cost.
 
-        Args:
-          num: number of records.
-          y: values to condition on, for a model that was fitted with y: one row for each of the `num` records, or one for all.
-          seed: makes the draws repeatable.
-          mean: whether to return the decoder's means (grey values of images) instead of draws from its distribution.
-
-        Returns:
-          Array of shape [num, ...].
+        Array of shape [num, ...]. A model that was fitted with y takes y to condition on: one row for each record, or one for
+        all. `mean` returns the decoder's means (grey values of images) instead of draws from its distribution.
         """
         arguments.check_counts(num=num or 0)
         self._check_y(y)
@@ -294,7 +269,7 @@ class Autoencoder(LayeredModel):
 
 @dataclasses.dataclass(eq=False)
 class Parts:
-    """Encoder, decoder and prior, hidden from Keras, which tracks only the layers."""
+    """The networks, hidden from Keras, which tracks only their layers."""
 
     encoder: Callable[..., tfd.Distribution]
     decoder: Callable[..., tfd.Distribution]
@@ -309,6 +284,10 @@ class Parts:
         """Returns all layers, including those that others create on their first call, as attention does."""
         parts = [self.encoder, self.decoder, self.prior, *([self.density] if self.density else [])]
         return list({id(layer): layer for part in parts for layer in layers_of(part)}.values())
+
+
+def _repeated(structure: Structure, num: int) -> Structure:
+    return tf.nest.map_structure(lambda part: None if part is None else tf.repeat(part, num, axis=0), structure)
 
 
 def _tensors(y: Structure | None) -> Structure | None:

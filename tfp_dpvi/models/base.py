@@ -9,19 +9,10 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from tfp_dpvi import _tf, export
 from tfp_dpvi import _validate as check
-from tfp_dpvi import export
 from tfp_dpvi import metrics as metrics_lib
-from tfp_dpvi._tf import (
-    Optimizer,
-    Structure,
-    clear_losses,
-    in_mode,
-    layers_within,
-    refuse_keras_3,
-    refuse_late_functions,
-    tf,
-)
+from tfp_dpvi._tf import Optimizer, Structure, tf
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
@@ -37,6 +28,11 @@ from tfp_dpvi.training.fit import State
 
 LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
 """Exceptions of a user's function that does not fit its data; TensorFlow's shape errors are `ValueError`s."""
+
+
+def zeros_like(structure: Structure, num: int) -> Structure:
+    """Returns `num` records of zeros of the shapes and dtypes of records."""
+    return tf.nest.map_structure(lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure)
 
 
 class DPModel(FittedModel):
@@ -64,8 +60,7 @@ class DPModel(FittedModel):
 
     All default outputs of `fit` (weights after every step, `History`, the progress bar) are functions of public values and of
     Gaussian releases of clipped sums over samples drawn as the plan says. They are (epsilon, delta)-differentially private
-    with the values that `privacy_report()` prints, under the neighboring relation that it names, except for what the report
-    lists as not covered.
+    with the values that `privacy_report()` prints, under the neighboring relation that it names, except for what it lists.
     """
 
     def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
@@ -73,20 +68,16 @@ class DPModel(FittedModel):
         self._dp = State(None if seed is None else int(seed))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        refuse_keras_3(name, value)
+        _tf.refuse_keras_3(name, value)
         super().__setattr__(name, value)
 
     # ------------------------------------------------------------------ methods to override
 
     def record_loss(self, x: Any, y: Any = None) -> Any:
-        """Returns the loss of one record, a scalar. Override this.
+        """Returns the loss of one record of `x` (and `y`) of `fit`, without a batch dimension: a scalar. Override this.
 
         `fit` calls it with layers in training mode (Dropout is active, with draws for each record), `evaluate` in inference
         mode. Layers that are called with `training=` use that.
-
-        Args:
-          x: one record of the argument `x` of `fit`, without a batch dimension.
-          y: likewise, if `fit` has a `y`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no loss: override record_loss(self, x, y), which returns the scalar loss of one record."
@@ -101,11 +92,7 @@ class DPModel(FittedModel):
         return None
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the model's clipped gradient with its sensitivity; for models with Monte Carlo draws of their own.
-
-        Args:
-          spec: the public numbers of a step.
-        """
+        """Returns the model's clipped gradient with its sensitivity; for models with Monte Carlo draws of their own."""
         variables, clip = self.trainable_variables, self.clip
 
         def record_gradient(record: dict[str, tf.Tensor], keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
@@ -133,18 +120,15 @@ class DPModel(FittedModel):
 
     def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns `record_loss` plus the losses that layers add, times the record's weight."""
-        clear_losses(self)
+        _tf.clear_losses(self)
         given = [record[name] for name in ("x", "y") if name in record]
-        with refuse_late_functions(layers_within(self)):
-            loss = tf.convert_to_tensor(in_mode(lambda: self.record_loss(*given), training=True))
+        with _tf.refuse_late_functions(_tf.layers_within(self)):
+            loss = tf.convert_to_tensor(_tf.in_mode(lambda: self.record_loss(*given), training=True))
         if loss.shape.rank != 0:
-            raise ValueError(
-                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar. Reduce it, or "
-                "take entry [0] of a batch of one."
-            )
+            raise ValueError(f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: reduce it.")
         # add_loss and activity terms may depend on the record, so they are clipped (contract C2).
         loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses_of_record()]])
-        clear_losses(self)
+        _tf.clear_losses(self)
         return loss * record["sample_weight"] if "sample_weight" in record else loss
 
     def losses_of_record(self) -> list[tf.Tensor]:
@@ -157,14 +141,10 @@ class DPModel(FittedModel):
         return BatchNeeds(sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables))
 
     def prepare(self, records: Records) -> None:
-        """Creates the variables, unless the layers have been called.
-
-        Args:
-          records: records of the right shapes and dtypes.
-        """
+        """Creates the variables, unless the layers have been called, for records of these shapes and dtypes."""
         if not self.trainable_variables:
             # Zeros instead of a record: layers may initialise themselves from their first input.
-            self(tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), records.x))
+            self(zeros_like(records.x, 1))
         if not self.trainable_variables:
             raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
         self.built = True
@@ -245,9 +225,7 @@ class DPModel(FittedModel):
         if loss is not None:
             raise ValueError(f"loss={loss!r}: leave it out; the model defines its own per-record loss.")
         if optimizer is None:
-            raise ValueError(
-                "optimizer is missing: pass, for instance, dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
-            )
+            raise ValueError("optimizer is missing: pass, say, dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0).")
         optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
         self.check_optimizer(optimizer)
         arguments.check_counts(steps_per_execution=steps_per_execution)
@@ -272,11 +250,7 @@ class DPModel(FittedModel):
         state.validation_metrics, state.private_metrics = metric_objects, private_metrics
 
     def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
-        """Returns the ledger to use from now on.
-
-        Raises:
-          ValueError: the model has releases in another one.
-        """
+        """Returns the ledger to use from now on; raises `ValueError` if the model has releases in another one."""
         held = self._dp.ledger
         if ledger is None or ledger is held:
             return held
@@ -284,10 +258,7 @@ class DPModel(FittedModel):
             raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
         same = ledger.path is not None and ledger.path == held.path
         if held.num_releases and not same and not ledger.continues(held):
-            raise ValueError(
-                f"ledger: this model has {held.num_releases} releases in another ledger, which must not be lost. Pass the "
-                "ledger to the first compile, or build a new model."
-            )
+            raise ValueError(f"ledger: this model has {held.num_releases} releases in another ledger: build a new one.")
         return ledger
 
     # ------------------------------------------------------------------ privacy spent
@@ -328,13 +299,8 @@ class DPModel(FittedModel):
 
         Signatures, as far as the model has them: `predict`, `log_prob` (posterior predictive log density), `sample_posterior`
         and `sample_predictive` of `num` (int32) and `seed` (int32 [2]), `encode` and `decode` of a `DPVAE`. `serving_default`
-        is `predict`, or `sample_predictive` if a model has no `predict`. The folder also has the privacy report
-        (`assets.extra/privacy_report.json`) and a model card (`README.md`) with examples.
-
-        Args:
-          path: a new folder, written atomically.
-          delta: the report's delta; by default that of `compile`.
-          overwrite: whether to replace an earlier export.
+        is `predict`, or `sample_predictive` if a model has no `predict`. The folder, new or with `overwrite` an earlier export,
+        also has the privacy report (`assets.extra/privacy_report.json`) and a model card (`README.md`) with examples.
 
         Raises:
           RuntimeError: the model is not fitted.
@@ -359,19 +325,11 @@ class DPModel(FittedModel):
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Returns a report of the privacy spent on these data, over every `fit`, and of what it covers.
 
-        Args:
-          delta: the delta at which to report epsilon; by default that of `compile`.
-
-        Returns:
-          A `PrivacyReport`: `print` it, or use `.to_json()`.
-
-        Raises:
-          ValueError: no delta, here or in `compile`.
+        `print` it, or use `.to_json()`. Epsilon is that at `delta`, by default that of `compile`; without either it raises
+        `ValueError`.
         """
-        state = self._dp
-        target = state.target
-        if delta is None:
-            delta = None if target is None else target.delta
+        state, target = self._dp, self._dp.target
+        delta = self.privacy_delta if delta is None else delta
         if delta is None:
             raise ValueError("delta is not known: use privacy_report(delta=1e-5), or pass delta to compile.")
         return PrivacyReport.from_ledger(
@@ -390,16 +348,10 @@ class DistributionModel(DPModel):
     """Base class of `DPVI` and `DPVAE`, which predict from records as `fit` takes them."""
 
     def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
-        """Returns predictions for all records: array of shape [n, ...].
+        """Returns predictions for all records of `x`, in any form that `fit` or Keras takes: array of shape [n, ...].
 
         For a `DPVI`, the posterior predictive mean (class probabilities for a categorical likelihood), a function of the
-        released posterior and `x` at no cost. For a `DPVAE`, reconstructions.
-
-        Args:
-          x: array of shape [n, ...], dict or tuple of arrays, or a DataFrame; or batches of these, as Keras takes them.
-          batch_size: number of records at a time, default 1024.
-          verbose: as in Keras.
-          **kwargs: as in Keras.
+        released posterior and `x` at no cost. For a `DPVAE`, reconstructions. Other arguments as in Keras.
         """
         if not arguments.is_batches(x):
             x, batch_size = self._inputs(x), batch_size or 1024

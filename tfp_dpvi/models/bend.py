@@ -8,8 +8,8 @@ import numpy as np
 from scipy import special
 
 from tfp_dpvi._tf import Structure, tf, tfp
-from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped, curvature_prior
-from tfp_dpvi.posterior import CurvaturePrior
+from tfp_dpvi.models.simulation import PairSimulator, clipped, curvature_prior
+from tfp_dpvi.posterior.curvature import CurvaturePrior
 
 _MOST_WEIGHT = 5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
 _RIDGE = 1e-3
@@ -26,27 +26,16 @@ class Bend(NamedTuple):
     by L and `R R^T = (1 - w) G_w / factor + w I`; w is the release's share of the information on the shape. For a linear score all
     of these equal `A (theta - theta_bar)`. One set of pairs, drawn where theta may lie and reweighted for each theta, is used
     throughout, so that simulation errors cancel except for those of the nonlinearity.
-
-    Attributes:
-      x: inputs of n pairs.
-      outcomes: both outcomes of the pairs.
-      base: log densities of the proposal that weights are relative to, two tensors of shape [n].
-      first: `E psi` of each pair over the path of its second outcome, shape [n, d], whitened.
-      second: likewise over the path of its first outcome.
-      slopes: likewise `E[psi delta^T] / 2`, symmetrised; lower triangles as `tfp.math.fill_triangular` fills them, halved on the
-        diagonal: two tensors of shape [n, d (d + 1) / 2].
-      root: L, shape [d, d].
-      factor: weights of G_w's entries in its factor, shape [d, d].
     """
 
-    x: Structure
+    x: Structure  # Inputs of n pairs.
     outcomes: tuple[Structure, Structure]
-    base: tuple[tf.Tensor, tf.Tensor]
-    first: tf.Tensor
-    second: tf.Tensor
-    slopes: tuple[tf.Tensor, tf.Tensor]
-    root: tf.Tensor
-    factor: tf.Tensor
+    base: tuple[tf.Tensor, tf.Tensor]  # Log densities of the proposal that weights are relative to, shape [n].
+    first: tf.Tensor  # `E psi` of each pair over the path of its second outcome, shape [n, d], whitened,
+    second: tf.Tensor  # and over the path of its first outcome.
+    slopes: tuple[tf.Tensor, tf.Tensor]  # Likewise `E[psi delta^T] / 2`, see `_packed`: shape [n, d (d + 1) / 2].
+    root: tf.Tensor  # L, shape [d, d].
+    factor: tf.Tensor  # Weights of G_w's entries in its factor, shape [d, d].
 
     @classmethod
     def of(
@@ -60,19 +49,15 @@ class Bend(NamedTuple):
     ) -> tuple[Bend, CurvaturePrior]:
         """Simulates pairs and sums over a path; also returns the simulation's prior of the curvature.
 
-        Args:
-          simulator: the pilot's simulator.
-          path: parameters of the window's steps, with mean theta_bar: all coordinates, shape [b, D].
-          guesses: parameters to draw pairs at, shape [k, D].
-          clip: C, or `math.inf`.
-          num_records: N.
-          generator: generator of the pairs.
+        `path` has the parameters of the window's steps, with mean theta_bar, [b, D]; pairs are drawn at `guesses`, [k, D].
         """
         dtype = simulator.pairing.coordinates.dtype
         num_each = _NUM_PAIRS // len(guesses)
         drawn = [simulator.pairs(guess, generator, num_each, _ROUNDS) for guess in guesses]
         simulated = np.array([len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn])
-        x, outcomes = Pairs.records_of(drawn)
+        x, outcomes = tf.nest.map_structure(
+            lambda *each: np.concatenate(each), *[(one.x, one.outcomes) for one in drawn]
+        )
 
         def log_probs(places: np.ndarray) -> list[np.ndarray]:
             found = simulator.log_probs(tf.constant(places, dtype), x, outcomes)
@@ -115,14 +100,7 @@ class Bend(NamedTuple):
         return cls(x, outcomes, (own, other), ahead, behind, tuple(both_slopes), root, factor), prior
 
     def score(self, simulator: PairSimulator, points: tf.Tensor, relative: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-        """Returns `L^-1` times the expected score, shape [b, d].
-
-        Args:
-          simulator: the pilot's simulator.
-          points: all coordinates of theta, shape [b, D].
-          relative: W, shape [b, d, d].
-          share: w.
-        """
+        """Returns `L^-1` times the expected score at points [b, D], shape [b, d]; `relative` is W, [b, d, d], `share` w."""
         logs = simulator.log_probs(points, self.x, self.outcomes)
         ratios = [log - base for log, base in zip(logs, self.base, strict=True)]
         first, second = (
@@ -146,7 +124,5 @@ def _packed(matrices: np.ndarray) -> np.ndarray:
     size = matrices.shape[1]
     places = tfp.math.fill_triangular(np.arange(1, size * (size + 1) // 2 + 1)).numpy().ravel()
     rows, columns = np.divmod(np.argsort(places)[-places.max() :], size)
-    packed: np.ndarray = (matrices[:, rows, columns] + matrices[:, columns, rows]) * np.where(
-        rows == columns, 0.25, 0.5
-    )
-    return packed
+    halved: np.ndarray = np.where(rows == columns, 0.25, 0.5)
+    return (matrices[:, rows, columns] + matrices[:, columns, rows]) * halved

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfp_dpvi import posterior
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.models.bend import Bend
-from tfp_dpvi.models.coordinates import Coordinates, log_density_of
+from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import CannotPairError, Pairing, specs_of
-from tfp_dpvi.posterior import Checks, CurvaturePrior, Mixture
+from tfp_dpvi.posterior import curvature
+from tfp_dpvi.posterior import mixture as mixtures
+from tfp_dpvi.posterior import window as windows
+from tfp_dpvi.posterior.curvature import CurvaturePrior
+from tfp_dpvi.posterior.mixture import Checks, Mixture
 from tfp_dpvi.training import Mechanism
 
 if TYPE_CHECKING:
@@ -34,21 +37,13 @@ _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
 
 @dataclasses.dataclass(frozen=True)
 class Calibrated:
-    """A calibrated posterior.
+    """A calibrated posterior."""
 
-    Attributes:
-      mixture: the posterior on the real line.
-      distribution: the posterior over the prior's structure.
-      checks: diagnostics of its intervals.
-      num_steps: number of steps in the window.
-      shares: shares of noise, data and prior in each coordinate's variance.
-    """
-
-    mixture: Mixture
-    distribution: tfd.Distribution
+    mixture: Mixture  # On the real line.
+    distribution: tfd.Distribution  # Over the prior's structure.
     checks: Checks
-    num_steps: int
-    shares: np.ndarray
+    num_steps: int  # In the window.
+    shares: np.ndarray  # Of noise, data and prior in each coordinate's variance.
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays to save."""
@@ -65,12 +60,9 @@ class Calibrated:
 
 
 class Calibrator:
-    """Computes calibrated posteriors of one model.
+    """Computes calibrated posteriors of one model, with its pilot's simulator if there was a pilot.
 
-    Args:
-      pairing: the model's paired clip.
-      surrogate: distribution of the chains' starting points, for priors that are not normal.
-      simulator: a pilot's simulator, or None.
+    For priors that are not normal, chains start from the surrogate.
     """
 
     def __init__(self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None) -> None:
@@ -78,19 +70,11 @@ class Calibrator:
         self._coordinates, self._index = pairing.coordinates, pairing.index
 
     @functools.cached_property
-    def _log_prior(self) -> posterior.LogDensity:
-        return log_density_of(self._coordinates)
-
-    @functools.cached_property
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return posterior.gaussian_prior(self._log_prior, self._coordinates.prior_draws(64))
+        return mixtures.gaussian_prior(self._coordinates.log_density, self._coordinates.prior_draws(64))
 
     def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
         """Returns the posterior given the released values, or None if the window has fewer than four steps.
-
-        Args:
-          accumulated: the fit's accumulators.
-          mechanism: the fit's mechanism.
 
         #### Formal guarantee
 
@@ -101,9 +85,8 @@ class Calibrator:
         if window is None:
             return None
         generator = np.random.default_rng(0)  # For Monte Carlo over released values, which needs no secret seed.
-        prior = CurvaturePrior.isotropic(
-            len(index), noise.num_records, noise.clip if math.isfinite(noise.clip) else 1.0
-        )
+        bound = noise.clip if math.isfinite(noise.clip) else 1.0
+        prior = CurvaturePrior.isotropic(len(index), noise.num_records, bound)
         mismatch, bends = math.nan, False
         if simulator is not None:
             path = self._path(window, generator)
@@ -111,35 +94,35 @@ class Calibrator:
             if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
                 simulated = pairs.curvature_prior(noise.num_records, noise.clip)
                 mismatch = simulated.mismatch(window)
-                bends = mismatch <= posterior.MOST_MISMATCH
+                bends = mismatch <= mixtures.MOST_MISMATCH
                 prior = simulated if bends else prior
             else:
                 LOG.info("The pilot's simulation has too few pairs here: the posterior is computed without it.")
         # If a bend follows, this posterior is its starting point.
-        slopes, matrices = posterior.draw_curvature(window, prior, generator, num_steps=0 if bends else 16)
-        terms = posterior.Terms.of(window, slopes, matrices, index)
+        slopes, matrices = curvature.draw_curvature(window, prior, generator, num_steps=0 if bends else 16)
+        terms = mixtures.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
-            mixture = posterior.exact_mixture(terms, *self._normal)
+            mixture = mixtures.exact_mixture(terms, *self._normal)
         else:
             draws = tf.concat(coordinates.flatten_batch(self._surrogate.sample(64, seed=tf.constant([0, 1]))), axis=-1)
             start = draws.numpy().astype(np.float64)
-            mixture = posterior.sampled_mixture(terms, self._log_prior, start, generator)
+            mixture = mixtures.sampled_mixture(terms, self._coordinates.log_density, start, generator)
         linear = None
         if simulator is not None and bends:
             guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
             try:
                 bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
-                drawn = posterior.draw_curvature(window, known, generator)
+                drawn = curvature.draw_curvature(window, known, generator)
                 curve = self._curve(bend, window, *drawn, known.release_share(window))
-                bent = posterior.refined_mixture(mixture, curve, generator)
+                bent = mixtures.refined_mixture(mixture, curve, generator)
                 linear, mixture, (slopes, matrices) = mixture, bent, drawn
             except FAILURES as error:
                 LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
-        checks = posterior.check(window, slopes, matrices, mixture, index, linear, mismatch)
-        shares = posterior.variance_shares(window, slopes, matrices, mixture, index, self._log_prior)
+        checks = mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch)
+        shares = mixtures.variance_shares(window, slopes, matrices, mixture, index, self._coordinates.log_density)
         return Calibrated(mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares)
 
-    def _path(self, window: posterior.Window, generator: np.random.Generator) -> np.ndarray:
+    def _path(self, window: windows.Window, generator: np.random.Generator) -> np.ndarray:
         """Returns the parameters of the window's steps; coordinates that the likelihood does not read are arbitrary."""
         one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
         path = np.repeat(one[None], _NUM_PLACES, axis=0)
@@ -149,13 +132,8 @@ class Calibrator:
         return path
 
     def _curve(
-        self,
-        bend: Bend,
-        window: posterior.Window,
-        slopes: np.ndarray,
-        matrices: np.ndarray,
-        share: float,
-    ) -> posterior.DensityOfChains:
+        self, bend: Bend, window: windows.Window, slopes: np.ndarray, matrices: np.ndarray, share: float
+    ) -> mixtures.DensityOfChains:
         """Returns the posterior's log density with the simulation's nonlinear score; chains take draws in turn."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
         roots = np.linalg.inv(np.linalg.cholesky(spread))
@@ -163,7 +141,7 @@ class Calibrator:
         inverse = np.linalg.inv(bend.root.numpy())
         relative = inverse @ slopes @ inverse.T
 
-        def density_of(num: int) -> posterior.LogDensity:
+        def density_of(num: int) -> mixtures.LogDensity:
             draws = np.arange(num) % len(slopes)
             dtype = self._coordinates.dtype
             parts = [tf.constant(part, dtype) for part in (seen[draws], reach[draws], relative[draws], share)]
@@ -202,21 +180,16 @@ def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribut
     return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
 
 
-def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> posterior.Window | None:
-    """Returns the averages over a fit's window, or None if it is too short.
-
-    Args:
-      accumulated: the fit's accumulators.
-      mechanism: the fit's mechanism.
-    """
+def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> windows.Window | None:
+    """Returns the averages over a fit's window, or None if it is too short."""
     blocks = {name: part.numpy() for name, part in accumulated["curvature"].items()}
-    return posterior.window_of(blocks, accumulated["clipped_away"].numpy(), noise_of(mechanism))
+    return windows.window_of(blocks, accumulated["clipped_away"].numpy(), noise_of(mechanism))
 
 
-def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
+def noise_of(mechanism: Mechanism) -> windows.ReleaseNoise:
     """Returns the public numbers that describe the noise of released values."""
     gradient, matrix, scale, *_ = mechanism.deviations
-    return posterior.ReleaseNoise(
+    return windows.ReleaseNoise(
         num_records=mechanism.num_records,
         sampling_rate=mechanism.expected_batch_size / mechanism.num_records,
         clip=mechanism.gradient.clip.bound,
@@ -227,31 +200,19 @@ def noise_of(mechanism: Mechanism) -> posterior.ReleaseNoise:
 
 
 class Calibration:
-    """The state of a model with `clipping="paired"`, besides its surrogate.
-
-    Args:
-      model: the model.
-
-    Attributes:
-      pairing: the paired clip, or None if it does not apply.
-      simulator: a pilot's simulator, or None.
-    """
+    """The state of a model with `clipping="paired"`, besides its surrogate."""
 
     def __init__(self, model: DPVI) -> None:
         self._model = model
-        self.pairing: Pairing | None = None
-        self.simulator: PairSimulator | None = None
+        self.pairing: Pairing | None = None  # None if the paired clip does not apply.
+        self.simulator: PairSimulator | None = None  # A pilot's.
         self._kind: object = None
         self._calibrator: Calibrator | None = None
         self._loaded: Calibrated | None = None
         self._made: tuple[object, Calibrated | None] = (None, None)
 
     def prepare(self, records: Records) -> None:
-        """Checks, once for each kind of records, whether the paired clip applies; warns if it does not.
-
-        Args:
-          records: one or more records, for their shapes and dtypes.
-        """
+        """Checks, once for each kind of records, whether the paired clip applies; warns if it does not."""
         kind = (str(specs_of(records, 1)), records.sample_weight is None)
         if kind == self._kind:
             return
@@ -274,12 +235,7 @@ class Calibration:
         LOG.warning('clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.', reason)
 
     def posterior(self, accumulated: dict[str, Structure], mechanism: Mechanism | None) -> Calibrated | None:
-        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None.
-
-        Args:
-          accumulated: the last fit's accumulators.
-          mechanism: the last fit's mechanism, or None before the first fit.
-        """
+        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None."""
         if mechanism is None:
             return self._loaded
         if self._made[0] is not accumulated:
@@ -290,11 +246,10 @@ class Calibration:
             found = None
             try:
                 found = self._calibrator(accumulated, mechanism)
-                said = ["The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."]
-                if found is not None:
-                    said = [
-                        f"Do not trust the posterior's intervals: {sentence}." for sentence in found.checks.warnings
-                    ]
+                if found is None:
+                    said = ["The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."]
+                else:
+                    said = [f"Do not trust the posterior's intervals: {each}." for each in found.checks.warnings]
             except FAILURES as error:
                 said = [f"The released values give no posterior ({error}): `posterior` is the raw surrogate."]
             for sentence in said:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
+import tree
 
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 from tfp_dpvi.models.predictive import as_graph
-from tfp_dpvi.posterior import LogDensity
+from tfp_dpvi.posterior.mixture import LogDensity
 
 
 class Coordinates:
@@ -72,6 +74,23 @@ class Coordinates:
         """Returns the bijector from vectors of shape [num] to the parameters."""
         return surrogates.flat_bijector(self._to_support, self._like)
 
+    @functools.cached_property
+    def log_density(self) -> LogDensity:
+        """Returns the prior's log density and its gradient at points of shape [n, D], as a function in NumPy."""
+
+        @function_of_model
+        def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(points)
+                value = self.log_prior(points)
+            return value, tape.gradient(value, points)
+
+        def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value, gradient = with_gradient(tf.constant(points, self.dtype))
+            return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+        return log_prior
+
     def _inverse(self, params: Structure) -> Structure:
         return as_graph(lambda: self._to_support.inverse(params))
 
@@ -83,41 +102,11 @@ class Coordinates:
         return tf.nest.pack_sequence_as(self._like, shaped)
 
 
-def log_density_of(coordinates: Coordinates) -> LogDensity:
-    """Returns the prior's log density and its gradient at points of shape [n, D], as a function in NumPy."""
-
-    @function_of_model
-    def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(points)
-            value = coordinates.log_prior(points)
-        return value, tape.gradient(value, points)
-
-    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = with_gradient(tf.constant(points, coordinates.dtype))
-        return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
-
-    return log_prior
-
-
 def entry_names(structure: Structure) -> list[str]:
     """Returns a name for each entry of a structure of tensors, as "w[3]", in the order of `tf.nest.flatten`."""
-    paths = ["/".join(map(str, path)) or "parameter" for path in _paths(structure)]
-    shapes = [tuple(part.shape) for part in tf.nest.flatten(structure)]
+    named = [("/".join(map(str, path)) or "parameter", part) for path, part in tree.flatten_with_path(structure)]
     return [
-        f"{path}[{','.join(map(str, index))}]" if shape else path
-        for path, shape in zip(paths, shapes, strict=True)
-        for index in np.ndindex(*shape)
+        f"{name}[{','.join(map(str, index))}]" if index else name
+        for name, part in named
+        for index in np.ndindex(*part.shape)
     ]
-
-
-def _paths(structure: Structure) -> list[tuple[object, ...]]:
-    """Returns the path of each part in `tf.nest.flatten`'s order."""
-    if hasattr(structure, "_asdict"):
-        structure = structure._asdict()
-        return [(key, *rest) for key in structure for rest in _paths(structure[key])]
-    if isinstance(structure, dict):
-        return [(key, *rest) for key in sorted(structure) for rest in _paths(structure[key])]
-    if isinstance(structure, list | tuple):
-        return [(number, *rest) for number, part in enumerate(structure) for rest in _paths(part)]
-    return [()]

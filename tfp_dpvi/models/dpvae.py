@@ -14,15 +14,7 @@ from tfp_dpvi import serialization
 from tfp_dpvi._tf import Layer, Optimizer, Structure, refuse_keras_3, register_keras_serializable, tf, tfp
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
-from tfp_dpvi.gradients import (
-    Clip,
-    ClippedGradient,
-    LayerGradients,
-    StepGradient,
-    StepSpec,
-    UnsupportedLayerError,
-    layers_of,
-)
+from tfp_dpvi.gradients import ClippedGradient, LayerGradients, StepGradient, StepSpec, UnsupportedLayerError, layers_of
 from tfp_dpvi.models import arguments, latents
 from tfp_dpvi.models.autoencoder import Autoencoder, Parts, outermost
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -45,8 +37,7 @@ class DPVAE(Autoencoder):
 
     Args:
       encoder: Keras model, layer, or function of layers, `x -> TFP distribution` with batch shape [n] and the prior's event
-        shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (needed to save
-        the model, see `dpvi.register`).
+        shape, reparameterised; or, as for `decoder` and `prior`, a function without arguments that builds it (to save it).
       decoder: likewise `z -> TFP distribution` of records: `log_prob(x)` has shape [n] for z of shape [n, ...].
       prior: TFP distribution of one record's latent variable; its trainable variables are learned by clipped gradients. Or
         `dpvi.divergences.VampPrior`; or a Keras model, layer or function, `y -> TFP distribution` with batch shape [n].
@@ -62,9 +53,6 @@ class DPVAE(Autoencoder):
         trainable variables.
       seed: see `DPModel`.
       name: name of the model.
-
-    Raises:
-      ValueError, TypeError: an argument that does not fit; the message says what to do.
 
     #### Formal guarantee
 
@@ -90,9 +78,11 @@ class DPVAE(Autoencoder):
     ) -> None:
         given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
         encoder, decoder = (part() if serialization.is_factory(part) else part for part in (encoder, decoder))
-        for argument, value in (("encoder", encoder), ("decoder", decoder), ("batch_regularizer", batch_regularizer)):
+        parts = {"encoder": encoder, "decoder": decoder}
+        parts |= {} if batch_regularizer is None else {"batch_regularizer": batch_regularizer}
+        for argument, value in parts.items():
             refuse_keras_3(argument, value)
-            if not callable(value) and not (value is None and argument == "batch_regularizer"):
+            if not callable(value):
                 raise TypeError(f"{argument} must be a Keras model or another callable, got {value!r}.")
         arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
         beta = check.non_negative("beta", beta)
@@ -107,13 +97,10 @@ class DPVAE(Autoencoder):
                 "distribution without trainable variables."
             )
         if learned and kl == "analytic":
-            raise ValueError(
-                "kl='analytic' is not available for a learned prior, whose KL term is estimated at the draws: leave it out."
-            )
+            raise ValueError("kl='analytic' is not available for a learned prior: leave it out.")
         super().__init__(seed=seed, name=name, dtype=latents.float_type(prior))
-        density = (
-            latents.LearnedDensity(prior, learned, [*layers_of(encoder), *layers_of(decoder)]) if learned else None
-        )
+        others = [*layers_of(encoder), *layers_of(decoder)]
+        density = latents.LearnedDensity(prior, learned, others) if learned else None
         self._parts_of_model = Parts(encoder, decoder, prior, density, batch_regularizer, given)
         # Tracked by Keras, so that weights are saved for all kinds of callables.
         self._encoder_layers, self._decoder_layers = outermost(encoder), outermost(decoder)
@@ -145,10 +132,10 @@ class DPVAE(Autoencoder):
         general, layers = super().clipped_gradient(spec), self._layer_gradients
         if self.batch_regularizer is None or layers is None:
             return general
-        groups = self._groups(spec, self.batch_regularizer)
+        groups = GroupTerms(self, spec)
 
         def draw(key: tf.Tensor) -> StepGradient:
-            summed = functools.partial(groups.clipped_sum, layers, general.clip, self.num_draws)
+            summed = functools.partial(groups.clipped_sum, layers, general.clip)
             return dataclasses.replace(general.draw(key), clipped_sum=summed)
 
         return dataclasses.replace(
@@ -156,36 +143,7 @@ class DPVAE(Autoencoder):
             draw=draw,
             sensitivity=groups.noise.sensitivity,
             noise_scales=groups.noise_scales,
-            identity=(general.identity, self._static, groups.identity),
-        )
-
-    def _groups(self, spec: StepSpec, regularizer: Callable[[Codes], tf.Tensor]) -> GroupTerms:
-        """Returns the batch-wise term of a step, with the noise scales of both terms."""
-        optimizer = self.optimizer
-        of_encoder = {variable.ref() for layer in self._encoder_layers for variable in layer.trainable_variables}
-        reached = tuple(variable.ref() in of_encoder for variable in self.trainable_variables)
-        sizes = [int(np.prod(variable.shape)) for variable in self.trainable_variables]
-        noise = optimizer.noise_for(
-            expected_batch_size=spec.expected_batch_size,
-            num_encoder=sum(size for size, yes in zip(sizes, reached, strict=True) if yes),
-            num_rest=sum(size for size, yes in zip(sizes, reached, strict=True) if not yes),
-            sampling=spec.sampling,
-            neighboring_relation=spec.neighboring_relation,
-        )
-        num_groups = optimizer.num_partitions
-        return GroupTerms(
-            terms=self._terms,
-            regularizer=regularizer,
-            weight=self.regularizer_weight,
-            prior=self.prior,
-            num_prior_samples=self.num_prior_samples or max(8, round(spec.expected_batch_size / num_groups)),
-            variables=self.trainable_variables,
-            reached=reached,
-            num_groups=num_groups,
-            clip=Clip(optimizer.batch_l2_norm_clip),
-            expected_batch_size=spec.expected_batch_size,
-            noise=noise,
-            static=self._static,
+            identity=(general.identity, groups.identity),
         )
 
     @property
@@ -193,10 +151,8 @@ class DPVAE(Autoencoder):
         """The needs of both networks per physical batch."""
         needs, layers, density = super().batch_needs, self._layer_gradients, self._parts_of_model.density
         mapped = self.trainable_variables if layers and layers.mapped else density.reads if density else ()
-        held = sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
-        return dataclasses.replace(
-            needs, bytes_each=needs.bytes_each + 4 * held, whole=self.batch_regularizer is not None
-        )
+        size = needs.bytes_each + 4 * sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
+        return dataclasses.replace(needs, bytes_each=size, whole=self.batch_regularizer is not None)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """See `DPModel`."""
@@ -218,29 +174,29 @@ class DPVAE(Autoencoder):
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
         """See `DPModel`."""
         parts = {"encoder": self._encoder_layers, "decoder": self._decoder_layers, "prior": self._prior_layers}
-        groups = {
-            name: [one for layer in layers for one in layer.trainable_variables] for name, layers in parts.items()
-        }
-        return {name: variables for name, variables in groups.items() if variables}
+        found = {name: [v for layer in layers for v in layer.trainable_variables] for name, layers in parts.items()}
+        return {name: variables for name, variables in found.items() if variables}
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
-        found = [
-            "the encoding of a record is that record's own: the guarantee covers the networks, not their outputs for it."
-        ]
+        own = "the encoding of a record is that record's own: the guarantee covers the networks, not their outputs for it."
         optimizer = self.optimizer
-        if self.batch_regularizer is not None and isinstance(optimizer, TermwiseOptimizer):
-            found.append(
-                f"each release is the sum of records' clipped gradients and of those of {optimizer.num_partitions} random groups, "
-                f"clipped to {optimizer.batch_l2_norm_clip:g}; one record moves a group's by up to twice that, and the price has both."
-            )
-        return tuple(found)
+        if not isinstance(optimizer, TermwiseOptimizer):
+            return (own,)
+        return own, (
+            f"each release is the sum of records' clipped gradients and of those of {optimizer.num_partitions} random groups, "
+            f"clipped to {optimizer.batch_l2_norm_clip:g}; one record moves a group's by up to twice that, and the price has both."
+        )
 
     def check_records(self, records: Records) -> None:
         """See `LayeredModel`."""
-        if self.batch_regularizer is not None:
-            self._check_reach()
+        ours, theirs = ({id(layer) for layer in layers} for layers in (self._encoder_layers, self._decoder_layers))
+        if self.batch_regularizer is not None and ours & theirs:
+            raise ValueError(
+                "encoder and decoder share layers, which a batch_regularizer does not allow: its noise depends on the parameters "
+                "that its gradient reaches. Use separate layers for each."
+            )
         super().check_records(records)
 
     def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
@@ -248,11 +204,3 @@ class DPVAE(Autoencoder):
             return super()._trial(made)
         except UnsupportedLayerError as error:
             raise ValueError(f"This model cannot be made private as it is. {error}") from error
-
-    def _check_reach(self) -> None:
-        both = {id(layer) for layer in self._encoder_layers} & {id(layer) for layer in self._decoder_layers}
-        if both:
-            raise ValueError(
-                "encoder and decoder share layers, which a batch_regularizer does not allow: its noise depends on the parameters "
-                "that its gradient reaches. Use separate layers for each."
-            )

@@ -54,9 +54,6 @@ class DPVI(base.DistributionModel):
       seed: see `DPModel`.
       name: name of the model.
 
-    Raises:
-      ValueError, TypeError: an argument that does not fit; the message says what to do.
-
     #### Formal guarantee
 
     As for `DPModel`. A record's term affects the released values only through the clipped sum. Norms and gradients use the same
@@ -80,10 +77,7 @@ class DPVI(base.DistributionModel):
         if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
-            raise TypeError(
-                f"prior must be a TFP distribution, got {prior!r}; for instance "
-                'tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0., 1.), 3)}).'
-            )
+            raise TypeError(f"prior must be a TFP distribution, got {prior!r}.")
         if not callable(likelihood):
             raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
         arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
@@ -118,10 +112,8 @@ class DPVI(base.DistributionModel):
     def get_config(self) -> dict[str, Any]:
         """See `DPModel.get_config`; prior, likelihood and surrogate must be registered functions (`dpvi.register`)."""
         parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
-        settings = {
-            name: getattr(self, name) for name in ("gradients", "clipping", "num_draws", "num_predictive_draws")
-        }
-        return {**super().get_config(), **settings, "parts": parts}
+        names = ("gradients", "clipping", "num_draws", "num_predictive_draws")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
 
     # ------------------------------------------------------------------ the step
 
@@ -159,21 +151,23 @@ class DPVI(base.DistributionModel):
 
     def _log_prob(self, params: Structure, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns log-likelihoods of a batch, of shape [n]."""
-        distribution = self._model.at(params, None if y is None else x)
+        distribution = self.distribution_at(params, x)
         return distribution.log_prob(as_event(x if y is None else y, distribution))
 
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
         """Returns the likelihood's distribution for records `x`, or for one whole record of a generative model."""
-        return self._model.at(params, None if self._model.generative else x)
+        distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
+        if not isinstance(distribution, tfd.Distribution):
+            raise TypeError(f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution.")
+        return distribution
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, to find mistakes before privacy is spent."""
-        if self._model.generative != (records.y is None):
+        if self.generative and records.y is not None:
+            raise ValueError("y was passed, but the likelihood takes only (params), for whole records: call fit(x).")
+        if not self.generative and records.y is None:
             raise ValueError(
-                "y was passed, but the likelihood takes only (params), for whole records: call fit(x), or define "
-                "likelihood(params, x)."
-                if self._model.generative
-                else "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
+                "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
         trial.check_no_locals(self.prior, records)
@@ -270,50 +264,40 @@ class DPVI(base.DistributionModel):
         )
 
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
-        """Returns draws from `posterior`: post-processing of released values, at no cost.
+        """Returns `num` draws from `posterior`, by default `num_predictive_draws`: post-processing, at no cost.
 
-        Args:
-          num: number of draws, default `num_predictive_draws`.
-          seed: makes the draws repeatable.
-
-        Returns:
-          The prior's structure with the draws in the first dimension.
+        They have the prior's structure, with the draws in the first dimension. `seed` makes them repeatable.
         """
         return posterior_draws(self.posterior, num or self.num_predictive_draws, seed)
 
     def predictive(
         self, x: Structure | None = None, *, num_draws: int | None = None, seed: int | None = 0
     ) -> PosteriorPredictive:
-        """Returns the posterior predictive distribution of `y` for new records `x`, or of a whole record.
+        """Returns the posterior predictive distribution of `y` for n new records `x`, or of a whole record.
 
-        Args:
-          x: array of shape [n, ...] or structure of arrays; None for `likelihood(params)`.
-          num_draws: posterior draws in the mixture, default `num_predictive_draws`.
-          seed: seed of these draws; fixed by default, so that predictions repeat. They depend on released values alone.
-
-        Returns:
-          A TFP distribution with batch shape [n] (or that of one record).
+        A TFP mixture over `num_draws` posterior draws (default `num_predictive_draws`) with batch shape [n], or that of one
+        record. The seed of the draws is fixed by default, so that predictions repeat. They depend on released values alone.
         """
-        if x is None and not self._model.generative:
-            raise ValueError("x is missing: this model predicts y from x, predictive(x).")
-        if x is not None and self._model.generative:
-            raise ValueError("x was passed, but this model generates whole records: call predictive() without x.")
-        inputs = None if x is None else self._inputs(x)
+        inputs = self._inputs_of(x)
         num = num_draws or self.num_predictive_draws
         draws = posterior_draws(self.posterior, num, seed)
-        return PosteriorPredictive(lambda params: self._model.at(params, inputs), draws, num)
+        return PosteriorPredictive(lambda params: self.distribution_at(params, inputs), draws, num)
+
+    def _inputs_of(self, x: Structure | None) -> Structure | None:
+        """Returns new records as tensors, or None for a model of whole records."""
+        if (x is None) != self.generative:
+            raise ValueError(
+                "x was passed, but this model generates whole records: leave it out."
+                if self.generative
+                else "x is missing: this model predicts y from x. Pass records, as in predictive(x), for instance public ones."
+            )
+        return None if x is None else self._inputs(x)
 
     def prior_predictive(self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0) -> Structure:
-        """Returns draws from the prior predictive distribution for records `x`, to check the prior before `fit`.
+        """Returns draws from the prior predictive distribution for n public records `x`, to check the prior before `fit`.
 
-        Args:
-          x: array of shape [n, ...] or structure of arrays, public or synthetic; None for `likelihood(params)`.
-          num: number of draws, each with its own parameters.
-          seed: makes the draws repeatable.
-
-        Returns:
-          Array of shape [num, n, ...] ([num, ...] for one whole record each), or a structure of arrays like the likelihood's
-          events.
+        Each of the `num` draws has its own parameters: array of shape [num, n, ...] ([num, ...] for one whole record each), or
+        a structure of arrays like the likelihood's events.
         """
         arguments.check_counts(num=num or 0)
         return inference_data.outcomes(self, posterior_draws(self.prior, num, seed), num, x, seed)
@@ -349,30 +333,15 @@ class DPVI(base.DistributionModel):
     def loo(self, x_public: Structure | None = None, y_public: Structure | None = None, **settings: Any) -> Any:
         """Returns ArviZ's PSIS-LOO (`az.loo`) of records declared public, which must be among those of the fit.
 
-        Args:
-          x_public: see `to_inference_data`.
-          y_public: see `to_inference_data`.
-          **settings: other arguments of `to_inference_data`.
-
-        Raises:
-          ValueError: no public records; the message explains the use of private ones.
+        Arguments as in `to_inference_data`; without public records it raises and says what private ones would cost.
         """
         return inference_data.loo(self, x_public, y_public, **settings)
 
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Returns synthetic records of a generative model: post-processing of the released posterior, at no further cost.
 
-        Each record uses one of `num_predictive_draws` posterior draws, picked at random.
-
-        Args:
-          num: number of records.
-          seed: makes the draws repeatable.
-
-        Returns:
-          Array of shape [num, ...], or a structure of arrays like the likelihood's events.
-
-        Raises:
-          ValueError: `num` is no integer >= 1, or the model predicts y from x and generates no whole records.
+        Each of the `num` records, shape [num, ...] or a structure of arrays, uses one of `num_predictive_draws` posterior
+        draws, picked at random. Raises `ValueError` for a model that predicts y from x. `seed` makes draws repeatable.
         """
         arguments.check_counts(num=num or 0)
         if not self._model.generative:
@@ -381,9 +350,7 @@ class DPVI(base.DistributionModel):
                 "predictive(x).sample() for outcomes, or define likelihood(params), a distribution of whole records."
             )
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
-        draws = posterior_draws(self.posterior, self.num_predictive_draws, int(keys[0][0]))
-        predictive = PosteriorPredictive(lambda params: self._model.at(params, None), draws, self.num_predictive_draws)
-        drawn = predictive.sample(num, seed=_random.tfp_seed(keys[1]))
+        drawn = self.predictive(seed=int(keys[0][0])).sample(num, seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
@@ -399,7 +366,7 @@ class DPVI(base.DistributionModel):
                 "distribution, or predictive().log_prob(x) for scores."
             )
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
-        means = over_draws(lambda params: mean_of(self._model.at(params, inputs)), draws)
+        means = over_draws(lambda params: mean_of(self.distribution_at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
@@ -426,13 +393,3 @@ class ModelParts:
     def spread(self) -> Spread:
         """Returns the spread of the surrogate."""
         return Spread(self.prior, self.surrogate)
-
-    def at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
-        """Returns the likelihood's result, checked to be a distribution."""
-        distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
-        if not isinstance(distribution, tfd.Distribution):
-            raise TypeError(
-                f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution, for instance "
-                "tfd.Bernoulli(logits=...)."
-            )
-        return distribution

@@ -9,17 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import (
-    Metric,
-    Structure,
-    clear_losses,
-    in_mode,
-    keras,
-    layers_within,
-    map_apart,
-    steps_per_execution,
-    tf,
-)
+from tfp_dpvi import _tf
+from tfp_dpvi._tf import Metric, Structure, in_mode, keras, tf
 from tfp_dpvi.models import saving
 
 
@@ -51,7 +42,7 @@ class EvaluatedModel(saving.SavedModel):
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints Keras's summary; a model whose layers have their shapes need not be built first."""
-        layers = layers_within(self, include_self=False)
+        layers = _tf.layers_within(self, include_self=False)
         if layers and all(layer.built for layer in layers):
             self.built = True
         super().summary(*args, **kwargs)
@@ -71,18 +62,16 @@ class EvaluatedModel(saving.SavedModel):
 
     def _cast(self, part: tf.Tensor | None) -> tf.Tensor | None:
         """Casts a part of records as `fit` does."""
-        if part is None:
-            return None
-        part = tf.convert_to_tensor(part)
-        return tf.cast(part, self.record_dtype) if part.dtype.is_floating or part.dtype.is_bool else part
+        part = None if part is None else tf.convert_to_tensor(part)
+        numbers = part is not None and (part.dtype.is_floating or part.dtype.is_bool)
+        return tf.cast(part, self.record_dtype) if numbers else part
 
     def _checked(self, x: Structure, y: Structure | None) -> list[tf.Tensor]:
         """Returns target and prediction with the shapes that Keras metrics need."""
         compared = self._compared(x, y)
         if any(map(tf.nest.is_nested, compared)):
             raise ValueError(
-                "validation_metrics compare one array y with one output of predict, but this model has several: leave them out of "
-                "compile."
+                "validation_metrics compare one array y with one output of predict: this model has several."
             )
         truth, prediction = map(tf.convert_to_tensor, compared)
         if y is None and not truth.shape.is_compatible_with(prediction.shape):
@@ -99,8 +88,8 @@ class EvaluatedModel(saving.SavedModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
-        losses = map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
-        clear_losses(self)
+        losses = _tf.map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
+        _tf.clear_losses(self)
         return losses
 
     def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
@@ -111,10 +100,7 @@ class EvaluatedModel(saving.SavedModel):
         """Returns exact losses and metrics of records: *not private* unless the records are public."""
         y = args[1] if args[1:] else kwargs.get("y")
         if y is None and kwargs.get("sample_weight") is not None:
-            raise ValueError(
-                "sample_weight was passed without y, and Keras would drop it: leave it out, or pass a tf.data.Dataset of batches "
-                "(x, None, sample_weight)."
-            )
+            raise ValueError("sample_weight was passed without y, and Keras drops it: use batches (x, None, weight).")
         with self._one_step_an_execution():
             return super().evaluate(*args, **kwargs)
 
@@ -126,7 +112,7 @@ class EvaluatedModel(saving.SavedModel):
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:
         """While active, Keras runs one batch per execution: a function traced for several would drop the remainder."""
-        counter = steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
+        counter = _tf.steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
         before = counter.numpy()
         counter.assign(1)
         try:

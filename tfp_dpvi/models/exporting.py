@@ -39,23 +39,18 @@ def _of_records(
 
 
 def _of_draws(
-    name: str,
-    function: Callable[..., dict[str, tf.Tensor]],
-    meaning: str,
-    given: Structure | None = None,
+    name: str, function: Callable[..., dict[str, tf.Tensor]], meaning: str, given: Structure | None = None
 ) -> ExportedFunction:
     """Exports a function of a number of draws, a seed and, if the model has one, y with the shapes in `given`."""
     inputs = {"num": tf.TensorSpec([], tf.int32), "seed": tf.TensorSpec([2], tf.int32)}
-    meaning = f"{meaning}. The same `seed` gives the same draws."
-    if given is None:
-        return ExportedFunction(name, lambda num, seed: function(num, seed), inputs, meaning)
-    names = [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
+    names = [] if given is None else [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
+    specs = dict(zip(names, [] if given is None else tf.nest.flatten(given), strict=True))
 
     def of_flat(num: tf.Tensor, seed: tf.Tensor, **flat: tf.Tensor) -> dict[str, tf.Tensor]:
-        return function(num, seed, tf.nest.pack_sequence_as(given, [flat[one] for one in names]))
+        y = () if given is None else (tf.nest.pack_sequence_as(given, [flat[one] for one in names]),)
+        return function(num, seed, *y)
 
-    specs = dict(zip(names, tf.nest.flatten(given), strict=True))
-    return ExportedFunction(name, of_flat, {**inputs, **specs}, meaning)
+    return ExportedFunction(name, of_flat, inputs | specs, f"{meaning}. The same `seed` gives the same draws.")
 
 
 def _named(structure: Structure, single: str) -> dict[str, tf.Tensor]:
@@ -72,7 +67,7 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
 
     `predict` and `log_prob` use the draws of `DPVI.predict`, from a fixed and public seed.
     """
-    parts, num_draws = model._model, model.num_predictive_draws
+    num_draws = model.num_predictive_draws
     names = flat_names(model.prior.dtype, "params")
 
     def sample_posterior(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -89,11 +84,11 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
     def sample_predictive(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         draw_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
         draws = posterior_draws(model.posterior, num_draws, draw_seed)
-        predictive = PosteriorPredictive(lambda params: parts.at(params, None), draws, num_draws)
+        predictive = PosteriorPredictive(lambda params: model.distribution_at(params, None), draws, num_draws)
         return _named(predictive.sample(num, seed=record_seed), "x")
 
     over = f"over {num_draws} fixed draws"
-    if parts.generative:
+    if model.generative:
         meaning = f"synthetic records, each from one of {num_draws} posterior draws, picked at random"
         first = _of_draws("sample_predictive", sample_predictive, meaning)
     else:
@@ -132,9 +127,8 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
     latent = tf.TensorSpec([None, *codes.event_shape], codes.dtype)
     beside = {name: spec for name, spec in inputs.items() if name != "x"}
     meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It reveals the record."
-    coded = (
-        "the encoder's mean of each record's code, and its standard deviation if there is one. They reveal the record."
-    )
+    coded = "the encoder's mean of each record's code, and its standard deviation, if any. They reveal the record."
+    decoded = "the decoder's mean at each code z, in the shape of records."
     drawn = "synthetic records: draws from the prior, decoded"
     if "y" in inputs:
         drawn += ", given `y` with one row for each of the `num` records or one for all"
@@ -142,7 +136,5 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
         _of_draws("sample_predictive", sample_predictive, drawn, inputs.get("y")),
         _of_records("predict", predict, inputs, meaning),
         _of_records("encode", encode, inputs, coded),
-        _of_records(
-            "decode", decode, {**beside, "z": latent}, "the decoder's mean at each code z, in the shape of records."
-        ),
+        _of_records("decode", decode, {**beside, "z": latent}, decoded),
     ]

@@ -49,11 +49,7 @@ class FittedModel(evaluation.EvaluatedModel):
         """Raises if these records (or a zero record of their shapes) do not fit the model; for subclasses."""
 
     def fault_of_variables(self, thorough: bool) -> str | None:
-        """Returns a reason to stop training, from released values, or None; for subclasses.
-
-        Args:
-          thorough: whether to run slower checks too.
-        """
+        """Returns a reason to stop training, from released values, or None; `thorough` runs slower checks too."""
         del thorough
         finite = all(bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables)
         return None if finite else "a variable is not finite"
@@ -71,8 +67,7 @@ class FittedModel(evaluation.EvaluatedModel):
     def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
         """Refuses dtypes other than float32 and float64: in float16, rounding lets one record move a sum by many clips."""
         held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
-        held += [(variable.name, variable.dtype.name, variable.dtype.name) for variable in variables]
-        for name, dtype, shown in held:
+        for name, dtype, shown in [*held, *((each.name, each.dtype, each.dtype.name) for each in variables)]:
             if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
                 raise ValueError(
                     f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
@@ -163,7 +158,7 @@ class FittedModel(evaluation.EvaluatedModel):
         )
         self._check_callbacks(given, validation)
         with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
-            if run is None:
+            if run is None:  # A resumed fit that was complete.
                 return self._complete_history(epochs)
             unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
             with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
@@ -186,12 +181,9 @@ class FittedModel(evaluation.EvaluatedModel):
     ) -> PrivateBackupAndRestore | None:
         """Checks the arguments of `fit`; returns the backup among its callbacks."""
         if self._dp.target is None or self.optimizer is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.fit was called before compile: call compile(optimizer=..., epsilon=..., delta=...) first."
-            )
+            raise RuntimeError(f"{type(self).__name__}.fit was called before compile: call compile first.")
         self._refuse_while_fitting("fit")
         arguments.refuse(refused)
-        arguments.check_scope(self)
         arguments.check_counts(epochs=epochs)
         if not 0 <= initial_epoch < epochs:
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
@@ -206,9 +198,8 @@ class FittedModel(evaluation.EvaluatedModel):
         if validation is not None:
             few: Any = (validation,)
             settings: dict[str, int] = {}
-            if isinstance(
-                validation, tuple
-            ):  # At least one row for each replica; a part of a batch, as in `fit`: one trace.
+            if isinstance(validation, tuple):
+                # At least one row for each replica; a part of a batch, as in `fit`: one trace.
                 few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
                 settings = {"batch_size": 32}
             x, y, weight = (*few, None, None)[:3]
@@ -217,32 +208,20 @@ class FittedModel(evaluation.EvaluatedModel):
     def make_data(
         self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
     ) -> Data:
-        """Returns checked records with their sampler, for `mechanism` and a custom training loop.
-
-        Args:
-          x: as in `fit`.
-          y: as in `fit`.
-          sample_weight: as in `fit`.
-          **settings: arguments of `fit` on records and sampling.
-        """
+        """Returns checked records with their sampler, for `mechanism` and a custom training loop; arguments as in `fit`."""
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
         return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
 
     def mechanism(self, data: Data) -> Mechanism:
-        """Returns the mechanism of each step of a fit on these data: sampler, clipped gradient, noise and metrics.
+        """Returns the mechanism of each step of a fit on data from `make_data`: sampler, clipped gradient, noise and metrics.
 
         Its sensitivity and privacy cost are known before anything is traced. The noise multiplier is the optimizer's, or None:
         see `Mechanism.calibrated`.
-
-        Args:
-          data: from `make_data`.
         """
         target = self._dp.target
         if target is None:
-            raise RuntimeError(
-                f"{type(self).__name__}.mechanism was called before compile: call compile(optimizer=..., ...) first."
-            )
+            raise RuntimeError(f"{type(self).__name__}.mechanism was called before compile: call compile first.")
         spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
         return Mechanism(
             data.sampler,
@@ -296,7 +275,13 @@ class FittedModel(evaluation.EvaluatedModel):
         assert state.compiled is not None
         self._check_precision(self.trainable_variables)
         mechanism = self.mechanism(data)
-        resumed = None if backup is None else self._checkpoint_of(data, backup)
+        resumed = None
+        if backup is not None:
+            if not data.resumable or workers.several:
+                raise ValueError(
+                    "PrivateBackupAndRestore needs a single process and arrays: a dataset gives no new sample."
+                )
+            resumed = Checkpoint(backup, self.optimizer, saving.variables_of(self), state)
         initial_epoch = initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         state.compiled.begin(self.trainable_variables, planned, mechanism.gradient.gains_from_xla)
@@ -333,15 +318,7 @@ class FittedModel(evaluation.EvaluatedModel):
             mechanism = calibrate(mechanism, state.ledger, state.target, *settings)
         return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
 
-    def _checkpoint_of(self, data: Data, backup: PrivateBackupAndRestore) -> Checkpoint:
-        if not data.resumable or Workers(self.distribute_strategy).several:
-            raise ValueError(
-                "PrivateBackupAndRestore needs a single process and arrays: batches of a dataset read again are no new sample."
-            )
-        return Checkpoint(backup, self.optimizer, saving.variables_of(self), self._dp)
-
     def _complete_history(self, epochs: int) -> keras.callbacks.History:
-        """Returns the history of a fit that was complete."""
         self.history = keras.callbacks.History()
         self.history.set_model(self)
         self.history.on_train_begin()

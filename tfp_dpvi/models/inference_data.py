@@ -37,13 +37,7 @@ def outcomes(
     model: DPVI, draws: Structure, num: int, x: Structure | None, seed: int | None, num_records: int | None = None
 ) -> Structure:
     """Returns outcomes at `x` (or `num_records` whole records, or one) for each of `num` parameter draws."""
-    if (x is None) != model.generative:
-        raise ValueError(
-            "x was passed, but this model generates whole records: leave it out."
-            if model.generative
-            else "x is missing: this model predicts y from x. Pass public or synthetic records."
-        )
-    inputs = None if x is None else model._inputs(x)
+    inputs = model._inputs_of(x)
     shape = () if num_records is None else (num_records,)
     key = _random.tfp_seed(_random.fold_in(tf.constant(_random.new_key(seed)), 1))
     drawn = outcome_of_each(lambda params: model.distribution_at(params, inputs), draws, num, key, shape)
@@ -73,7 +67,8 @@ def to_inference_data(
     observed = x_public if model.generative else y_public
     records = None if observed is None else _records(model, x_public, y_public)
     groups: dict[str, dict[str, np.ndarray]] = {}
-    draws = {name: posterior_draws(one, num_draws, seed) for name, one in _sources(model).items()}
+    sources = {"posterior": model.posterior, "prior": model.prior}
+    draws = {name: posterior_draws(one, num_draws, seed) for name, one in sources.items()}
     for name, of_one in draws.items():
         groups[name] = group(of_one, "parameter")
         if model.generative or x_public is not None:
@@ -92,17 +87,11 @@ def to_inference_data(
         )
         records = _records(model, *unsafe_records)
     if records is not None:
-        given = tf.nest.map_structure(
-            tf.convert_to_tensor, (records.x,) if records.y is None else (records.x, records.y)
-        )
-        pair = (*given, None)[:2]
-        logs = over_draws(lambda params: model._log_prob(params, *pair), draws["posterior"])
+        given = (records.x,) if records.y is None else (records.x, records.y)
+        x, y = (*tf.nest.map_structure(tf.convert_to_tensor, given), None)[:2]
+        logs = over_draws(lambda params: model._log_prob(params, x, y), draws["posterior"])
         groups["log_likelihood"] = group(logs, what)
     return arviz.from_dict(**groups)
-
-
-def _sources(model: DPVI) -> dict[str, Any]:
-    return {"posterior": model.posterior, "prior": model.prior}
 
 
 def _records(model: DPVI, x: Structure, y: Structure | None = None) -> Any:
@@ -110,18 +99,14 @@ def _records(model: DPVI, x: Structure, y: Structure | None = None) -> Any:
 
 
 def _check(model: DPVI, x_public: Structure, y_public: Structure, unsafe_records: Any) -> None:
-    if y_public is not None and (model.generative or x_public is None):
-        raise ValueError(
-            "y_public was passed, but this model takes whole records: pass them as x_public."
-            if model.generative
-            else "y_public was passed without x_public: also pass the public records of these outcomes."
-        )
+    if y_public is not None and model.generative:
+        raise ValueError("y_public was passed, but this model takes whole records: pass them as x_public.")
+    if y_public is not None and x_public is None:
+        raise ValueError("y_public was passed without x_public: also pass the public records of these outcomes.")
     if unsafe_records is None:
         return
-    if y_public is not None or (model.generative and x_public is not None):
-        raise ValueError(
-            "unsafe_records was passed with public outcomes: pass one of them, for the group log_likelihood."
-        )
+    if (x_public if model.generative else y_public) is not None:
+        raise ValueError("unsafe_records was passed with public outcomes: pass one, for the group log_likelihood.")
     if not isinstance(unsafe_records, tuple) or len(unsafe_records) != (1 if model.generative else 2):
         raise ValueError(f"unsafe_records must be a tuple {'(x,)' if model.generative else '(x, y)'}.")
 
@@ -129,20 +114,12 @@ def _check(model: DPVI, x_public: Structure, y_public: Structure, unsafe_records
 def loo(model: DPVI, x_public: Structure | None, y_public: Structure | None, **settings: Any) -> Any:
     """See `DPVI.loo`."""
     if (x_public if model.generative else y_public) is None and "unsafe_records" not in settings:
-        num, delta = model._dp.num_records, model.privacy_delta or 1e-5
+        num, delta = model._dp.num_records or 1000, model.privacy_delta or 1e-5
         given = "x_public" if model.generative else "x_public, y_public"
-        price = ""
-        if num is not None:
-            plan = PrivacyPlan(FullBatch(), _ERROR * num / _RANGE, 1)
-            price = (
-                f"\nOnly the mean of {num} private ones, clipped to a range of {_RANGE:g} nats, with a standard error of "
-                f"{_ERROR:g}, would cost epsilon {plan.epsilon(delta):.2g} at delta {delta:g}."
-            )
+        price = PrivacyPlan(FullBatch(), _ERROR * num / _RANGE, 1).epsilon(delta)
         raise ValueError(
-            f"loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: pass public ones, loo({given}).{price}"
+            f"loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: pass public ones, loo({given}).\n"
+            f"Only the mean of {num} private ones, clipped to a range of {_RANGE:g} nats, with a standard error of {_ERROR:g}, would "
+            f"cost epsilon {price:.2g} at delta {delta:g}."
         )
-    return _arviz().loo(
-        to_inference_data(
-            model, x_public, y_public, **{"unsafe_records": None, "num_draws": 1000, "seed": 0, **settings}
-        )
-    )
+    return _arviz().loo(model.to_inference_data(x_public, y_public, **settings))

@@ -6,19 +6,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from tfp_dpvi import _tf, serialization
 from tfp_dpvi import _validate as check
-from tfp_dpvi import serialization
-from tfp_dpvi._tf import (
-    Layer,
-    Structure,
-    clear_losses,
-    in_mode,
-    keras,
-    losses_added,
-    refuse_keras_3,
-    register_keras_serializable,
-    tf,
-)
+from tfp_dpvi._tf import Layer, Structure, keras, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import JointRelease, LayerGradients, UnsupportedLayerError, layers_of
 from tfp_dpvi.models import base
@@ -33,7 +23,7 @@ _ACCURACIES = {
 }
 
 
-@register_keras_serializable("tfp_dpvi", "DPKerasModel")
+@_tf.register_keras_serializable("tfp_dpvi", "DPKerasModel")
 class DPKerasModel(LayeredModel):
     """A Keras model that predicts y from x, trained with a Keras loss and differential privacy.
 
@@ -62,9 +52,6 @@ class DPKerasModel(LayeredModel):
       seed: see `DPModel`.
       name: name of the model.
 
-    Raises:
-      TypeError: `network` is no Keras model or layer.
-
     #### Formal guarantee
 
     As for `DPModel`, if an example's loss depends on no other example. Known layers that mix examples are refused. With
@@ -81,7 +68,7 @@ class DPKerasModel(LayeredModel):
         name: str | None = None,
     ) -> None:
         built = network() if serialization.is_factory(network) else network
-        refuse_keras_3("network", built)
+        _tf.refuse_keras_3("network", built)
         if not isinstance(built, Layer):
             raise TypeError(f"network must be a Keras model or layer, or a function that builds one; got {network!r}.")
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
@@ -99,18 +86,14 @@ class DPKerasModel(LayeredModel):
     def compile(self, optimizer: Any = None, loss: Loss | None = None, metrics: Any = None, **settings: Any) -> None:
         """See `DPModel.compile`.
 
-        Args:
-          optimizer: as in `DPModel.compile`.
-          loss: a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
-            It is averaged over further axes, never over examples, regardless of its `reduction`.
-          metrics: privatised metrics, shown for training records, and Keras metrics, shown only by `evaluate` and for
-            validation data.
-          **settings: other arguments of `DPModel.compile`.
-
-        Raises:
-          ValueError: no loss, or as in `DPModel.compile`.
+        The loss is a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
+        It is averaged over further axes, never over examples, regardless of its `reduction`. Privatised metrics are shown for
+        training records, Keras metrics only by `evaluate` and for validation data.
         """
-        training = _Training(self._training.given, loss, _keras_loss(loss))
+        _tf.refuse_keras_3("loss", loss)
+        if loss is None or isinstance(loss, list | tuple | dict):
+            raise ValueError(f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'.")
+        training = _Training(self._training.given, loss, keras.losses.get(loss))
         given = list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
         shown = [training.metric(each) for each in given if not isinstance(each, JointRelease)]
         settings["validation_metrics"] = [*shown, *(settings.pop("validation_metrics", None) or ())]
@@ -144,7 +127,7 @@ class DPKerasModel(LayeredModel):
 
     def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
         del key
-        return in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
+        return _tf.in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
 
     def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the loss of one record."""
@@ -153,12 +136,12 @@ class DPKerasModel(LayeredModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         losses = self._batch_losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
-        clear_losses(self)
+        _tf.clear_losses(self)
         return losses
 
     def losses_of_record(self) -> list[tf.Tensor]:
         """See `DPModel`; without weight regularizers."""
-        return [loss for layer in layers_of(self.network) for loss in losses_added(layer)]
+        return [loss for layer in layers_of(self.network) for loss in _tf.losses_added(layer)]
 
     # ------------------------------------------------------------------ checks
 
@@ -167,9 +150,7 @@ class DPKerasModel(LayeredModel):
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
         for num in (NUM_SYNTHETIC, 1):  # Both: a `Sequential` without input shape is rebuilt for another number.
-            made = tf.nest.map_structure(
-                lambda part, num=num: tf.zeros([num, *part.shape[1:]], part.dtype), (records.x, records.y)
-            )
+            made = [base.zeros_like(part, num) for part in (records.x, records.y)]
             try:
                 if self._training.loss is None:  # A loaded model, which is compiled later.
                     self(made[0])
@@ -183,73 +164,47 @@ class DPKerasModel(LayeredModel):
         super().prepare(records)
 
     def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
-        if self.gradients == "vectorized":
-            return None
         try:
-            return super()._trial(made)
+            return None if self.gradients == "vectorized" else super()._trial(made)
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
-                raise ValueError(
-                    f"gradients='ghost' does not support this network; use gradients='auto'. {error}"
-                ) from error
+                raise ValueError(f"gradients='ghost' does not support this network; use 'auto'. {error}") from error
             LOG.warning("Per-example gradients are computed with tf.vectorized_map, which takes longer: %s", error)
             return None
         finally:
-            clear_losses(self)
+            _tf.clear_losses(self)
 
 
 # ---------------------------------------------------------------------------- per-example Keras losses
 
 
-def _keras_loss(loss: Loss | None) -> keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    refuse_keras_3("loss", loss)
-    if loss is None or isinstance(loss, list | tuple | dict):
-        raise ValueError(f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'.")
-    return keras.losses.get(loss)
-
-
 @dataclasses.dataclass(eq=False)
 class _Training:
-    """Arguments of the constructor and of `compile`, hidden from Keras.
+    """Arguments of the constructor and of `compile`, hidden from Keras."""
 
-    Attributes:
-      given: the constructor's argument `network`.
-      loss: the argument of `compile`; None before.
-      found: Keras's object or function of that name.
-    """
-
-    given: Layer | Callable[[], Layer]
-    loss: Loss | None = None
-    found: Any = None
-
-    @property
-    def _of_labels(self) -> bool:
-        kind = keras.losses.SparseCategoricalCrossentropy
-        return isinstance(self.found, kind) or self.found is keras.losses.sparse_categorical_crossentropy
-
-    def _ignored(self, labels: tf.Tensor) -> tf.Tensor:
-        one = self.found.get_config().get("ignore_class") if isinstance(self.found, keras.losses.Loss) else None
-        return tf.zeros_like(labels, tf.bool) if one is None else tf.equal(labels, one)
+    given: Layer | Callable[[], Layer]  # The constructor's `network`.
+    loss: Loss | None = None  # The argument of `compile`.
+    found: Any = None  # Keras's object or function of that name.
 
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example, shape [n], without the reduction of a Keras loss."""
-        known = None
-        if self._of_labels:
+        known, is_object = None, isinstance(self.found, keras.losses.Loss)
+        kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy)
+        if isinstance(self.found, kinds[0]) or self.found is kinds[1]:
             # A label out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
             labels = tf.cast(y, tf.int64)
-            known = (labels >= 0) & (labels < outputs.shape[-1]) | self._ignored(labels)
+            known = (labels >= 0) & (labels < outputs.shape[-1])
+            ignored = self.found.get_config().get("ignore_class") if is_object else None
+            known = known if ignored is None else known | (labels == ignored)
             y = tf.where(known, labels, tf.zeros_like(labels))
         # As Keras does: [n] and [n, 1] would broadcast to [n, n].
         if y.shape.rank == outputs.shape.rank - 1 and outputs.shape[-1] == 1:
             y = y[..., None]
         elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
             y = y[..., 0]
-        function = self.found.call if isinstance(self.found, keras.losses.Loss) else self.found
-        losses = function(y, outputs)
+        losses = (self.found.call if is_object else self.found)(y, outputs)
         if losses.shape.rank == 0:
-            raise ValueError(
-                "loss returned a scalar for a batch: return one value for each example, without mean or sum."
-            )
+            raise ValueError("loss returned a scalar for a batch: return one value for each example, not their mean.")
         num = tf.shape(outputs)[0]
         losses = tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
         if known is None:
@@ -265,6 +220,4 @@ class _Training:
         for start, kind in _ACCURACIES.items():
             if name.startswith(start):
                 return kind(name=given)
-        raise ValueError(
-            f"metrics={given!r} is not defined for loss={self.loss!r}: pass another, such as 'binary_accuracy'."
-        )
+        raise ValueError(f"metrics={given!r} is not defined for loss={self.loss!r}: pass, say, 'binary_accuracy'.")

@@ -18,10 +18,7 @@ Prior = Any
 class LearnedDensity(Whole):
     """`log p(z)` of a prior with trainable variables, as a layer of z, so that their gradients are clipped per record.
 
-    Args:
-      prior: TFP distribution.
-      reads: the trainable variables that its density reads.
-      others: layers of the networks, which own their variables.
+    `reads` are the trainable variables that the density reads, some of which the networks' layers may own.
     """
 
     def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
@@ -35,13 +32,6 @@ class LearnedDensity(Whole):
         return self._density(inputs)
 
 
-def _built(given: Prior, encoder: Callable[..., tfd.Distribution]) -> Prior:
-    made = given() if serialization.is_factory(given) else given
-    if isinstance(made, VampPrior):
-        return made.of(lambda *pair: called(encoder, *pair), float_type(encoder))
-    return made
-
-
 def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
     """Returns the prior from the constructor's argument, and the trainable variables that its density reads.
 
@@ -50,14 +40,17 @@ def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
       ValueError: a distribution computed from variables' values, which would keep their initial values.
     """
     refuse_keras_3("prior", given)
-    prior, read_while_built = read_by(lambda: _built(given, encoder))
+
+    def build() -> Prior:
+        made = given() if serialization.is_factory(given) else given
+        vamp = isinstance(made, VampPrior)
+        return made.of(lambda *pair: called(encoder, *pair), float_type(encoder)) if vamp else made
+
+    prior, read_while_built = read_by(build)
     if not isinstance(prior, tfd.Distribution):
         if callable(prior):
             return prior, ()
-        raise TypeError(
-            f"prior must be a TFP distribution, got {prior!r}; for instance tfd.MultivariateNormalDiag(tf.zeros(d), "
-            "tf.ones(d))."
-        )
+        raise TypeError(f"prior must be a TFP distribution, got {prior!r}.")
     surrogates.float_dtype(prior)
     _, read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
     known = {variable.ref() for variable in read}
@@ -102,12 +95,8 @@ def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool =
     With y, functions get two arguments, and Keras models and layers one list, as for several inputs, unless their `call` takes
     two.
     """
-    inputs = [first] if y is None else [first, y] if _takes_two(part) else [[first, y]]
+    inputs = [first] if y is None else [first, y]
+    if y is not None and isinstance(part, Layer):
+        needed = [one for one in inspect.signature(part.call).parameters.values() if one.default is one.empty]
+        inputs = inputs if sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed) > 1 else [inputs]
     return in_mode(lambda: part(*inputs), training=training)
-
-
-def _takes_two(part: Callable[..., Any]) -> bool:
-    if not isinstance(part, Layer):
-        return True
-    needed = [one for one in inspect.signature(part.call).parameters.values() if one.default is one.empty]
-    return sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed) > 1

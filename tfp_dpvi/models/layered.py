@@ -16,6 +16,7 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, LayerGradients, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
+from tfp_dpvi.models.pairing import synthetic
 from tfp_dpvi.sampling import BatchNeeds
 
 NUM_SYNTHETIC = 3  # Synthetic records to check a model on; 1 would hide a shape that broadcasts.
@@ -105,14 +106,8 @@ class LayeredModel(base.DistributionModel):
     def check_records(self, records: Records) -> None:
         """Checks the layers on synthetic records before privacy is spent: once after `compile`, for each shape."""
         rng = np.random.default_rng(0)
-
-        def synthetic(part: np.ndarray) -> tf.Tensor:
-            shape = [NUM_SYNTHETIC, *part.shape[1:]]
-            # Two categories, which all categorical layers have.
-            drawn = rng.uniform(size=shape) if part.dtype.kind == "f" else rng.integers(0, 2, size=shape)
-            return tf.constant(drawn.astype(part.dtype))
-
-        made = tf.nest.map_structure(synthetic, {"x": records.x} | ({} if records.y is None else {"y": records.y}))
+        given = {"x": records.x} | ({} if records.y is None else {"y": records.y})
+        made = tf.nest.map_structure(lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), given)
         identity = (repr(tf.nest.map_structure(lambda part: (part.shape, part.dtype), made)), self._settings)
         found = self._trials.found
         found.sort(key=lambda one: one[0] == identity)

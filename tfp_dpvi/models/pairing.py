@@ -29,19 +29,9 @@ class CannotPairError(Exception):
 
 
 class Pairing:
-    """The paired clip of one model: the parameters that its likelihood reads, and its simulation.
+    """The paired clip of one model: the prior's parts that its likelihood reads, their coordinates, and its simulation.
 
-    Args:
-      model: a `DPVI`.
-      records: one or more records, for their shapes and dtypes.
-
-    Attributes:
-      coordinates: the prior's coordinates.
-      reached: indices of the prior's parts that the likelihood reads.
-      index: the coordinates of these parts.
-
-    Raises:
-      CannotPairError: the paired clip does not apply.
+    Raises `CannotPairError` if the paired clip does not apply to records of these shapes and dtypes.
     """
 
     def __init__(self, model: DPVI, records: Records) -> None:
@@ -63,10 +53,7 @@ class Pairing:
         ends = np.cumsum([0, *self.coordinates.sizes])
         self.index = np.concatenate([np.arange(ends[part], ends[part + 1]) for part in self.reached])
         if len(self.index) > MOST_COORDINATES:
-            raise CannotPairError(
-                f"the likelihood reads {len(self.index)} parameters, and noise dominates the curvature of more than "
-                f"{MOST_COORDINATES}"
-            )
+            raise CannotPairError(f"the likelihood reads {len(self.index)} parameters, more than {MOST_COORDINATES}")
         if records.y is not None:
             self._check_rows(records)
 
@@ -92,7 +79,11 @@ class Pairing:
                 likely = self._likelihood(own, _finite(theta), x)
                 if "y" in records and _rejects(likely):
                     bad = tf.math.is_nan(likely.log_prob(as_event(records["y"], likely)))
-                    x = tf.nest.map_structure(lambda part, other: _replaced(part, bad, other), x, self._stand_in)
+                    x = tf.nest.map_structure(
+                        lambda part, other: tf.where(tf.reshape(bad, [-1] + [1] * (part.shape.rank - 1)), other, part),
+                        x,
+                        self._stand_in,
+                    )
                     likely = self._likelihood(own, _finite(theta), x)
                 return _simulated(likely, records, _random.tfp_seed(key))
 
@@ -106,15 +97,8 @@ class Pairing:
             def pull_back(released: list[tf.Tensor]) -> list[tf.Tensor]:
                 return tape.gradient([theta], variables, output_gradients=released, unconnected_gradients="zero")
 
-            return paired(
-                losses,
-                simulate,
-                theta,
-                clip,
-                pull_back=pull_back,
-                data_independent=exact,
-                data_independent_loss=divergence,
-            )
+            terms = {"data_independent": exact, "data_independent_loss": divergence}
+            return paired(losses, simulate, theta, clip, pull_back=pull_back, **terms)
 
         releases = curvature_releases(len(self.index), clip)
         return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
@@ -122,10 +106,7 @@ class Pairing:
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
         """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
 
-        Args:
-          vector: all coordinates of the parameters.
-          x: inputs of n records; models of whole records use only their number.
-          seeds: int32 tensor of shape [2, 2].
+        Models of whole records use only the number of the inputs `x`. Two seeds: int32, shape [2, 2].
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
         distribution = self._distribution(vector, x)
@@ -133,13 +114,7 @@ class Pairing:
         return *pairs, self.deltas(vector, x, pairs), *(distribution.log_prob(twin) for twin in pairs)
 
     def deltas(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
-        """Returns the differences of the scores of pairs, shape [n, d].
-
-        Args:
-          vector: all coordinates of the parameters.
-          x: inputs of n records.
-          pairs: two structures of n outcomes.
-        """
+        """Returns the differences of the scores of pairs of outcomes, shape [n, d]."""
         parts = tf.split(vector, self.coordinates.sizes)
         theta = tf.concat([parts[part] for part in self.reached], axis=0)
 
@@ -154,13 +129,7 @@ class Pairing:
         return map_apart(delta, (x, *pairs))
 
     def log_probs(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> list[tf.Tensor]:
-        """Returns log densities, shape [n], for each of several outcomes of n records.
-
-        Args:
-          vector: all coordinates of the parameters.
-          x: inputs of n records.
-          pairs: structures of n outcomes.
-        """
+        """Returns log densities, shape [n], for each of several outcomes of n records."""
         distribution = self._distribution(vector, x)
         return [distribution.log_prob(outcomes) for outcomes in pairs]
 
@@ -190,7 +159,9 @@ class Pairing:
             found.append(tuple(number for number, part in enumerate(gradient) if part is not None))
             rows = {"x": x} if y is None else {"x": x, "y": y}
             twin = _simulated(distribution, rows, tf.constant([0, 0]))
-            tf.nest.map_structure(_same_shape, observed, twin)
+            shapes = [[one.shape.as_list() for one in tf.nest.flatten(each)] for each in (twin, observed)]
+            if shapes[0] != shapes[1]:
+                raise ValueError("it draws shapes {} for records of shapes {}".format(*shapes))
             return log_prob
 
         try:
@@ -205,7 +176,7 @@ class Pairing:
         """Refuses a likelihood whose twins depend on other records of the batch, by a check on synthetic records."""
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
-        x = tf.nest.map_structure(lambda part: _synthetic(part, generator), records.x)
+        x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
         y = tf.nest.map_structure(lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y)
 
         def twins(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses the inputs.
@@ -221,9 +192,7 @@ class Pairing:
         after = [one for one in moved if one is not None]
         finite = all(part.dtype.kind != "f" or np.isfinite(part).all() for part in before or ())
         if before is None or not after or not finite:
-            raise CannotPairError(
-                "the likelihood has no finite draws at synthetic inputs, so that its rows cannot be checked"
-            )
+            raise CannotPairError("the likelihood has no finite draws at synthetic inputs, to check its rows")
         if any(not np.array_equal(a[1:], b[1:]) for one in after for a, b in zip(before, one, strict=True)):
             raise CannotPairError("the twin of one record depends on other records of the batch")
         self._stand_in = tf.nest.map_structure(lambda part: part[0], x)
@@ -236,9 +205,9 @@ def specs_of(records: Records, num: int) -> Structure:
     )
 
 
-def _synthetic(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Returns records of numbers in [0, 1), or of two categories, which are also valid rates and proportions."""
-    shape = (_NUM_TRIED, *part.shape[1:])
+def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Returns records of numbers in [0, 1), also valid rates and proportions, or of two categories, which all have."""
+    shape = (num, *part.shape[1:])
     drawn = generator.uniform(size=shape) if part.dtype.kind == "f" else generator.integers(0, 2, shape)
     return drawn.astype(part.dtype)
 
@@ -264,30 +233,21 @@ def _rejects(distribution: tfd.Distribution) -> bool:
 
 
 def _finite(part: tf.Tensor) -> tf.Tensor:
-    """Replaces values that are not finite by zeros."""
     return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part)) if part.dtype.is_floating else part
 
 
-def _replaced(part: tf.Tensor, rows: tf.Tensor, other: np.ndarray) -> tf.Tensor:
-    return tf.where(tf.reshape(rows, [-1] + [1] * (part.shape.rank - 1)), other, part)
-
-
-def as_event(value: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
+def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
     """Casts integer observations of a continuous distribution to floats, as Keras users expect, and bools to numbers."""
+
+    def cast(part: tf.Tensor, kind: tf.DType) -> tf.Tensor:
+        kind = tf.as_dtype(kind)
+        return tf.cast(part, kind) if part.dtype.is_bool or (part.dtype.is_integer and kind.is_floating) else part
+
     if isinstance(value, dict) and isinstance(distribution.dtype, dict):
-        return {
-            name: part if not part.dtype.is_bool else tf.cast(part, distribution.dtype[name])
-            for name, part in value.items()
-        }
-    if (
-        tf.is_tensor(value)
-        and (value.dtype.is_integer or value.dtype.is_bool)
-        and not tf.nest.is_nested(distribution.dtype)
-    ):
-        kind = tf.as_dtype(distribution.dtype)
-        if kind.is_floating or value.dtype.is_bool:
-            return tf.cast(value, kind)
-    return value
+        return {name: cast(part, distribution.dtype[name]) for name, part in value.items()}
+    return (
+        cast(value, distribution.dtype) if tf.is_tensor(value) and not tf.nest.is_nested(distribution.dtype) else value
+    )
 
 
 def _simulated(distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor) -> Structure:
@@ -298,8 +258,3 @@ def _simulated(distribution: tfd.Distribution, records: dict[str, Structure], se
         first = tf.nest.flatten(records["x"])[0]
         twin = distribution.sample(first.shape[0] or tf.shape(first)[0], seed=seed)
     return tf.nest.map_structure(tf.stop_gradient, twin)
-
-
-def _same_shape(observed: tf.Tensor, twin: tf.Tensor) -> None:
-    if observed.shape.as_list() != twin.shape.as_list():
-        raise ValueError(f"it draws shape {twin.shape} for records of shape {observed.shape}")

@@ -28,18 +28,15 @@ def as_graph(function: Callable[[], Structure]) -> Structure:
 
 def mean_of(distribution: tfd.Distribution) -> tf.Tensor:
     """Returns the mean of a likelihood, or class probabilities of a categorical or ordinal one."""
-    if isinstance(distribution, tfd.Independent):
-        return mean_of(distribution.distribution)
-    if isinstance(distribution, tfd.OrderedLogistic):
-        return distribution.categorical_probs()
-    return distribution.probs_parameter() if isinstance(distribution, tfd.Categorical) else distribution.mean()
+    one = _each(distribution)
+    if isinstance(one, tfd.OrderedLogistic):
+        return one.categorical_probs()
+    return one.probs_parameter() if isinstance(one, tfd.Categorical) else one.mean()
 
 
 def has_classes(distribution: tfd.Distribution) -> bool:
     """Returns whether `mean_of` returns class probabilities, in an additional last dimension."""
-    if isinstance(distribution, tfd.Independent):
-        return has_classes(distribution.distribution)
-    return isinstance(distribution, tfd.Categorical | tfd.OrderedLogistic)
+    return isinstance(_each(distribution), tfd.Categorical | tfd.OrderedLogistic)
 
 
 def outcome_of_each(
@@ -85,11 +82,9 @@ class PosteriorPredictive(Derived):
         name: str = "PosteriorPredictive",
     ) -> None:
         parameters = dict(locals())
-        self._likelihood = likelihood
-        draws = tf.nest.map_structure(tf.convert_to_tensor, draws)
-        self._draws = draws
-        self._num_draws = num_draws
-        self._one = likelihood(tf.nest.map_structure(lambda part: part[0], draws))
+        self._likelihood, self._num_draws = likelihood, num_draws
+        self._draws = tf.nest.map_structure(tf.convert_to_tensor, draws)
+        self._one = likelihood(tf.nest.map_structure(lambda part: part[0], self._draws))
         super().__init__(self._one, parameters, name)
 
     @property
@@ -140,9 +135,7 @@ class PosteriorPredictive(Derived):
         kind = self._kind_of_parameters()
         value = tf.cast(value, kind) + tf.zeros(one.batch_shape_tensor(), kind)
 
-        def below(
-            place: tf.Tensor,
-        ) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
+        def below(place: tf.Tensor) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
             point = tf.cast(place if bijector is None else bijector.forward(place), dtype)
             return tf.logical_not(self._cdf(point) >= value)
 
@@ -177,19 +170,13 @@ class PosteriorPredictive(Derived):
         return tf.nest.flatten(self._draws)[0].dtype
 
     def interval(self, level: float = 0.9) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the lower and upper ends of the equal-tailed prediction interval of each outcome.
+        """Returns the ends of the equal-tailed prediction interval of each outcome, if the likelihood has a `cdf`.
 
-        Args:
-          level: the interval's probability, in (0, 1); a lower bound for counts and classes.
-
-        Raises:
-          NotImplementedError: the likelihood has no `cdf`; use quantiles of `sample(num)`.
+        `level` is its probability, in (0, 1); a lower bound for counts and classes.
         """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie in (0, 1).")
-        ends = np.array([(1.0 - level) / 2.0, (1.0 + level) / 2.0]).reshape(
-            [2] + [1] * _each(self._one).batch_shape.rank
-        )
+        ends = np.reshape([(1.0 - level) / 2.0, (1.0 + level) / 2.0], [2] + [1] * _each(self._one).batch_shape.rank)
         lower, upper = tf.unstack(self.quantile(tf.constant(ends, self._kind_of_parameters())))
         return lower, upper
 

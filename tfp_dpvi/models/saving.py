@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import pathlib
@@ -10,7 +9,6 @@ import re
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,7 +84,9 @@ class SavedModel(ExportedModel):
         state.plan = None if spent["plan"] is None else PrivacyPlan.from_json(spent["plan"])
         if spent["inputs"] is not None:
             state.inputs = serialization.decode(spent["inputs"])
-            model.prepare(_no_records(state.inputs))
+            zeros = lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)  # noqa: E731
+            made = tf.nest.map_structure(zeros, state.inputs)
+            model.prepare(Records(made["x"], made.get("y"), None, 1))
         return model
 
     def get_compile_config(self) -> dict[str, Any] | None:
@@ -108,7 +108,11 @@ class SavedModel(ExportedModel):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles with saved arguments and creates the optimizer's variables, which `load_model` sets."""
         config, read = dict(config), keras.utils.deserialize_keras_object
-        _make_class(config["optimizer"].get("registered_name") or "")
+        # Classes of DP optimizers are created on first use.
+        kind = re.fullmatch(r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer", config["optimizer"]["registered_name"] or "")
+        if kind and hasattr(keras.optimizers, kind[2]):
+            make = make_termwise_optimizer_class if kind[1] else make_dp_optimizer_class
+            make(getattr(keras.optimizers, kind[2]))
         for name in ("metrics", "validation_metrics"):
             config[name] = [read(one) for one in config.pop(name, ())] or None
         config["neighboring_relation"] = NeighboringRelation[config["neighboring_relation"]]
@@ -124,28 +128,18 @@ class SavedModel(ExportedModel):
             metric.reset_state()
         super().save_own_variables(store)
 
-    def save(
-        self, filepath: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None, **kwargs: Any
-    ) -> None:
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None) -> None:
         """Saves model, compile settings, optimizer state and ledger in one `.keras` file; see `dpvi.keras.Model.save`.
 
         `dpvi.load_model` or `dpvi.keras.models.load_model` restores it, with the privacy spent on these data: see
         `PrivacyLedger.from_config`. Priors, likelihoods and other functions are saved by name: see `dpvi.register`. The file
         has no record, key or seed: a loaded model continues with fresh noise.
 
-        Args:
-          filepath: path that ends in ".keras".
-          overwrite: False refuses an existing file.
-          save_format: None or "keras"; for a SavedModel see `export`.
-          **kwargs: none are accepted.
-
         Raises:
           ValueError: another format, a path that is not writable, or a part that cannot be saved, such as a lambda; an
             earlier file is unchanged.
         """
         path = os.fspath(filepath)
-        if kwargs:
-            raise TypeError(f"save got an unexpected keyword argument {next(iter(kwargs))!r}.")
         if save_format not in (None, "keras") or not path.endswith(".keras"):
             raise ValueError(
                 f"filepath={path!r}, save_format={save_format!r}: a model with its ledger is saved in Keras's own format, "
@@ -154,8 +148,17 @@ class SavedModel(ExportedModel):
         if not overwrite and os.path.lexists(path):
             raise ValueError(f"filepath={path!r} exists and overwrite=False: pass another name. Nothing was changed.")
         self.get_config()  # Raises before anything is written.
-        with _replaced(path) as temporary:
-            super().save(temporary)
+        target = pathlib.Path(path).absolute()
+        temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
+        try:
+            temporary.touch()
+        except OSError as error:
+            raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): pass a writable path.") from error
+        try:
+            super().save(str(temporary))
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def load_model(
@@ -163,13 +166,8 @@ def load_model(
 ) -> Model:
     """Loads a model that `save` wrote, as `dpvi.keras.models.load_model` does, with clear errors for damaged files.
 
-    Args:
-      filepath: a file that `save` wrote.
-      custom_objects: functions and classes by name, if they are not registered (`dpvi.register`).
-      compile: False returns the model without its compile settings.
-
-    Returns:
-      The model, with its ledger: one on disk is opened again, see `PrivacyLedger.from_config`.
+    A ledger on disk is opened again, see `PrivacyLedger.from_config`. `custom_objects` are functions and classes by name, if
+    they are not registered (`dpvi.register`).
 
     Raises:
       ValueError: no file, or not a complete `.keras` file. No ledger is opened then.
@@ -198,33 +196,3 @@ def variables_of(model: Model) -> list[tf.Variable]:
         for variable in metric.variables:
             held.pop(variable.ref(), None)
     return [*held.values(), *model.optimizer.variables]
-
-
-def _no_records(inputs: dict[str, tf.TensorSpec]) -> Records:
-    made = tf.nest.map_structure(lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype), inputs)
-    return Records(made["x"], made.get("y"), None, 1)
-
-
-def _make_class(registered_name: str) -> None:
-    """Creates an optimizer's class: DP classes of Keras optimizers are created on first use."""
-    match = re.fullmatch(r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer", registered_name)
-    base = getattr(keras.optimizers, match[2], None) if match else None
-    if match and base is not None:
-        (make_termwise_optimizer_class if match[1] else make_dp_optimizer_class)(base)
-
-
-@contextlib.contextmanager
-def _replaced(path: str) -> Iterator[str]:
-    """Yields a temporary file, and renames it once it is complete."""
-    target = pathlib.Path(path).absolute()
-    temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
-    try:
-        with open(temporary, "wb"):
-            pass
-    except OSError as error:
-        raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): pass a writable path.") from error
-    try:
-        yield str(temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

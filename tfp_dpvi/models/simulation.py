@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from tfp_dpvi.data import make_records
 from tfp_dpvi.gradients import Clip, curvature_releases, joint_sensitivity
 from tfp_dpvi.models.pairing import CannotPairError, Pairing
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
-from tfp_dpvi.posterior import BURN_IN, CurvaturePrior
+from tfp_dpvi.posterior.curvature import CurvaturePrior
+from tfp_dpvi.posterior.window import BURN_IN
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan, Sensitivity
 
 if TYPE_CHECKING:
@@ -34,28 +34,18 @@ _DEGREES, _LOG_FACTOR_SD, _KAPPA_SD = 32.0, 0.3, 0.1
 class Pilot:
     """Settings for a private fit, from simulated records.
 
-    Attributes:
-      l2_norm_clip: 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen for the narrowest
-        expected posterior.
-      learning_rate: Adam's learning rate at the first step.
-      last_rate: the fraction of it in the window, chosen for two relaxations, see `pilot`.
-      batch_size: expected batch size.
-      epochs: number of epochs.
+    The clip is 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen for the narrowest
+    expected posterior.
     """
 
     l2_norm_clip: float
-    learning_rate: float
-    last_rate: float
+    learning_rate: float  # Adam's at the first step.
+    last_rate: float  # The fraction of it in the window, chosen for two relaxations of the iterates.
     batch_size: int
     epochs: int
 
     def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
-        """Returns Adam with this clip and a decaying learning rate.
-
-        Args:
-          num_records: the public N.
-          **settings: other arguments of `DPKerasAdamOptimizer`.
-        """
+        """Returns Adam with this clip and a decaying learning rate, for the public N; `settings` are its other arguments."""
         steps = self.epochs * math.ceil(num_records / self.batch_size)
         rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, max(1, round(_FALLS * steps)), self.last_rate)
         return DPKerasAdamOptimizer(rate, l2_norm_clip=self.l2_norm_clip, **settings)
@@ -67,26 +57,13 @@ class Pilot:
 
 
 def pilot(
-    model: DPVI,
-    x: Structure | None = None,
-    *,
-    num_records: int,
-    epsilon: float,
-    delta: float,
-    seed: int = 0,
+    model: DPVI, x: Structure | None = None, *, num_records: int, epsilon: float, delta: float, seed: int = 0
 ) -> Pilot:
     """Proposes clip, learning rate, batch size and epochs for `DPVI(clipping="paired")`, at no privacy cost.
 
-    Draws parameters from the prior and pairs of outcomes from the likelihood, at public inputs. The model keeps the inputs:
-    they give a prior of the curvature's shape, which narrows its posterior.
-
-    Args:
-      model: the model, compiled or not.
-      x: public or synthetic inputs that resemble the private ones, at least ten records; None for models of whole records.
-      num_records: the public N.
-      epsilon: epsilon of the planned fit.
-      delta: delta of the planned fit.
-      seed: seed of the simulation.
+    Draws parameters from the prior and pairs of outcomes from the likelihood, at public or synthetic inputs `x` that resemble
+    the private ones, at least ten records (None for models of whole records). The model keeps the inputs: they give a prior of
+    the curvature's shape, which narrows its posterior. N, epsilon and delta are those of the planned fit.
 
     Raises:
       ValueError: the paired clip does not apply to the model, or an argument does not fit.
@@ -105,9 +82,7 @@ def pilot(
         if len(drawn[-1].deltas):
             medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
     if not medians:
-        raise ValueError(
-            "pilot: no simulated pair has a finite gradient; check the prior's draws with prior_predictive."
-        )
+        raise ValueError("pilot: no simulated pair has a finite gradient: check the prior with prior_predictive.")
     model.calibration.use(simulator)
     median = float(np.median(medians))
     batch = max(1, math.ceil(_RATE * num_records))
@@ -136,30 +111,18 @@ def pilot(
 
 
 class PairSimulator:
-    """Simulates pairs at public inputs.
-
-    Args:
-      model: a `DPVI`.
-      x: public inputs, or None.
-
-    Raises:
-      ValueError: the paired clip does not apply.
-    """
+    """Simulates pairs at public inputs; raises `ValueError` if the paired clip does not apply."""
 
     def __init__(self, model: DPVI, x: Structure | None) -> None:
         if model.generative != (x is None):
-            wanted = (
-                "no x, since it generates whole records"
-                if model.generative
-                else "x: public inputs like the private ones"
-            )
+            wanted = "no x: it generates whole records" if x is not None else "x: public inputs like the private ones"
             raise ValueError(f"pilot: this model needs {wanted}.")
+        params = model.prior.sample(seed=tf.constant([0, 0]))
         if x is None:
-            drawn = model.distribution_at(model.prior.sample(seed=tf.constant([0, 0])), None).sample(16, seed=[0, 1])
+            drawn = model.distribution_at(params, None).sample(16, seed=[0, 1])
             records = make_records(drawn, None, None, dtype=model.record_dtype, validate=False)
         else:
             rows = make_records(x, None, None, dtype=model.record_dtype, validate=True)
-            params = model.prior.sample(seed=tf.constant([0, 0]))
             y = model.distribution_at(params, tf.nest.map_structure(tf.constant, rows.x)).sample(seed=[0, 1])
             records = dataclasses.replace(rows, y=tf.nest.map_structure(lambda part: part.numpy(), y))
         self._x, self._num = records.x, records.num
@@ -169,17 +132,22 @@ class PairSimulator:
             raise ValueError(f'pilot: clipping="paired" does not apply: {reason}.') from reason
         self.size = len(self.pairing.index)
         self._pairs = function_of_model(self.pairing.pairs)
-        self._traced_deltas = function_of_model(self._deltas)
-        self.log_probs = function_of_model(self._log_probs)
+
+        @function_of_model
+        def traced_deltas(vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> tf.Tensor:
+            return tf.map_fn(lambda one: self.pairing.deltas(one, x, outcomes), vectors)
+
+        @function_of_model
+        def log_probs(points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
+            """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
+            return map_apart(lambda point: self.pairing.log_probs(point, x, outcomes), points)
+
+        self._traced_deltas, self.log_probs = traced_deltas, log_probs
 
     def pairs(self, vector: np.ndarray | tf.Tensor, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
-        """Returns simulated pairs that differ and are finite; discrete outcomes are often equal.
+        """Returns at most `num` simulated pairs that differ and are finite; discrete outcomes are often equal.
 
-        Args:
-          vector: all coordinates of the parameters, shape [D].
-          generator: generator of the inputs and outcomes.
-          num: number of pairs to simulate in a round, and the maximal number to return.
-          rounds: maximal number of rounds.
+        A round simulates `num` pairs at the parameters' coordinates, shape [D].
         """
         vector = tf.cast(vector, self.pairing.coordinates.dtype)
         found: list[tuple[Structure, ...]] = []
@@ -193,62 +161,29 @@ class PairSimulator:
             kept = np.any(deltas != 0.0, axis=1) & np.isfinite(deltas).all(axis=1) & np.isfinite(sum(logs))
             found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
             simulated, differing = simulated + num, differing + int(kept.sum())
-        x, first, second, deltas, *logs = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
-        return Pairs(x, (first, second), deltas.astype(np.float64), tuple(logs), differing / simulated)
+        x, first, second, deltas, *_ = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
+        return Pairs(x, (first, second), deltas.astype(np.float64), differing / simulated)
 
     def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
-        """Returns the differences of pairs' scores at other parameters, zero if not finite: shape [b, n, d], the model's dtype.
-
-        Args:
-          vectors: all coordinates of the parameters, shape [b, D].
-          x: inputs of n pairs.
-          outcomes: both outcomes of the pairs.
-        """
+        """Returns differences of n pairs' scores at parameters [b, D], zero if not finite: [b, n, d], the model's dtype."""
         found = self._traced_deltas(tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes).numpy()
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
         return finite
 
-    def _deltas(self, vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> tf.Tensor:
-        return tf.map_fn(lambda one: self.pairing.deltas(one, x, outcomes), vectors)
-
-    def _log_probs(self, points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
-        """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
-        return map_apart(lambda point: self.pairing.log_probs(point, x, outcomes), points)
-
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Simulated pairs that differ, at public inputs.
+    """Simulated pairs that differ, at public inputs."""
 
-    Attributes:
-      x: inputs of n records.
-      outcomes: two outcomes for each.
-      deltas: differences of their scores, shape [n, d].
-      log_probs: their log densities at the parameters that they were drawn at, two arrays of shape [n].
-      share: the fraction of simulated pairs that differ.
-    """
-
-    x: Structure
+    x: Structure  # Inputs of n records.
     outcomes: tuple[Structure, Structure]
-    deltas: np.ndarray
-    log_probs: tuple[np.ndarray, ...]
-    share: float
-
-    @staticmethod
-    def records_of(parts: Sequence[Pairs]) -> tuple[Structure, tuple[Structure, Structure]]:
-        """Concatenates inputs and outcomes of several simulations."""
-        fields = [(one.x, one.outcomes) for one in parts]
-        x, outcomes = tf.nest.map_structure(lambda *each: np.concatenate(each), *fields)
-        return x, outcomes
+    deltas: np.ndarray  # Differences of the outcomes' scores, shape [n, d].
+    share: float  # The fraction of simulated pairs that differ.
 
     def spread(self, num_records: int, clip: float, noise: float, precision: np.ndarray) -> float:
         """Returns the posterior's median standard deviation for N records, or NaN if simulated curvatures overflow.
 
-        Args:
-          num_records: N.
-          clip: C.
-          noise: variance of the noise on a coordinate of the window's mean score.
-          precision: precisions of the coordinates' priors, shape [d].
+        `noise` is the variance of the noise on a coordinate of the window's mean score.
         """
         found = self.curvature_prior(num_records, clip)
         assert found.curvature is not None
@@ -260,12 +195,7 @@ class Pairs:
         return float(np.median(np.sqrt(np.diag(np.linalg.inv(total)))))
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns the simulation's prior of the curvature at its parameters, for N records.
-
-        Args:
-          num_records: N.
-          clip: C, or `math.inf`.
-        """
+        """Returns the simulation's prior of the curvature at its parameters, for N records."""
         psi, num = clipped(self.deltas, clip), len(self.deltas)
         prior = curvature_prior(psi, self.deltas, np.full(num, self.share / num), clip, num_records)
         # Squared errors of the means over n independent pairs and over N records.
@@ -276,14 +206,9 @@ class Pairs:
 def curvature_prior(
     psi: np.ndarray, deltas: np.ndarray, weights: np.ndarray, clip: float, num_records: int
 ) -> CurvaturePrior:
-    """Returns the prior of the curvature of N records from simulated pairs.
+    """Returns the prior of the curvature of N records from clipped and unclipped differences of scores, shape [n, d].
 
-    Args:
-      psi: clipped differences of scores, shape [n, d].
-      deltas: unclipped differences of scores, shape [n, d].
-      weights: weights of the pairs, shape [n], without those of equal pairs.
-      clip: C, or `math.inf`.
-      num_records: N.
+    Weights of the pairs, shape [n], leave out those of equal pairs.
     """
     size = psi.shape[1]
     weighted = (num_records / 2.0 * weights[:, None]).astype(psi.dtype) * psi
@@ -292,11 +217,7 @@ def curvature_prior(
     shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
     kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))
     return CurvaturePrior(
-        matrix + ridge,
-        (_DEGREES * size,),
-        _LOG_FACTOR_SD,
-        (kappa, _KAPPA_SD * kappa),
-        (slope + slope.T) / 2.0 + ridge,
+        matrix + ridge, (_DEGREES * size,), _LOG_FACTOR_SD, (kappa, _KAPPA_SD * kappa), (slope + slope.T) / 2.0 + ridge
     )
 
 

@@ -13,12 +13,7 @@ _TIMES_WIDER, _LEAST = 10.0, 3.0
 
 
 class Spread:
-    """Compares a surrogate's standard deviations with the prior's, on the real line.
-
-    Args:
-      prior: the prior; without a TFP bijector from its support to the real line, nothing is compared.
-      surrogate: the surrogate posterior.
-    """
+    """Compares a surrogate's standard deviations with the prior's on the real line, if TFP has a bijector to it."""
 
     def __init__(self, prior: tfd.Distribution, surrogate: tfd.Distribution) -> None:
         self._known = np.zeros(0)
@@ -27,11 +22,8 @@ class Spread:
             self._known = coordinates.prior_draws(256).std(axis=0)
         except ValueError:
             return
-
-        def draws() -> tf.Tensor:
-            return tf.concat(coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1]))), axis=-1)
-
-        self._draws = function_of_model(draws)
+        draw = lambda: coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1])))  # noqa: E731
+        self._draws = function_of_model(lambda: tf.concat(draw(), axis=-1))
 
     def fault(self) -> str | None:
         """Returns a description of the divergence, or None."""

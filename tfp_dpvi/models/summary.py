@@ -9,24 +9,20 @@ import numpy as np
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.models.calibrated import Calibrated
 from tfp_dpvi.models.coordinates import Coordinates, entry_names
-from tfp_dpvi.posterior import Checks
+from tfp_dpvi.posterior.mixture import Checks
 
 
 @dataclasses.dataclass(frozen=True)
 class PosteriorSummary:
     """Summary statistics of each parameter; `print` it, or use `columns`.
 
-    Attributes:
-      names: names of the parameters' entries, such as "w[0]".
-      columns: arrays by name, with one entry for each parameter: "mean", "sd", "5%", "50%", "95%" in its own support, and for a
-        calibrated posterior the shares of its variance on the real line: "noise", "data" and "prior" (NaN for entries that are
-        no coordinate of their own).
-      checks: diagnostics of the fit, or None if the posterior is the raw surrogate.
+    Columns are "mean", "sd", "5%", "50%", "95%" in a parameter's own support, and for a calibrated posterior the shares of its
+    variance on the real line: "noise", "data" and "prior" (NaN for entries that are no coordinate of their own).
     """
 
-    names: list[str]
+    names: list[str]  # Of the parameters' entries, such as "w[0]".
     columns: dict[str, np.ndarray]
-    checks: Checks | None
+    checks: Checks | None  # None if the posterior is the raw surrogate.
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)

@@ -8,32 +8,20 @@ import hashlib
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import _random, surrogates
+from tfp_dpvi import _random, surrogates, synthetic
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.models.table import TableModel
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
-from tfp_dpvi.synthetic import (
-    Layout,
-    NoisyPairs,
-    Pairs,
-    Segments,
-    Table,
-    TableData,
-    crowded,
-    depths,
-    group,
-    histograms,
-    make_prior,
-    starting_point,
-)
+from tfp_dpvi.synthetic import Layout, Segments, Table, TableData
 
 _METHODS = ("pairs", "gradients")
 _SHARE = 0.1  # Fraction of the budget for the histograms that choose levels.
@@ -45,19 +33,11 @@ _NEARLY = 0.99  # Fraction of a budget at which it counts as spent.
 
 
 @dataclasses.dataclass
-class _Counts:
-    """The noisy counts of a fit, which the next fit reuses if the first was interrupted.
+class _Paid:
+    """The noisy counts of a fit, which the next one of the same records and settings takes over if it was interrupted."""
 
-    Attributes:
-      settings: the settings, with a digest of the records; they must be equal for a reuse.
-      plans: one plan for each release.
-      keys: keys of the noise.
-      released: the noisy counts that are paid for.
-    """
-
-    settings: tuple[Any, ...]
-    plans: list[PrivacyPlan] = dataclasses.field(default_factory=list)
-    keys: list[np.ndarray] = dataclasses.field(default_factory=list)
+    settings: tuple[Any, ...] = ()  # With a digest of the records.
+    plans: Sequence[PrivacyPlan] = ()
     released: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
@@ -86,9 +66,6 @@ class Synthesizer:
       concentration: concentration of the Dirichlet priors, by default 0.5, or 1 with gradients.
       seed: makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
-    Raises:
-      ValueError, TypeError: a bad argument.
-
     #### Formal guarantee
 
     Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise calibrated
@@ -115,14 +92,14 @@ class Synthesizer:
         self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.
         empty = {name: np.zeros(0, np.int32) for name in table.open}
-        chosen = _grouped(table, {name: histograms(table.columns[name], empty[name]) for name in empty}, 0.0)
-        start = starting_point(chosen, num, target=target, seed=seed)
+        chosen = _grouped(table, {name: synthetic.histograms(table.columns[name], empty[name]) for name in empty}, 0.0)
+        start = synthetic.starting_point(chosen, num, target=target, seed=seed)
         # Gradients in the parameters ("aligned"), which are logits: a record's gradient is then bounded.
-        made = functools.partial(make_prior, chosen, num, concentration=concentration)
+        made = functools.partial(synthetic.make_prior, chosen, num, concentration=concentration)
         surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
         self.model = TableModel(chosen, made, surrogate, method=method, target=target, seed=seed)
 
-    _unfinished: _Counts | None = None  # Of an interrupted fit.
+    _paid = _Paid()
 
     @property
     def num_components(self) -> int:
@@ -147,8 +124,7 @@ class Synthesizer:
     ) -> Synthesizer:
         """Fits the model to private records; returns itself.
 
-        A second call on the same object, with the same data and settings, after an interrupted fit reuses the counts that are
-        paid for.
+        After an interruption, the same call takes over the counts that are paid for.
 
         Args:
           data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns.
@@ -171,28 +147,18 @@ class Synthesizer:
         """
         model = self.model
         steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
-        num = None if num_records is None else check.count("num_records", num_records, 1)
+        declared = num_records is not None
         if model.method == "pairs":
             _refuse({**({} if batch_size is None else {"batch_size": batch_size}), **optimizer})
         ledger = model.privacy_ledger if ledger is None else ledger
-        codes, relation = self.table.encode(data), neighboring_relation
-        settings = (
-            self.target,
-            epsilon,
-            delta,
-            num,
-            noise_multiplier,
-            accountant,
-            str(relation),
-            self._digest(data, codes),
-        )
-        kept = self._unfinished
-        if kept is None or kept.settings != settings:
-            kept = _Counts(settings)
-        if not kept.released or model.method == "gradients":
+        codes, layout = self.table.encode(data), Layout.of(data, self.table)
+        num = check.count("num_records", num_records, 1) if declared else len(codes)
+        public = (self.target, epsilon, delta, num, noise_multiplier, accountant, str(neighboring_relation))
+        settings = (*public, self._digest(data, codes))
+        paid = self._paid if self._paid.settings == settings else _Paid(settings)
+        if not paid.released or model.method == "gradients":
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
-        relation = relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
-        layout = Layout.of(data, self.table)
+        relation = neighboring_relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
         model.compile(
             DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}, noise_multiplier=noise_multiplier),
             epsilon=epsilon,
@@ -201,118 +167,94 @@ class Synthesizer:
             neighboring_relation=check.relation(relation),
             accountant=accountant,
         )
-        learn = self._from_pairs if model.method == "pairs" else self._by_gradients
-        learn(data, layout, num, len(codes), steps, kept, batch_size=batch_size, verbose=verbose)
-        self._unfinished = None
+        self._paid = paid
+        if model.method == "pairs":
+            table = self._from_pairs(data, num, declared, steps)
+        else:
+            table = self._by_gradients(
+                data, codes, num_records, num if batch_size is None else batch_size, steps, verbose
+            )
+        model.describe(table, layout)  # Set last: an interrupted fit keeps the former levels with the former weights.
+        self._paid = _Paid()
         return self
 
     def _digest(self, data: TableData, codes: np.ndarray) -> bytes:
-        found = hashlib.sha256(codes.tobytes())
-        if self.table.open:
-            fine = self.table.fine
-            found.update(fine.encode({name: data[name] for name in fine.names}).tobytes())
-        return found.digest()
+        fine = self.table.fine.encode({name: data[name] for name in self.table.open}) if self.table.open else codes
+        return hashlib.sha256(codes.tobytes() + fine.tobytes()).digest()
 
-    def _release(self, counts: np.ndarray, kept: _Counts, number: int) -> np.ndarray:
-        """Returns one of a fit's releases, charged now or reused."""
-        if number == len(kept.released):
-            kept.released.append(self.model.release(counts, kept.plans[number], kept.keys[number]))
-            self._unfinished = kept
-        return kept.released[number]
+    def _release(self, counts: np.ndarray, number: int) -> np.ndarray:
+        """Returns one of a fit's releases, charged now or taken over."""
+        plans, released = self._paid.plans, self._paid.released
+        if number == len(released):
+            released.append(self.model.release(counts, plans[number], number))
+        return released[number]
 
-    def _from_pairs(
-        self,
-        data: TableData,
-        layout: Layout,
-        declared: int | None,
-        records: int,
-        steps: int,
-        kept: _Counts,
-        **unused: Any,
-    ) -> None:
-        model, num = self.model, records if declared is None else declared
-        pairs = Pairs(Segments.of(model.table), None if self.target is None else self.table.names.index(self.target))
-        releases = self._histograms()
-        share = 1.0 - sum(share for _, _, share in releases)
-        columns = len(self.table.names)
+    def _plan(self, releases: list[tuple[str, float, float]], num: int) -> Sequence[PrivacyPlan]:
+        if not self._paid.released and releases:
+            self._paid.plans = self.model.plans(releases, num)
+        return self._paid.plans
+
+    def _from_pairs(self, data: TableData, num: int, declared: bool, steps: int) -> Table:
+        """Fits the model to noisy counts of pairs; returns the table with its levels."""
+        model, columns = self.model, len(self.table.names)
+        pairs = synthetic.Pairs(
+            Segments.of(model.table), None if self.target is None else self.table.names.index(self.target)
+        )
+        first = self._histograms()
         purpose = f"counts of levels of {columns} columns and of their pairs" if columns > 1 else "counts of 1 column"
-        self._plan(kept, [*releases, (purpose, pairs.norm, share)], num)
-        plan = kept.plans[-1]
-        table = self._with_levels(data, kept)
-        noisy = self._release(pairs.counts(table.encode(data)), kept, len(kept.plans) - 1)
-        released = NoisyPairs.of(pairs, noisy, plan.deviation, num)
-        model.learn(released, plan, steps=steps, declared=declared is not None)
-        model.describe(table, layout)  # Set last: an interrupted fit keeps the former levels with the former weights.
+        *_, plan = self._plan([*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num)
+        table = self._with_levels(data)
+        noisy = self._release(pairs.counts(table.encode(data)), len(first))
+        released = synthetic.NoisyPairs.of(pairs, noisy, plan.deviation, num)
+        model.learn(released, plan, steps=steps, declared=declared)
         for place, (name, column) in enumerate(table.columns.items()):
-            if (bounds := crowded(column, released.column(place))) is not None:
+            if (bounds := synthetic.crowded(column, released.column(place))) is not None:
                 warnings.warn(
                     f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to {bounds[1]:g}, and differences within "
                     "it are lost: narrow its bounds by public knowledge, or pass spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
+        return table
 
     def _by_gradients(
-        self,
-        data: TableData,
-        layout: Layout,
-        declared: int | None,
-        records: int,
-        steps: int,
-        kept: _Counts,
-        *,
-        batch_size: int | None,
-        verbose: int | str,
-    ) -> None:
-        num = records if declared is None else declared
+        self, data: TableData, codes: np.ndarray, declared: int | None, batch_size: int, steps: int, verbose: int | str
+    ) -> Table:
+        """Fits the model by private gradient steps; returns the table with its levels."""
         epochs = math.gcd(steps, 10)  # Ten epochs if that divides the steps.
         settings: dict[str, Any] = {
-            "batch_size": num if batch_size is None else batch_size,
-            "num_records": declared,
-            "steps_per_epoch": steps // epochs,
-        }
+            "batch_size": batch_size, "num_records": declared, "steps_per_epoch": steps // epochs,
+        }  # fmt: skip
         # Raises before the histograms are charged.
-        self.model.mechanism(self.model.make_data(self.table.encode(data), **settings)).plan(1)
-        self._plan(kept, self._histograms(), num)
-        table = self._with_levels(data, kept)
+        self.model.mechanism(self.model.make_data(codes, **settings)).plan(1)
+        self._plan(self._histograms(), declared or len(codes))
+        table = self._with_levels(data)
         self.model.fit(table.encode(data), epochs=epochs, verbose=verbose, **settings)
-        self.model.describe(table, layout)
+        return table
 
     def _histograms(self) -> list[tuple[str, float, float]]:
         """Returns purpose, norm and budget share of the histograms that choose levels, if any."""
         columns = [self.table.columns[name] for name in self.table.open]
-        if not columns:
-            return []
-        norm = math.sqrt(sum(depths(column) for column in columns))
+        norm = math.sqrt(sum(synthetic.depths(column) for column in columns))
         named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
+        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)] if columns else []
 
-    def _plan(self, kept: _Counts, releases: list[tuple[str, float, float]], num: int) -> None:
-        if not kept.released:
-            kept.plans = self.model.plans(releases, num)
-            kept.keys = self.model.new_keys(len(kept.plans))
-
-    def _with_levels(self, data: TableData, kept: _Counts) -> Table:
+    def _with_levels(self, data: TableData) -> Table:
         """Releases the histograms, if any, and returns the table with the chosen levels."""
         if not self.table.open:
             return self.table
         fine = self.table.fine
         codes = dict(zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True))
-        counts = {name: histograms(self.table.columns[name], codes[name]) for name in self.table.open}
+        counts = {name: synthetic.histograms(self.table.columns[name], codes[name]) for name in self.table.open}
         parts = [part for of_column in counts.values() for part in of_column]
-        noisy = self._release(np.concatenate(parts), kept, 0)
+        noisy = self._release(np.concatenate(parts), 0)
         pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
         released = {name: [next(pieces) for _ in of_column] for name, of_column in counts.items()}
-        return _grouped(self.table, released, kept.plans[0].deviation)
+        return _grouped(self.table, released, self._paid.plans[0].deviation)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
         """Returns one synthetic table from one posterior draw, with the columns and dtypes of `fit`'s data.
 
-        Args:
-          num_rows: number of records, by default the public number of records.
-          seed: makes it repeatable. That costs no privacy: the model has been released.
-
-        Raises:
-          RuntimeError: the model is not fitted.
+        It has `num_rows` records, by default the public number. A seed costs no privacy: the model has been released.
         """
         layout, num = self._fitted("sample")
         num = num if num_rows is None else check.count("num_rows", num_rows, 1)
@@ -324,36 +266,18 @@ class Synthesizer:
         return self.model.table.decode(codes, layout, generator)
 
     def sample_many(self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None) -> list[TableData]:
-        """Returns synthetic tables for multiple imputation, each from its own posterior draw: see `dpvi.synthetic.rubin`.
-
-        Args:
-          num_sets: number of tables m.
-          num_rows: number of records in each.
-          seed: makes them repeatable.
-
-        Raises:
-          RuntimeError: the model is not fitted.
-        """
+        """Returns m synthetic tables for multiple imputation, each from its own draw: see `sample`, `dpvi.synthetic.rubin`."""
         seeds = np.random.default_rng(seed).integers(2**63, size=check.count("num_sets", num_sets, 1))
         return [self.sample(num_rows, seed=int(one)) for one in seeds]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves model, description and ledger in one `.keras` file without records; see `DPModel.save`.
-
-        Raises:
-          RuntimeError: the model is not fitted.
-          ValueError: a path that does not end in ".keras" or is not writable.
-        """
+        """Saves model, description and ledger in one `.keras` file without records; see `DPModel.save`."""
         self._fitted("save")
         self.model.save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Synthesizer:
-        """Loads a synthesizer that `save` wrote, with its ledger; it can sample, report and fit again.
-
-        Raises:
-          ValueError: not a file that `save` wrote.
-        """
+        """Loads a synthesizer that `save` wrote, with its ledger; it can sample, report and fit again."""
         model = load_model(path)
         if not isinstance(model, TableModel) or model.layout is None:
             raise ValueError(f"path={os.fspath(path)!r} holds no fitted Synthesizer: use dpvi.load_model.")
@@ -367,25 +291,21 @@ class Synthesizer:
         return self.model.privacy_report(delta)
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
-        layout, num = self.model.layout, self.model.num_records
+        layout, num = self.model.layout, self.model._dp.num_records
         if layout is None or num is None:
-            raise RuntimeError(
-                f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5) first, with your budget."
-            )
+            raise RuntimeError(f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5).")
         return layout, num
 
 
 def _grouped(table: Table, counts: dict[str, list[np.ndarray]], deviation: float) -> Table:
-    chosen = {name: group(table.columns[name], of_column, deviation) for name, of_column in counts.items()}
+    chosen = {name: synthetic.group(table.columns[name], of_column, deviation) for name, of_column in counts.items()}
     return Table({**table.columns, **chosen})
 
 
 def _refuse(given: dict[str, Any]) -> None:
     if given:
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise TypeError(
-            f"fit got {shown}, which method='pairs' does not use: leave it out, or use Synthesizer(table, method='gradients')."
-        )
+        raise TypeError(f"fit got {shown}, which method='pairs' does not use: leave it out, or use 'gradients'.")
 
 
 def _check_budget(
@@ -397,9 +317,7 @@ def _check_budget(
         return
     epsilon = check.epsilon(epsilon)
     if delta is None:
-        raise ValueError(
-            f"epsilon={epsilon!r} needs a delta below one over the number of records: fit(data, epsilon={epsilon!r}, delta=1e-5)."
-        )
+        raise ValueError(f"epsilon={epsilon!r} needs a delta below 1/N: fit(data, epsilon={epsilon!r}, delta=1e-5).")
     if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
         spent = ledger.epsilon(check.delta(delta), accountant)
         if spent >= _NEARLY * epsilon:

@@ -25,10 +25,9 @@ _RATE = 0.1
 
 @register_keras_serializable("tfp_dpvi", "TableModel")
 class TableModel(DPVI):
-    """A `DPVI` of a table's coded records, with clipped sums from the closed form of `table_clipped_sum`.
+    """A `DPVI` of a table's coded records, with the same clipped sums from the closed form of `table_clipped_sum`.
 
-    If that does not apply (several draws, other gradients or clippings, sample weights), it is a plain `DPVI`. The sum of clipped
-    gradients, and hence the guarantee, is the same.
+    If that does not apply (several draws, other gradients or clippings, sample weights), it is a plain `DPVI`.
     """
 
     def __init__(
@@ -46,59 +45,29 @@ class TableModel(DPVI):
             prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
         )
         self._segments = Segments.of(table)
-        self._table, self._method, self._target = table, method, target
-        self._layout = None if layout is None else Layout.from_config(layout)
+        self.table, self.method, self.target = table, method, target  # With the model's levels.
+        self.layout = None if layout is None else Layout.from_config(layout)  # Of synthetic tables, after a fit.
 
     def get_config(self) -> dict[str, Any]:
         """Returns the public description and the ledger."""
         # The initial values are left out: loaded weights replace them.
         parts = {
-            "table": self._table,
-            "layout": None if self._layout is None else self._layout.to_config(),
+            "table": self.table,
+            "layout": None if self.layout is None else self.layout.to_config(),
             "prior": self._model.given["prior"],
             "surrogate_posterior": "mean_field",
         }
         return {
             **super(DPVI, self).get_config(),
-            "method": self._method,
-            "target": self._target,
+            "method": self.method,
+            "target": self.target,
             "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
-
-    @property
-    def table(self) -> Table:
-        """The table with the model's levels, chosen by a private histogram or as described."""
-        return self._table
-
-    @property
-    def layout(self) -> Layout | None:
-        """The layout of synthetic tables; None before a fit."""
-        return self._layout
-
-    @property
-    def method(self) -> str:
-        """The method: "pairs" or "gradients"."""
-        return self._method
-
-    @property
-    def target(self) -> str | None:
-        """The column whose pairs have more weight, or None."""
-        return self._target
-
-    @property
-    def num_records(self) -> int | None:
-        """The public number of records; None before a fit."""
-        return self._dp.num_records
-
-    def new_keys(self, num: int) -> list[np.ndarray]:
-        """Returns keys for noise, fresh unless the model has a seed."""
-        root = tf.constant(_random.new_key(self._dp.seed))
-        return [_random.fold_in(root, number).numpy() for number in range(num)]
 
     def describe(self, table: Table, layout: Layout) -> None:
         """Sets the released levels, of the same number as before, and the public layout."""
         assert Segments.of(table).sizes == self._segments.sizes
-        self._table, self._layout = table, layout
+        self.table, self.layout = table, layout
 
     # ------------------------------------------------------------------ fits to counts
 
@@ -120,23 +89,21 @@ class TableModel(DPVI):
             budget = EpsilonBudget(*ledger.budget)
             every = compose([*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event)
             if not budget.allows(every, target.neighboring_relation):
-                raise BudgetExhaustedError(
-                    f"{budget}, the ledger's own, does not allow this fit: lower epsilon. Nothing was charged."
-                )
+                raise BudgetExhaustedError(f"{budget}, the ledger's own, does not allow this fit: lower epsilon.")
         return plans
 
-    def release(self, counts: np.ndarray, plan: PrivacyPlan, key: np.ndarray) -> np.ndarray:
-        """Reserves a plan's release (contract C6), and returns counts of any shape with noise."""
+    def release(self, counts: np.ndarray, plan: PrivacyPlan, number: int) -> np.ndarray:
+        """Reserves a fit's release of this number (contract C6), and returns counts of any shape with noise."""
         state = self._dp
         assert state.target is not None
+        key = _random.fold_in(tf.constant(_random.new_key(state.seed)), number)
         with state.ledger.reserved(plan, seeded=state.seed is not None, budgets=state.target.budgets):
-            noise = _random.normal(tf.constant(key), [counts.size], tf.float64).numpy()
+            noise = _random.normal(key, [counts.size], tf.float64).numpy()
             return counts + plan.deviation * noise.reshape(counts.shape)
 
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
         """Fits the surrogate to the posterior given released counts: post-processing, at no cost."""
         state = self._dp
-
         optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
         surrogate, variables = self.surrogate_posterior, self.trainable_variables
         optimizer.build(variables)

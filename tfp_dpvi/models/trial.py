@@ -39,9 +39,7 @@ def check_likelihood(model: DPVI, records: Records) -> None:
     try:
         log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
     except LIKELIHOOD_ERRORS as error:
-        shapes = tf.nest.map_structure(
-            lambda spec: None if spec is None else f"{spec.dtype.name}{spec.shape.as_list()}", specs
-        )
+        shapes = tf.nest.map_structure(lambda spec: spec and f"{spec.dtype.name}{spec.shape.as_list()}", specs)
         table = " A table is a dict of its columns, x['name']; x.to_numpy() makes one array."
         raise ValueError(
             f"likelihood failed on a batch of {_NUM} records with x, y = {shapes}: {type(error).__name__}: {error}"
@@ -83,7 +81,7 @@ def check_labels(model: DPVI, records: Records) -> None:
     params = model.prior.sample(seed=tf.constant([0, 1]))
     for first in range(0, records.num, _AT_ONCE):
         rows = slice(first, first + _AT_ONCE)
-        x, value = _rows(records.x, rows), _rows(observed, rows)
+        x, value = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[rows]), (records.x, observed))  # noqa: B023
         try:
             distribution = _strict(model.distribution_at(params, x))
             if not np.isfinite(mean_of(distribution)).all():
@@ -119,7 +117,3 @@ def _strict(distribution: tfd.Distribution) -> tfd.Distribution:
     if isinstance(distribution, tfd.Independent):
         return distribution.copy(distribution=_strict(distribution.distribution), validate_args=True)
     return distribution.copy(validate_args=True)
-
-
-def _rows(structure: Structure, rows: slice) -> Structure:
-    return tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[rows]), structure)

@@ -16,24 +16,17 @@ NUM_DRAWS = 32
 
 @dataclasses.dataclass(frozen=True)
 class CurvaturePrior:
-    """A prior of the curvature.
+    """A Wishart prior of the curvature's matrix M.
 
-    Attributes:
-      matrix: M0, its expected value up to a factor, shape [d, d].
-      degrees: degrees of freedom of the Wishart prior, whose mean is a multiple of `matrix`; k < d degrees give a matrix of
-        rank k. Several values are a mixture with equal weights.
-      log_factor_sd: standard deviation of the logarithm of that multiple, whose median is 1.
-      kappa: prior mean and standard deviation of the curvature over M.
-      curvature: expected value of the curvature A if `matrix` is that of M, or None for a multiple of it.
-      error: expected squared distance of a simulated `matrix` from that of N records.
+    k < d degrees of freedom give a matrix of rank k; several values are a mixture with equal weights.
     """
 
-    matrix: np.ndarray
+    matrix: np.ndarray  # M0, the expected value up to a factor, shape [d, d].
     degrees: tuple[float, ...]
-    log_factor_sd: float
-    kappa: tuple[float, float] = (1.4, 0.3)
-    curvature: np.ndarray | None = None
-    error: float = 0.0
+    log_factor_sd: float  # Standard deviation of that factor's logarithm; its median is 1.
+    kappa: tuple[float, float] = (1.4, 0.3)  # Prior mean and standard deviation of the curvature over M.
+    curvature: np.ndarray | None = None  # Expected curvature A if `matrix` is that of M; None for a multiple of it.
+    error: float = 0.0  # Expected squared distance of a simulated `matrix` from that of N records.
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
@@ -91,9 +84,8 @@ class CurvaturePrior:
     def release_share(self, window: Window) -> float:
         """Returns the release's share of the information on the shape of M: 0 if noise dominates, 1 without noise."""
         size = len(self.matrix)
-        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[
-            -1
-        ]  # A Wishart matrix's variance.
+        # A Wishart matrix's variance.
+        before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[-1]
         noise = window.matrix_sd**2 * size * (size + 1) / 2.0
         return float(before / (before + noise))
 
@@ -103,14 +95,7 @@ def draw_curvature(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns draws of (A, M): the slope of the expected score, and half the variance of a step's pairs.
 
-    Args:
-      window: averages of released values.
-      prior: the prior of M.
-      generator: generator of the draws.
-      num_steps: HMC steps from draws of the Laplace approximation; 0 returns those draws.
-
-    Returns:
-      Arrays of shape [K, d, d]; K = 1 without noise.
+    Arrays of shape [K, d, d]; K = 1 without noise. HMC takes `num_steps` from draws of the Laplace approximation.
     """
     matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator, num_steps)
     traces = np.trace(matrices, axis1=1, axis2=2)
@@ -180,10 +165,8 @@ class _Bartlett:
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
         def times_inverse(z: np.ndarray, transposed: int) -> np.ndarray:
-            found: np.ndarray = linalg.blas.strmm(
-                1.0, inverse, z.astype(np.float32).T, lower=1, trans_a=1 - transposed
-            ).T
-            return found
+            product: np.ndarray = linalg.blas.strmm(1.0, inverse, z.astype("f").T, lower=1, trans_a=1 - transposed)
+            return product.T
 
         def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, gradient = self.log_density(mode + times_inverse(z, 0))
@@ -303,15 +286,8 @@ def hamiltonian(
 ) -> np.ndarray:
     """Runs chains of Hamiltonian Monte Carlo on a whitened density; returns states of shape [keep, n, d].
 
-    The step size is adapted to a mean acceptance of 0.8 in the first half of the steps, and fixed in the second.
-
-    Args:
-      log_density: returns values and gradients at points of shape [n, d].
-      start: initial states, shape [n, d].
-      generator: generator of momenta and acceptances.
-      num_steps: number of steps.
-      num_leapfrogs: leapfrog steps in each.
-      keep: number of states of the second half to return.
+    The step size is adapted to a mean acceptance of 0.8 in the first half of the steps, and fixed in the second, from
+    which the states come. `start` has shape [n, d].
     """
     with np.errstate(over="ignore", invalid="ignore"):  # Proposals that overflow are rejected below.
         x, (value, gradient) = start, log_density(start)

@@ -21,19 +21,15 @@ DensityOfChains = Callable[[int], LogDensity]
 _CHAINS_OF_EACH, _KEPT, _CHAINS = 4, 8, 32
 MOST_MISMATCH = 0.4
 _BANDWIDTH = 0.25  # Standard deviation of a kernel over that of all draws.
+_STEP = 1e-2  # Of a numerical derivative, in posterior standard deviations.
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """An equal-weight mixture of normals.
+    """An equal-weight mixture of normals."""
 
-    Attributes:
-      locs: means, shape [K, d].
-      scales: lower triangular factors of the covariances, shape [K, d, d] or [1, d, d].
-    """
-
-    locs: np.ndarray
-    scales: np.ndarray
+    locs: np.ndarray  # Means, shape [K, d].
+    scales: np.ndarray  # Lower triangular factors of the covariances, shape [K, d, d] or [1, d, d].
 
     @property
     def mean(self) -> np.ndarray:
@@ -61,37 +57,26 @@ class Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The linear Gaussian likelihood of the parameters given released values, for each draw of the curvature.
+    """The linear Gaussian likelihood of the parameters given released values, for each draw of the curvature."""
 
-    Attributes:
-      index: the coordinates that it reads, shape [m].
-      precisions: precisions, shape [K, m, m].
-      linear: precisions times means, shape [K, m].
-    """
-
-    index: np.ndarray
-    precisions: np.ndarray
-    linear: np.ndarray
+    index: np.ndarray  # The coordinates that it reads, shape [m].
+    precisions: np.ndarray  # Shape [K, m, m].
+    linear: np.ndarray  # Precisions times means, shape [K, m].
 
     @classmethod
     def of(cls, window: Window, slopes: np.ndarray, matrices: np.ndarray, index: np.ndarray) -> Terms:
         """Returns N(score; A (theta - theta_bar), B + R) as a function of theta, for each draw of A and M."""
-        noise = window.score_sd**2 * np.eye(len(index))
-        spread = window.simulation * matrices + noise
+        spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(index))
         solved = np.linalg.solve(spread, slopes)  # S^-1 A
-        seen = window.score + slopes @ window.theta
-        turned = np.swapaxes(slopes, 1, 2)
-        precisions = turned @ solved
-        linear = np.einsum("kij,ki->kj", solved, seen)
+        precisions = np.swapaxes(slopes, 1, 2) @ solved
+        linear = np.einsum("kij,ki->kj", solved, window.score + slopes @ window.theta)
         return cls(index, (precisions + np.swapaxes(precisions, 1, 2)) / 2.0, linear)
 
 
 def gaussian_prior(log_prior: LogDensity, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns precision and precision times mean of a prior that is normal on the real line, else None.
 
-    Args:
-      log_prior: log density on the real line.
-      draws: draws from it, shape [n, D], which set scales and points for the check.
+    Its draws, shape [n, D], set scales and points for the check.
     """
     centre, unit = draws.mean(axis=0), draws.std(axis=0)
     size = len(centre)
@@ -120,11 +105,7 @@ def exact_mixture(terms: Terms, precision: np.ndarray, linear: np.ndarray) -> Mi
 def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, generator: np.random.Generator) -> Mixture:
     """Returns the posterior under any prior: kernels at HMC draws, equally many for each draw of the curvature.
 
-    Args:
-      terms: the likelihood.
-      log_prior: log density on the real line.
-      start: initial states, shape [n, d].
-      generator: generator of the draws.
+    Chains start at some of `start`, shape [n, d].
     """
     chains = np.tile(np.arange(len(terms.precisions)), _CHAINS_OF_EACH * 32 // len(terms.precisions))
     precisions, linear = terms.precisions[chains], terms.linear[chains]
@@ -151,13 +132,7 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
 
 
 def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.random.Generator) -> Mixture:
-    """Returns kernels at HMC draws for a nonlinear score; chains start from the posterior for a linear one.
-
-    Args:
-      linear: the posterior for a linear score, whose covariance whitens.
-      density_of: the density, given each chain's draw of the curvature.
-      generator: generator of the draws.
-    """
+    """Returns kernels at HMC draws for a nonlinear score; chains start from the posterior for a linear one."""
     start = linear.draws_of(np.arange(_CHAINS) % len(linear.locs), generator)
     root = linalg.cholesky(linear.covariance, lower=True)
     kept = _chains(density_of(_CHAINS), start, root, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT)
@@ -191,24 +166,14 @@ def _kernels(draws: np.ndarray) -> Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Diagnostics of the posterior's intervals, from released values.
+    """Diagnostics of the posterior's intervals, from released values; the last two are NaN without a pilot."""
 
-    Attributes:
-      distance: distance of the window's mean parameters from the posterior's mean, in posterior standard deviations over
-        sqrt(d).
-      halves: p-value of the difference of the window's halves.
-      kappa: ratio of the curvature to the variance of clipped pairs: 1 without a clip, and at most 2.5.
-      curvature_signal: the curvature's norm over that of its noise.
-      bend: shift of the posterior's mean by the simulation's nonlinear score, in units of `distance`; NaN without a pilot.
-      mismatch: relative distance of the released curvature from that at the pilot's inputs; NaN without a pilot.
-    """
-
-    distance: float
-    halves: float
-    kappa: float
-    curvature_signal: float
-    bend: float = math.nan
-    mismatch: float = math.nan
+    distance: float  # Of the window's mean parameters from the posterior's mean, in posterior sds over sqrt(d).
+    halves: float  # p-value of the difference of the window's halves.
+    kappa: float  # Ratio of the curvature to the variance of clipped pairs: 1 without a clip, and at most 2.5.
+    curvature_signal: float  # The curvature's norm over that of its noise.
+    bend: float = math.nan  # Shift of the posterior's mean by the nonlinear score, in units of `distance`.
+    mismatch: float = math.nan  # Relative distance of the released curvature from that at the pilot's inputs.
 
     @property
     def warnings(self) -> list[str]:
@@ -239,17 +204,7 @@ def check(
     linear: Mixture | None = None,
     mismatch: float = math.nan,
 ) -> Checks:
-    """Returns the checks of a fit.
-
-    Args:
-      window: averages of released values.
-      slopes: draws of A.
-      matrices: draws of M.
-      mixture: the posterior.
-      index: the coordinates that the likelihood reads.
-      linear: the posterior for a linear score, or None if that is `mixture`.
-      mismatch: see `CurvaturePrior.mismatch`.
-    """
+    """Returns the checks of a fit from draws of A and M; `linear` is the posterior for a linear score, if another."""
     spread = mixture.covariance[np.ix_(index, index)]
 
     def distance_of(away: np.ndarray) -> float:
@@ -265,3 +220,34 @@ def check(
     halves = float(stats.chi2.sf(statistic, len(away)))
     kappa = float(np.mean(np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)))
     return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
+
+
+def variance_shares(
+    window: Window, slopes: np.ndarray, matrices: np.ndarray, mixture: Mixture, index: np.ndarray, log_prior: LogDensity
+) -> np.ndarray:
+    """Returns the variance shares of privacy noise, data and prior for each coordinate: shape [D, 3], rows sum to 1.
+
+    With V the posterior's covariance at the mean curvature, S = B + R and L0 the prior's precision, `V = V A S^-1 R S^-1 A V
+    + V A S^-1 B S^-1 A V + V L0 V`. The mixture's excess over V is due to noise on the curvature, and counts as noise.
+    """
+    size, slope = len(mixture.mean), slopes.mean(axis=0)
+    data = window.simulation * matrices.mean(axis=0)
+    noise = window.score_sd**2 * np.eye(len(index))
+    weights = np.linalg.solve(data + noise, slope)
+    away = _STEP * np.sqrt(np.diag(mixture.covariance))
+    points = mixture.mean + np.concatenate([np.diag(away), -np.diag(away)])
+    gradients = log_prior(points)[1]
+    prior = -(gradients[:size] - gradients[size:]) / (2.0 * away[:, None])
+    prior = (prior + prior.T) / 2.0
+    precision = prior.copy()
+    precision[np.ix_(index, index)] += slope.T @ weights
+    covariance = np.linalg.inv(precision)
+    reach = covariance[:, index] @ weights.T
+    parts = [
+        np.diag(reach @ noise @ reach.T),
+        np.diag(reach @ data @ reach.T),
+        np.maximum(np.diag(covariance @ prior @ covariance), 0.0),  # A prior need not be log-concave.
+    ]
+    total = np.maximum(np.diag(mixture.covariance), np.sum(parts, axis=0))
+    parts[0] = total - parts[1] - parts[2]
+    return np.stack(parts, axis=1) / total[:, None]

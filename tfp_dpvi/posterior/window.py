@@ -15,60 +15,34 @@ MOST_KAPPA = 2.5
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseNoise:
-    """The public numbers that describe the noise of a fit's released values.
-
-    Attributes:
-      num_records: N.
-      sampling_rate: q, the expected batch size over N.
-      clip: C, or `math.inf`.
-      gradient: standard deviation of the noise on a step's sum of clipped pairs.
-      matrix: likewise on entries of the sum of their outer products over 2.
-      scale: likewise on the sum of `ClippedAway`.
-    """
+    """The public numbers that describe the noise of a fit's released values."""
 
     num_records: int
-    sampling_rate: float
-    clip: float
-    gradient: float
-    matrix: float
-    scale: float
+    sampling_rate: float  # The expected batch size over N.
+    clip: float  # C, or `math.inf`.
+    gradient: float  # Standard deviation of the noise on a step's sum of clipped pairs,
+    matrix: float  # on entries of the sum of their outer products over 2,
+    scale: float  # and on the sum of `ClippedAway`.
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Averages over n steps, of sums over all N records.
-
-    Attributes:
-      num_steps: n.
-      theta: mean of the parameters' draws, shape [d].
-      path: their means in each block of the window, shape [b, d].
-      jitter: their standard deviations in each block.
-      score: mean of the sums of clipped pairs of scores, shape [d].
-      matrix: mean of their outer products over 2, symmetric, shape [d, d].
-      scale: mean of the sums of `ClippedAway`.
-      score_sd: standard deviation of the noise on a coordinate of `score`.
-      matrix_sd: likewise on the diagonal of `matrix`; `matrix_sd / sqrt(2)` off the diagonal.
-      scale_sd: likewise on `scale`.
-      simulation: the variance of `score` without noise, over that of one full batch of observed records.
-      half_difference: differences of the halves' mean scores and mean parameters.
-      half_variance: the variance of the former over that of `score`: 4 for halves of equal length.
-      most_trace: bound on the trace of `matrix`.
-    """
+    """Averages over n steps, of sums over all N records."""
 
     num_steps: int
-    theta: np.ndarray
-    path: np.ndarray
-    jitter: np.ndarray
-    score: np.ndarray
-    matrix: np.ndarray
-    scale: float
-    score_sd: float
-    matrix_sd: float
-    scale_sd: float
-    simulation: float
-    half_difference: tuple[np.ndarray, np.ndarray]
-    half_variance: float
-    most_trace: float
+    theta: np.ndarray  # Mean of the parameters' draws, shape [d].
+    path: np.ndarray  # Their means in each block of the window, shape [b, d],
+    jitter: np.ndarray  # and their standard deviations there.
+    score: np.ndarray  # Mean of the sums of clipped pairs of scores, shape [d].
+    matrix: np.ndarray  # Mean of their outer products over 2, symmetric, shape [d, d].
+    scale: float  # Mean of the sums of `ClippedAway`.
+    score_sd: float  # Standard deviation of the noise on a coordinate of `score`,
+    matrix_sd: float  # on the diagonal of `matrix` (`matrix_sd / sqrt(2)` off it),
+    scale_sd: float  # and on `scale`.
+    simulation: float  # The variance of `score` without noise, over that of one full batch of observed records.
+    half_difference: tuple[np.ndarray, np.ndarray]  # Of the halves' mean scores, and of their mean parameters.
+    half_variance: float  # The variance of the former over that of `score`: 4 for halves of equal length.
+    most_trace: float  # Bound on the trace of `matrix`.
 
     @property
     def kappa(self) -> float:
@@ -86,10 +60,7 @@ class Window:
 def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseNoise) -> Window | None:
     """Returns the window's averages from sums over blocks of steps, or None if it has fewer than four steps.
 
-    Args:
-      blocks: the accumulator of `gradients.Curvature`.
-      scales: the accumulator of `gradients.ClippedAway`.
-      noise: the public numbers.
+    `blocks` is the accumulator of `gradients.Curvature`, `scales` that of `gradients.ClippedAway`.
     """
     steps = blocks["steps"]
     used = np.flatnonzero(np.cumsum(steps) > BURN_IN * steps.sum() + 1e-9)

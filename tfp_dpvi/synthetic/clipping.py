@@ -21,16 +21,8 @@ def table_clipped_sum(
 
     Equals `tfp_dpvi.gradients.clipped_sum` for `make_likelihood`'s mixtures.
 
-    Args:
-      segments: the columns' levels in the table of log-probabilities.
-      params: structured as a draw from `make_prior`.
-      codes: int32 tensor of shape [P, columns], -1 for missing.
-      mask: bool tensor of shape [P]; False marks padding.
-      clip: the bound C; `math.inf` switches clipping off.
-
-    Returns:
-      The `ClippedSum`, with tensors in the order of `tf.nest.flatten(params)`, and the records' losses and whether
-      they were clipped (*not private*).
+    Params are structured as a draw from `make_prior`; codes are int32 [P, columns], -1 for missing; the mask [P] is False for
+    padding. The sum's tensors are in the order of `tf.nest.flatten(params)`; the records' statistics are *not private*.
 
     #### Formal guarantee
 

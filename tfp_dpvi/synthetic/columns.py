@@ -57,11 +57,7 @@ class Column(abc.ABC):
         """Returns values for levels without missing ones; numbers are uniform within their interval."""
 
     def encode(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Returns levels, int32 [n], -1 for missing, of values [n]; `name` is for messages.
-
-        Raises:
-          ValueError: a value that the description does not allow, including missing ones.
-        """
+        """Returns levels, int32 [n], -1 for missing, of values [n]; `ValueError` for values that are not allowed."""
         absent = is_missing(values)
         if absent.any() and not self.missing:
             raise ValueError(f"column {name!r} has missing values: describe it with missing=True, or fill them.")
@@ -79,38 +75,27 @@ class Numeric(Column):
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
     kinds: ClassVar[str] = "iuf"
+    step: ClassVar[int] = 0  # Between neighbouring numbers.
+    _not: ClassVar[str] = "no numbers"
 
     def __post_init__(self) -> None:
         low = check.real("lower", self.lower, "pass a public bound")
         high = check.real("upper", self.upper, "pass a public bound")
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
-        if isinstance(self.bins, (int, np.integer)) and not isinstance(self.bins, bool):
+        if hasattr(self.bins, "__index__"):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
-            self._check_spikes()
-            return
-        try:
-            inner = tuple(float(edge) for edge in self.bins)  # type: ignore[union-attr]
-        except TypeError:
-            raise TypeError(f"bins={self.bins!r} must be a number of bins or a list of inner edges.") from None
-        ordered = all(a < b for a, b in zip((low, *inner), (*inner, self._end), strict=True))
-        if not inner or not ordered:
-            raise ValueError(
-                f"bins={self.bins!r} must be inner edges that increase, above lower={self.lower!r} and below "
-                f"upper={self.upper!r}; a value at an edge belongs to the bin above it."
-            )
-        object.__setattr__(self, "bins", inner)
-        self._check_spikes()
-
-    def _check_spikes(self) -> None:
-        try:
-            spikes = tuple(float(value) for value in self.spikes)
-        except (TypeError, ValueError):
-            raise TypeError(f"spikes={self.spikes!r} must be a list of numbers, such as [0].") from None
+        else:
+            inner = self._floats("bins")
+            ends = (low, *inner), (*inner, self.upper + self.step)
+            if not inner or not all(a < b for a, b in zip(*ends, strict=True)):
+                raise ValueError(
+                    f"bins={self.bins!r} must be edges that increase from {self.lower!r} to {self.upper!r}."
+                )
+            object.__setattr__(self, "bins", inner)
+        spikes = self._floats("spikes")
         if not all(self.lower <= value <= self.upper for value in spikes) or len(set(spikes)) < len(spikes):
-            raise ValueError(
-                f"spikes={self.spikes!r} must be different numbers from lower={self.lower} to {self.upper}."
-            )
+            raise ValueError(f"spikes={self.spikes!r} must be different numbers from {self.lower} to {self.upper}.")
         if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
                 f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with your own edges, use "
@@ -118,19 +103,25 @@ class Numeric(Column):
             )
         object.__setattr__(self, "spikes", spikes)
 
-    @property
-    def _end(self) -> float:
-        """The end of the last bin."""
-        return self.upper
+    def _floats(self, name: str) -> tuple[float, ...]:
+        try:
+            return tuple(float(value) for value in getattr(self, name))
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0, 10].") from None
 
-    @abc.abstractmethod
     def next_after(self, value: float) -> float:
         """Returns the next larger number that the column allows."""
+        return value + self.step if self.step else float(np.nextafter(value, np.inf))
 
     @property
-    @abc.abstractmethod
     def edges(self) -> np.ndarray:
         """Edges of the bins, float64 [num_levels + 1]; a bin includes its lower edge and not its upper one."""
+        end = self.upper + self.step
+        if not isinstance(self.bins, int):
+            return np.array([self.lower, *self.bins, end], np.float64)
+        if not self.step:
+            return np.linspace(self.lower, end, self.bins + 1)
+        return np.round(np.linspace(self.lower, end, min(self.bins, int(end) - int(self.lower)) + 1))
 
     @property
     def special(self) -> tuple[float, ...]:
@@ -158,22 +149,19 @@ class Numeric(Column):
         """Returns the bins of numbers within the bounds, int32 [n]."""
         return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
 
+    def _converted(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(np.float64)
+
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
         try:
-            numbers = values.astype(np.float64)
+            numbers = self._converted(values)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"column {name!r} has values that are no numbers: convert it, or describe it as Categorical."
-            ) from error
-        return self._within(name, numbers)
-
-    def _within(self, name: str, numbers: np.ndarray) -> np.ndarray:
+            raise ValueError(f"column {name!r} has values that are {self._not} ({error}): convert it.") from error
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
             first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
             raise ValueError(
-                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or use wider bounds (not "
-                "computed from the records)."
+                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or widen them."
             )
         return numbers
 
@@ -192,23 +180,9 @@ class Continuous(Numeric):
         and frequent values (zeros, bounds, round numbers) have their own; or the inner edges of the bins.
       spikes: values with their own bin, frequent or not. 0 and the bounds get one if they are frequent.
       missing: whether values may be missing.
-
-    Raises:
-      ValueError, TypeError: an argument out of range.
     """
 
     kinds: ClassVar[str] = "f"
-
-    def next_after(self, value: float) -> float:
-        """Returns the next larger float64."""
-        return float(np.nextafter(value, np.inf))
-
-    @property
-    def edges(self) -> np.ndarray:
-        """Edges of the bins."""
-        if isinstance(self.bins, int):
-            return np.linspace(self.lower, self.upper, self.bins + 1)
-        return np.array([self.lower, *self.bins, self.upper], np.float64)
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         return self.bins_of(self._numbers(name, values))
@@ -225,36 +199,22 @@ class Continuous(Numeric):
 class Integer(Numeric):
     """Whole numbers between public bounds, both included; otherwise as `Continuous`."""
 
+    step: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = () if isinstance(self.bins, int) else self.bins
-        listed = (*(("bins", edge) for edge in inner), *(("spikes", value) for value in self.spikes))
-        for name, value in (("lower", self.lower), ("upper", self.upper), *listed):
-            if float(value) != math.floor(value):
-                raise ValueError(f"{name} has {value!r}, which is no whole number: use Continuous, or whole numbers.")
-
-    @property
-    def _end(self) -> float:
-        return self.upper + 1
-
-    def next_after(self, value: float) -> float:
-        """Returns the next larger whole number."""
-        return value + 1
-
-    @property
-    def edges(self) -> np.ndarray:
-        """Edges of the bins, whole numbers; the last is one above `upper`."""
-        if isinstance(self.bins, int):
-            width = int(self.upper) - int(self.lower) + 1
-            return np.round(np.linspace(self.lower, self.upper + 1, min(self.bins, width) + 1))
-        return np.array([self.lower, *self.bins, self.upper + 1], np.float64)
+        given = {"lower": (self.lower,), "upper": (self.upper,), "bins": inner, "spikes": self.spikes}
+        for name, values in given.items():
+            if any(float(value) != math.floor(value) for value in values):
+                raise ValueError(f"{name} has {values!r}, not all whole numbers: use Continuous, or whole numbers.")
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         numbers = self._numbers(name, values)
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
-                f"column {name!r} has {numbers[broken][0]!r}, which is not Integer: describe it as Continuous, or round it."
+                f"column {name!r} has {numbers[broken][0]!r}, which is not Integer: use Continuous, or round it."
             )
         return self.bins_of(numbers)
 
@@ -274,9 +234,6 @@ class Categorical(Column):
       max_levels: of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a private histogram, and
         merges the others. Samples have all of them.
       missing: whether values may be missing.
-
-    Raises:
-      ValueError, TypeError: no such list.
     """
 
     categories: Sequence[Hashable]
@@ -306,17 +263,16 @@ class Categorical(Column):
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         known = {category: level for level, category in enumerate(self.categories)}
-        kinds, places = np.unique(values, return_inverse=True) if values.dtype != object else _distinct(name, values)
-        levels = []
-        for kind in kinds:
-            plain = kind.item() if isinstance(kind, np.generic) else kind
-            if plain not in known:
-                raise ValueError(
-                    f"column {name!r} has the category {plain!r}, which is not in its description: add it (if it is public), or "
-                    "map it to another."
-                )
-            levels.append(known[plain])
-        return np.array(levels, np.int32)[places] if levels else np.zeros(0, np.int32)
+        plain = values.tolist()
+        try:
+            levels = np.fromiter((known.get(value, MISSING) for value in plain), np.int32, len(plain))
+        except TypeError as error:
+            raise ValueError(f"column {name!r} has a value that cannot be a category: {error}. Convert it.") from error
+        if (levels == MISSING).any():
+            raise ValueError(
+                f"column {name!r} has the category {plain[int(np.argmin(levels))]!r}, not in its description: add or map it."
+            )
+        return levels
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns the categories, object [n]."""
@@ -345,8 +301,7 @@ class Binary(Column):
         strange = (numbers != 0.0) & (numbers != 1.0)
         if strange.any():
             raise ValueError(
-                f"column {name!r} has {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or describe it as "
-                "Categorical."
+                f"column {name!r} has {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or use Categorical."
             )
         return numbers.astype(np.int32)
 
@@ -358,22 +313,8 @@ class Binary(Column):
 
 def is_missing(values: np.ndarray) -> np.ndarray:
     """Returns which entries are None, NaN or pandas' NA or NaT: bool [n]."""
-    if values.dtype.kind == "f":
-        return np.isnan(values)
-    if values.dtype.kind == "M":
-        return np.isnat(values)
     if values.dtype != object:
-        return np.zeros(len(values), bool)
+        return np.asarray(values != values, bool) if values.dtype.kind in "fM" else np.zeros(len(values), bool)
     kinds = ("NoneType", "NAType", "NaTType")
     found = (type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values)
     return np.fromiter(found, bool, len(values))
-
-
-def _distinct(name: str, values: np.ndarray) -> tuple[list[Hashable], np.ndarray]:
-    """Returns the distinct objects in order of appearance, and each entry's index among them."""
-    seen: dict[Hashable, int] = {}
-    try:
-        places = np.fromiter((seen.setdefault(value, len(seen)) for value in values), np.int64, len(values))
-    except TypeError as error:
-        raise ValueError(f"column {name!r} has a value that cannot be a category: {error}. Convert it.") from error
-    return list(seen), places

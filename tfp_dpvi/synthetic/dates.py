@@ -23,15 +23,13 @@ class Date(Integer):
       upper: the last date, likewise.
       unit: the resolution: days "D", hours "h", minutes "m" or seconds "s". Samples are whole units.
       missing: whether values may be missing.
-
-    Raises:
-      ValueError, TypeError: an argument out of range, or no date.
     """
 
     lower: Any  # A number after construction.
     upper: Any
     unit: str = dataclasses.field(default="D", kw_only=True)
     kinds: ClassVar[str] = "M"
+    _not: ClassVar[str] = "no dates"
 
     def __post_init__(self) -> None:
         check.one_of("unit", self.unit, _UNITS)
@@ -50,14 +48,8 @@ class Date(Integer):
         """Common values as for numbers, without 1970."""
         return (*self.spikes, self.lower, self.upper)
 
-    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
-        try:
-            numbers = values.astype(f"datetime64[{self.unit}]").astype(np.int64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"column {name!r} has values that are no dates: convert it by pandas.to_datetime."
-            ) from error
-        return self._within(name, numbers)
+    def _converted(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(f"datetime64[{self.unit}]").astype(np.int64)
 
     def _shown(self, number: float) -> str:
         return str(np.array(int(number)).astype(f"datetime64[{self.unit}]"))

@@ -26,19 +26,12 @@ Cell = tuple[int, int, float]
 
 @dataclasses.dataclass(frozen=True)
 class Grouped(Column):
-    """A column with grouped finest levels.
+    """A column with grouped finest levels."""
 
-    Attributes:
-      column: the column with the finest levels, which samples have.
-      of: the user's description.
-      groups: the group of each finest level.
-      shares: the probability of each finest level within its group, for samples.
-    """
-
-    column: Column
-    of: Column
-    groups: tuple[int, ...]
-    shares: tuple[float, ...]
+    column: Column  # With the finest levels, which samples have.
+    of: Column  # The user's description.
+    groups: tuple[int, ...]  # The group of each finest level.
+    shares: tuple[float, ...]  # The probability of each finest level within its group, for samples.
 
     @property
     def num_levels(self) -> int:
@@ -67,14 +60,12 @@ class Grouped(Column):
 def crowded(column: Column, masses: np.ndarray) -> tuple[float, float] | None:
     """Returns the ends of a bin with more than half of the records, among many bins, that is no single value; or None.
 
-    Args:
-      column: any column.
-      masses: released counts of its levels.
+    `masses` are released counts of the column's levels.
     """
     inner, described = column.column if isinstance(column, Grouped) else column, column.description
-    if not isinstance(inner, Numeric) or not isinstance(described, Numeric):
+    if not (isinstance(inner, Numeric) and isinstance(described, Numeric) and isinstance(described.bins, int)):
         return None
-    if not isinstance(described.bins, int) or column.num_levels < _FEW:
+    if column.num_levels < _FEW:
         return None
     level = int(np.argmax(masses[: column.num_levels]))
     members = np.flatnonzero(np.array(column.groups) == level) if isinstance(column, Grouped) else [level]
@@ -92,11 +83,9 @@ def depths(column: Column) -> int:
 
 
 def histograms(column: Column, levels: np.ndarray) -> list[np.ndarray]:
-    """Counts finest levels in a tree: float64 vectors from coarse to fine, *not private*.
+    """Counts finest levels, of `column.fine`, in a tree: float64 vectors from coarse to fine, *not private*.
 
-    Args:
-      column: an open column.
-      levels: levels of `column.fine`, int32 [records]; -1, a missing value, is not counted.
+    A missing value, -1, is not counted.
 
     #### Formal guarantee
 

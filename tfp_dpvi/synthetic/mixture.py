@@ -27,15 +27,10 @@ Params = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The layout of the columns' levels in a row of the table of log-probabilities.
+    """The layout of the columns' levels in a row of the table of log-probabilities."""
 
-    Attributes:
-      sizes: number of levels of each column, then 2 (present, missing) for each column with possibly missing values.
-      maybe_missing: indices of the columns with possibly missing values.
-    """
-
-    sizes: tuple[int, ...]
-    maybe_missing: tuple[int, ...]
+    sizes: tuple[int, ...]  # Levels of each column, then 2 (present, missing) for each column that may miss values.
+    maybe_missing: tuple[int, ...]  # Indices of these columns.
 
     @classmethod
     def of(cls, table: Table) -> Segments:
@@ -51,15 +46,9 @@ class Segments:
 
 
 def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> tfd.Distribution:
-    """Builds the public prior over a mixture's parameters.
+    """Builds the public prior over the parameters of a mixture of K components, with symmetric Dirichlet priors.
 
-    Args:
-      table: the description.
-      num_components: K.
-      concentration: concentration of the symmetric Dirichlet priors of weights and of each component's levels per column.
-
-    Returns:
-      TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
+    A TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
     """
     num = check.count("num_components", num_components, 1)
     logits = tfd.ExpGamma(np.float32(check.positive("concentration", concentration)), np.float32(1.0))
@@ -82,24 +71,14 @@ def starting_point(
 ) -> dict[str, np.ndarray]:
     """Draws initial parameters, without records: equal components would stay equal.
 
-    Args:
-      table: the description.
-      num_components: K.
-      target: a column over whose levels the components are spread: each starts with odds of e^4 for its own level. Choose the
-        column that synthetic records will be used to predict.
-      spread: standard deviation of the logits.
-      seed: makes it repeatable.
-
-    Raises:
-      ValueError: an unknown target.
+    Over the levels of a target, which synthetic records will be used to predict, the components are spread: each starts with
+    odds of e^4 for its own level. Other logits have the standard deviation `spread`.
     """
     segments = Segments.of(table)
     levels = np.random.default_rng(seed).normal(0.0, spread, [num_components, sum(segments.sizes)])
     if target is not None:
         if target not in table.columns:
-            raise ValueError(
-                f"target={target!r} is no column of the table; it has {', '.join(map(repr, table.names))}."
-            )
+            raise ValueError(f"target={target!r} is no column of the table: {', '.join(map(repr, table.names))}.")
         place = table.names.index(target)
         begin, size = sum(segments.sizes[:place]), segments.sizes[place]
         levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
@@ -115,12 +94,7 @@ def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
 class TableMixture(tfd.MixtureSameFamily):
     """The distribution of one coded record: int32 events of shape [columns], -1 for missing values.
 
-    A `tfd.MixtureSameFamily` of products over columns.
-
-    Args:
-      logits: logits of the components, [K].
-      log_table: log-probabilities of levels, [K, levels].
-      segments: the columns' levels in the table.
+    A `tfd.MixtureSameFamily` of products over columns: logits [K], and log-probabilities of levels [K, levels].
     """
 
     def __init__(

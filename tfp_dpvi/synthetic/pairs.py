@@ -21,23 +21,16 @@ TARGET_WEIGHT = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """The counts of each column's levels and of each pair of columns' levels; a missing value is a level.
-
-    Attributes:
-      segments: the columns' levels in the table.
-      target: index of a column whose pairs have more weight, or None.
-    """
+    """The counts of each column's levels and of each pair of columns' levels; a missing value is a level."""
 
     segments: Segments
-    target: int | None = None
+    target: int | None = None  # Index of a column whose pairs have more weight.
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of levels of each column, with one for possibly missing values."""
-        absent = self.segments.maybe_missing
-        return tuple(
-            size + (place in absent) for place, size in enumerate(self.segments.sizes[: self.segments.num_columns])
-        )
+        absent, sizes = self.segments.maybe_missing, self.segments.sizes[: self.segments.num_columns]
+        return tuple(size + (place in absent) for place, size in enumerate(sizes))
 
     @property
     def norm(self) -> float:
@@ -90,19 +83,12 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyPairs:
-    """Released noisy `Pairs.counts`.
-
-    Attributes:
-      pairs: the counted pairs.
-      counts: float64 [levels, levels], divided by the weights.
-      deviations: standard deviations of the noise; infinite for pairs that are not counted.
-      num_records: the public number of records.
-    """
+    """Released noisy `Pairs.counts`."""
 
     pairs: Pairs
-    counts: np.ndarray
-    deviations: np.ndarray
-    num_records: int
+    counts: np.ndarray  # Divided by the weights, float64 [levels, levels].
+    deviations: np.ndarray  # Standard deviations of the noise; infinite for pairs that are not counted.
+    num_records: int  # The public N.
 
     @classmethod
     def of(cls, pairs: Pairs, noisy: np.ndarray, deviation: float, num_records: int) -> NoisyPairs:

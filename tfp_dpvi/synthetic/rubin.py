@@ -8,10 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.stats
 
-from tfp_dpvi import _validate as check
-
-_KINDS = ("fully_synthetic", "partially_synthetic")
-
 
 @dataclasses.dataclass(frozen=True)
 class RubinEstimate:
@@ -25,7 +21,6 @@ class RubinEstimate:
       degrees_of_freedom: degrees of freedom of the t distribution.
       adjusted: True where the formula gave no positive variance and `within` replaces it.
       num_sets: m.
-      kind: the rule.
     """
 
     estimate: np.ndarray
@@ -35,7 +30,6 @@ class RubinEstimate:
     degrees_of_freedom: np.ndarray
     adjusted: np.ndarray
     num_sets: int
-    kind: str
 
     @property
     def standard_error(self) -> np.ndarray:
@@ -44,20 +38,18 @@ class RubinEstimate:
 
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Returns the lower and upper ends of the t interval."""
-        level = check.real("level", level, "pass a probability such as 0.95")
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie strictly between 0 and 1, for instance 0.95.")
         half = scipy.stats.t.ppf(0.5 + level / 2.0, self.degrees_of_freedom) * self.standard_error
         return self.estimate - half, self.estimate + half
 
 
-def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fully_synthetic") -> RubinEstimate:
+def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     """Combines one analysis of m synthetic sets, each sampled with its own posterior draw (`Synthesizer.sample_many`).
 
     For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal of
     Official Statistics 19(1)). If T is not positive, v replaces it (Reiter 2002, with sets as large as the original), and
-    `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`. For partially synthetic data
-    `T = v + b / m` with `(m - 1) (1 + v m / b)^2` (Reiter 2003).
+    `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
 
     The rules assume that posterior draws have the true posterior's spread. A `DPVI`'s surrogate does not include the noise of
     the fit: with few records or a small epsilon, intervals are too short.
@@ -65,7 +57,6 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fu
     Args:
       estimates: array of shape [m, ...], one estimate for each set, m >= 2.
       variances: likewise, the squared standard errors from the analysis of each set.
-      kind: "fully_synthetic" or "partially_synthetic".
 
     Raises:
       ValueError, TypeError: shapes that differ, fewer than two sets, values that are not finite, negative variances.
@@ -74,7 +65,6 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fu
 
     A function of its arguments: post-processing if these come from private synthetic data.
     """
-    check.one_of("kind", kind, _KINDS)
     q, u = (_numbers(name, value) for name, value in (("estimates", estimates), ("variances", variances)))
     if q.shape != u.shape:
         raise ValueError(f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the same.")
@@ -84,26 +74,17 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike, *, kind: str = "fu
     between, within = q.var(axis=0, ddof=1), u.mean(axis=0)
     spread = (1.0 + 1.0 / m) * between
     with np.errstate(divide="ignore", invalid="ignore"):
-        if kind == "fully_synthetic":
-            variance = spread - within
-            freedom = (m - 1) * (1.0 - within / spread) ** 2
-            adjusted = variance <= 0.0
-            variance = np.where(adjusted, within, variance)
-        else:
-            variance = within + between / m
-            freedom = (m - 1) * (1.0 + within / (between / m)) ** 2
-            adjusted = np.zeros(variance.shape, bool)
+        freedom = (m - 1) * (1.0 - within / spread) ** 2
+    adjusted = spread <= within
+    variance = np.where(adjusted, within, spread - within)
     # Without any spread there is no between-set variance to estimate: use a set's own degrees of freedom.
     freedom = np.where(np.isfinite(freedom), np.maximum(freedom, 1.0), np.inf)
     freedom = np.where(adjusted, np.maximum(freedom, m - 1), freedom)
-    return RubinEstimate(q.mean(axis=0), np.asarray(variance), within, between, freedom, np.asarray(adjusted), m, kind)
+    return RubinEstimate(q.mean(axis=0), variance, within, between, freedom, np.asarray(adjusted), m)
 
 
 def _numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
-    try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is not numeric: pass an array of shape [m, ...].") from error
+    array = np.asarray(value, np.float64)
     if array.ndim == 0 or len(array) < 2:
         raise ValueError(f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 synthetic sets.")
     if not np.isfinite(array).all():

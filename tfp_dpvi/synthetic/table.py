@@ -24,9 +24,6 @@ class Table:
     Args:
       columns: dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`, from a code book instead of the
         records.
-
-    Raises:
-      ValueError, TypeError: no columns, or a value that is no description.
     """
 
     columns: Mapping[str, Column]
@@ -37,7 +34,7 @@ class Table:
         for name, column in self.columns.items():
             if not isinstance(column, Column):
                 raise TypeError(
-                    f"column {name!r} is {column!r}: describe it as Continuous, Integer, Date, Binary or Categorical."
+                    f"column {name!r} is {column!r}: describe it, for instance as Continuous or Categorical."
                 )
         object.__setattr__(self, "columns", dict(self.columns))
 
@@ -76,15 +73,9 @@ class Table:
         return codes
 
     def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> TableData:
-        """Returns a data set with these levels: the inverse of `encode`, up to the place of a number within its bin.
+        """Returns a data set in a layout with these levels, [records, columns]: the inverse of `encode`.
 
-        Args:
-          codes: int array of shape [records, columns].
-          layout: the layout to return, see `Layout.of`.
-          generator: generator of the numbers within their bins.
-
-        Returns:
-          DataFrame or dict of arrays, with the layout's order of columns and dtypes.
+        Numbers are drawn within their bins.
         """
         made = {}
         for place, (name, column) in enumerate(self.columns.items()):
@@ -95,11 +86,9 @@ class Table:
 
     def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
-        unknown = [name for name in names if name not in self.columns]
-        absent = [name for name in self.columns if name not in names]
-        if unknown:
+        if unknown := [name for name in names if name not in self.columns]:
             raise ValueError(f"data has columns that are not in Table: {', '.join(map(repr, unknown))}. Drop them.")
-        if absent:
+        if absent := [name for name in self.columns if name not in names]:
             raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}.")
         arrays = {name: _plain(name, data[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -110,15 +99,10 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The public container, order of columns and dtypes of a data set.
+    """The public container, order of columns and dtypes of a data set."""
 
-    Attributes:
-      is_frame: True for a pandas DataFrame, False for a dict of arrays.
-      dtypes: dict from names, in the data's order, to dtypes.
-    """
-
-    is_frame: bool
-    dtypes: Mapping[str, np.dtype]
+    is_frame: bool  # A pandas DataFrame, or else a dict of arrays.
+    dtypes: Mapping[str, np.dtype]  # By name, in the data's order.
 
     @classmethod
     def of(cls, data: TableData, table: Table) -> Layout:
@@ -127,23 +111,18 @@ class Layout:
         Raises:
           ValueError: a dtype that cannot hold all values that the description allows, which samples may have.
         """
-        names = _names(data)
         is_frame = _is_frame(data)
-        dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in names}
+        dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in _names(data)}
         for name, dtype in dtypes.items():
             _check_dtype(name, dtype, table.columns[name].description)
             if isinstance(dtype, np.dtype) and dtype.kind in "US":
-                dtypes[name] = np.dtype(
-                    dtype.kind
-                )  # Without its width, which reveals the longest value of the records.
+                dtypes[name] = np.dtype(dtype.kind)  # Its width would reveal the longest value of the records.
         return cls(is_frame, dtypes)
 
     def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
         """Returns plain values for `from_config`."""
-        return {
-            "is_frame": self.is_frame,
-            "dtypes": [(name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()],
-        }
+        dtypes: list[tuple[Hashable, str]] = [(name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()]
+        return {"is_frame": self.is_frame, "dtypes": dtypes}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
@@ -152,10 +131,8 @@ class Layout:
 
     def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
         """Returns a data set in this layout, from each column's values and its mask of missing ones."""
-        made = {
-            name: _restore(table.columns[name].description, dtype, *columns[name])
-            for name, dtype in self.dtypes.items()
-        }
+        described = {name: column.description for name, column in table.columns.items()}
+        made = {name: _restore(described[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
         if not self.is_frame:
             return made
         import pandas
@@ -208,43 +185,32 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     if hasattr(dtype, "categories") and not isinstance(column, Categorical):
         # The categories come from the records: samples of this dtype would reveal them.
         raise ValueError(
-            f"column {name!r} has dtype category, whose categories may come from the records: convert it to numbers, or "
-            "describe it as Categorical."
+            f"column {name!r} has dtype category, whose categories may come from the records: use numbers or Categorical."
         )
     if getattr(dtype, "tz", None) is not None:
-        raise ValueError(
-            f"column {name!r} has dtype {dtype}: convert it to dates without a time zone, dt.tz_localize(None)."
-        )
+        raise ValueError(f"column {name!r} has dtype {dtype}: drop the time zone, dt.tz_localize(None).")
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
     if dtype.kind not in column.kinds:
         other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
         raise ValueError(
-            f"column {name!r} has dtype {dtype}, but is described as {type(column).__name__}: describe it as {other}, or "
-            "convert it."
+            f"column {name!r} has dtype {dtype}, but is described as {type(column).__name__}: describe it as {other}."
         )
     if column.missing and dtype.kind not in "fM":
-        raise ValueError(
-            f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64 or object."
-        )
+        raise ValueError(f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64.")
     allowed: Sequence[Hashable] = ()
     if isinstance(column, Integer) and dtype.kind != "M":
         allowed = (int(column.lower), int(column.upper))
     elif isinstance(column, Categorical) and dtype.kind not in "US":
         allowed = column.categories
     for value in allowed:
-        if not _fits(value, dtype):
-            raise ValueError(
-                f"column {name!r} may have {value!r}, which does not fit into its dtype {dtype}: convert it."
-            )
-
-
-def _fits(value: Hashable, dtype: np.dtype) -> bool:
-    try:
-        with np.errstate(all="ignore"):
-            return bool(np.array(value).astype(dtype) == value)
-    except (OverflowError, TypeError, ValueError):
-        return False
+        try:
+            with np.errstate(all="ignore"):
+                fits = bool(np.array(value).astype(dtype) == value)
+        except (OverflowError, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise ValueError(f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: convert it.")
 
 
 def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
@@ -275,6 +241,6 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
 def _objects(column: Column, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     made = values.astype(object)
     if isinstance(column, (Numeric, Binary)):
-        made[:] = values.tolist()
+        made[:] = values.tolist()  # Python's numbers.
     made[absent] = None
     return made
