@@ -135,7 +135,7 @@ def study_of(prior, likelihood, cell, schedule, *, clipping="flat", local_steps=
     steps = local_steps or STEPS // schedule.rounds
     if cell.way == "messages":
         silent = optimizer(clip=math.inf, noise=0.0)
-        shards = {"message_clip": 100.0, "num_shards": 100, "num_hospitals": HOSPITALS}
+        shards = {"message_clip": 40.0, "num_shards": 100, "num_hospitals": HOSPITALS}
         return Study(prior, likelihood, silent, local_steps=steps, privacy="messages", **shards)
     return Study(prior, likelihood, optimizer(), local_steps=steps, clipping=clipping)
 
