@@ -58,7 +58,7 @@ def float_dtype(prior: tfd.Distribution) -> tf.DType:
     kind = kinds.pop()
     if kind not in (tf.float32, tf.float64):
         raise ValueError(
-            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip: use float32 or float64."
+            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip (docs/sharp_edges.md): use float32 or float64."
         )
     return kind
 

@@ -148,7 +148,8 @@ def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
     for dtype in (tf.as_dtype(part.dtype) for part in tensors):
         if dtype not in (tf.float32, tf.float64):
             raise ValueError(
-                f"A gradient has dtype {dtype.name}, and one record would move a sum by many clips: use only float32 or float64."
+                f"A gradient has dtype {dtype.name}, and one record would move a sum by many clips (docs/sharp_edges.md): use only float32 or "
+                "float64."
             )
 
 

@@ -163,7 +163,7 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     if not (public or unsafe):
         raise ValueError(
             "validation_data: exact validation losses (and early stopping on them) are unaccounted releases of those records.\nPass "
-            "validation_is_public=True if they are public, or unsafe_validation=True to accept that they are not protected."
+            "validation_is_public=True if they are public, or unsafe_validation=True to accept that (docs/sharp_edges.md)."
         )
     unusable = isinstance(data, Iterator)
     if isinstance(data, tf.data.Dataset):

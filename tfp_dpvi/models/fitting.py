@@ -71,7 +71,7 @@ class FittedModel(evaluation.EvaluatedModel):
             if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
                 raise ValueError(
                     f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
-                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32')."
+                    "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32'); see docs/sharp_edges.md."
                 )
 
     # ------------------------------------------------------------------ fit
