@@ -279,7 +279,7 @@ def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
         key = tf.stack([step, tf.constant(7, tf.int64)])
         step_gradient = private.clipped_gradient(spec).draw(key)
         clipped, per_example = step_gradient.clipped_sum({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
-        return per_example.sum_of_losses(), clipped.tensors
+        return tf.reduce_sum(per_example.losses), clipped.tensors
 
     def prepared(function: Callable[..., Any], variables: Any) -> Prepared:
         @tf.function(autograph=False)

@@ -545,7 +545,7 @@ def test_a_sparse_prior_that_makes_no_sense_is_refused(arguments, message):
         ({"locs": [[0.0, math.nan]]}, "locs="),
         ({"locs": np.zeros([0, 2])}, "locs="),
         ({"scale": 0.0}, "scale=0.0 must be positive"),
-        ({"scale": [1.0, 1.0, 1.0]}, r"\(3,\).*\(4,2\)"),
+        ({"scale": [1.0, 1.0, 1.0]}, r"scale=\[1.0, 1.0, 1.0\] .*\(4, 2\)"),
         ({"probs": [0.5, 0.5]}, "probs=.*4 probabilities that sum to 1"),
         ({"probs": [0.5, 0.5, 0.5, -0.5]}, "probs="),
         ({"probs": [1, 1, 1, 1]}, "probs=.*Divide weights by their sum"),

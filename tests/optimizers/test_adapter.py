@@ -154,6 +154,14 @@ def test_gradient_accumulation_is_refused():
         as_dp_optimizer(theirs("Adam", gradient_accumulation_steps=4))
 
 
+def test_one_without_a_query_is_refused_even_with_another_clip():
+    """As TensorFlow Privacy's sparse ones, whose own clip, noise and microbatches would be lost."""
+    optimizer = keras.optimizers.legacy.SGD(0.1)
+    optimizer._l2_norm_clip, optimizer._noise_multiplier, optimizer._num_microbatches = CLIP, NOISE, 5
+    with pytest.raises(ValueError, match=r"no query|TensorFlow 2.15 only"):
+        as_dp_optimizer(optimizer, l2_norm_clip=1.0)
+
+
 @needs_tensorflow_privacy
 def test_tree_aggregation_is_refused():
     optimizer = tensorflow_privacy.DPFTRLTreeAggregationOptimizer(

@@ -157,7 +157,7 @@ def test_counts_may_be_written_as_powers_of_ten(capsys):
     arguments = ["plan", "--records", "1e5", "--batch-size", "5e2", "--delta", "1e-6", "--steps", "1e1"]
     assert main([*arguments, "--noise-multiplier", "2"]) == 0
     assert "100,000 records, expected batch size 500, 10 steps" in capsys.readouterr().out
-    for bad in ("1.5", "1e-5", "many", "inf", "nan"):
+    for bad in ("1.5", "1e-5", "many", "inf", "nan", "9" * 400):
         with pytest.raises(SystemExit):
             main([*arguments[:2], bad, *arguments[3:], "--epsilon", "1"])
         assert f"{bad!r} is not a whole number" in capsys.readouterr().err

@@ -162,6 +162,18 @@ def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width
     table.encode(back)  # Nothing is out of bounds.
 
 
+@pytest.mark.parametrize("kind", ["int64", "float64"])
+@pytest.mark.parametrize("edges", [[5], [2, 5]])
+def test_edges_may_be_an_array(edges, kind):
+    """One edge is no number of bins."""
+    assert Continuous(0, 10, bins=np.array(edges, kind)) == Continuous(0, 10, bins=edges)
+
+
+def test_edges_at_the_bounds_are_refused():
+    with pytest.raises(ValueError, match=r"inner edges that increase, above 0 and below 10"):
+        Continuous(0, 10, bins=[0, 5, 10])
+
+
 def test_numbers_are_uniform_within_their_bin():
     codes = np.zeros(20_000, int)
     statistics.fits(

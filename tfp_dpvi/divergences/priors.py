@@ -76,7 +76,10 @@ def clustered_prior(
         raise ValueError(
             f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., -1.], [0., 1.]]."
         )
-    scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
+    try:
+        scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
+    except ValueError:
+        raise ValueError(f"scale={scale!r} must be a scalar, [d], [k, 1] or [k, d] for {centres.shape} locs.") from None
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise ValueError(f"scale={scale!r} must be positive and finite: the clusters' standard deviations.")
     clusters = len(centres)

@@ -37,7 +37,7 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
     if isinstance(optimizer, DPOptimizer):
         _refuse_second(privacy, {name: getattr(optimizer, name) for name in _PRIVACY})
         return optimizer
-    if hasattr(optimizer, "_dp_sum_query"):
+    if hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "_noise_multiplier"):  # Sparse ones have no query.
         if keras.__name__.startswith("tf_keras"):
             raise ValueError(
                 f"optimizer={_describe(optimizer)} is TensorFlow Privacy's, which works on TensorFlow 2.15 only (this is "
@@ -68,11 +68,14 @@ def _refuse_second(given: dict[str, float | None], own: dict[str, float | None])
 
 def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimizer:
     name = _describe(optimizer)
-    query = optimizer._dp_sum_query
+    query = getattr(optimizer, "_dp_sum_query", None)
     own_clip = getattr(query, "_l2_norm_clip", None)
     deviation = getattr(query, "_stddev", None)
     if own_clip is None or deviation is None:
-        raise ValueError(f"optimizer={name} uses {type(query).__name__}; only the plain Gaussian query is supported.")
+        used = "no query (a sparse one)" if query is None else type(query).__name__
+        raise ValueError(
+            f"optimizer={name} uses {used}; only the plain Gaussian query is supported. Use dpvi.optimizers.DPKerasSGDOptimizer(...)."
+        )
     own_clip, deviation = Clip(float(own_clip)).bound, float(deviation)
     if getattr(optimizer, "_num_microbatches", None) is not None:
         raise ValueError(

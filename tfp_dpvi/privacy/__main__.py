@@ -18,7 +18,7 @@ from tfp_dpvi.privacy.report import PrivacyReport
 def _count(text: str) -> int:
     """Returns a whole number from text such as "100000" or "1e5"."""
     for number in (int, float):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             if float(value := number(text)).is_integer():
                 return int(value)
     raise argparse.ArgumentTypeError(f"{text!r} is not a whole number; pass, for example, 100000 or 1e5")

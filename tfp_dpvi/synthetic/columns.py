@@ -83,14 +83,14 @@ class Numeric(Column):
         high = check.real("upper", self.upper, "pass a public bound")
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
-        if hasattr(self.bins, "__index__"):
+        if isinstance(self.bins, int | np.integer):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
         else:
             inner = self._floats("bins")
             ends = (low, *inner), (*inner, self.upper + self.step)
             if not inner or not all(a < b for a, b in zip(*ends, strict=True)):
                 raise ValueError(
-                    f"bins={self.bins!r} must be edges that increase from {self.lower!r} to {self.upper!r}."
+                    f"bins={self.bins!r} must be inner edges that increase, above {self.lower!r} and below {self.upper!r}."
                 )
             object.__setattr__(self, "bins", inner)
         spikes = self._floats("spikes")
@@ -161,7 +161,7 @@ class Numeric(Column):
         if outside.any():
             first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
             raise ValueError(
-                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or widen them."
+                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or use wider public ones."
             )
         return numbers
 
@@ -270,7 +270,7 @@ class Categorical(Column):
             raise ValueError(f"column {name!r} has a value that cannot be a category: {error}. Convert it.") from error
         if (levels == MISSING).any():
             raise ValueError(
-                f"column {name!r} has the category {plain[int(np.argmin(levels))]!r}, not in its description: add or map it."
+                f"column {name!r} has the category {plain[int(np.argmin(levels))]!r}, not in its description: map it, or add it if public."
             )
         return levels
 
