@@ -118,6 +118,20 @@ def test_what_was_changed_by_hand_is_refused(path, statement):
     assert _is_refused(path)
 
 
+def test_two_processes_may_open_an_old_file_at_once(tmp_path, monkeypatch):
+    """Here the second updates it between the first one's look at its format and its update."""
+    path = shutil.copy(pathlib.Path(__file__).parent.parent / "references" / "books.ledger", tmp_path)
+    write = database.Database.write
+
+    def late(self):
+        monkeypatch.setattr(database.Database, "write", write)
+        PrivacyLedger(path)
+        return write(self)
+
+    monkeypatch.setattr(database.Database, "write", late)
+    assert PrivacyLedger(path).num_releases == PrivacyLedger(path, read_only=True).num_releases > 0
+
+
 def test_a_newer_format_is_refused(path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ledger SET format = ?", (database.FORMAT + 1,))

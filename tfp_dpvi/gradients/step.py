@@ -69,7 +69,5 @@ class ClippedGradient:
     noise_scales: tuple[float, ...] | None = None
     joint: tuple[JointRelease, ...] = ()  # Releases with the gradient besides the metrics of `compile`.
     batchwise: bool = False  # Whether it works on a physical batch at once; without XLA, padding is then removed.
-    gains_from_xla: bool = (
-        True  # Whether long runs are compiled with XLA unless `compile(jit_compile=)` says otherwise.
-    )
+    gains_from_xla: bool = True  # Whether long runs are compiled with XLA; `compile(jit_compile=)` overrides it.
     identity: Hashable = ()  # Equal values trace the same `draw`.

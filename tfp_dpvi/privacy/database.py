@@ -132,9 +132,12 @@ class Database:
                 if connection.execute(sa.select(LEDGER.c.format)).scalar() != 2:
                     return
         with self.write() as connection:
-            if self.path is not None:  # Format 3 has an additional column.
-                connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
-                connection.execute(sa.update(LEDGER).values(format=FORMAT))
+            if (
+                self.path is not None
+            ):  # Format 3 has an additional column, which another process may have added meanwhile.
+                if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
+                    connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                    connection.execute(sa.update(LEDGER).values(format=FORMAT))
                 return
             if self.url is not None:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.

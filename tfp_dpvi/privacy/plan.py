@@ -31,9 +31,8 @@ class PrivacyPlan:
     """
 
     sampling: SamplingScheme  # Of each release's records.
-    noise_multiplier: (
-        float  # The noise's standard deviation over `l2_norm_clip`, under every relation; 0 is no privacy.
-    )
+    #: The noise's standard deviation over `l2_norm_clip`, under every relation; 0 is no privacy.
+    noise_multiplier: float
     num_releases: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     sensitivity: Sensitivity = PER_RECORD_CLIP  # Of the sum to one record, in units of `l2_norm_clip` (contract C3).
