@@ -212,6 +212,25 @@ def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("place", ["here", pytest.param("a fresh process", marks=pytest.mark.slow)])
+def test_a_network_may_have_privately_standardised_inputs(tmp_path, place):
+    """The layer has statistics only once its weights are loaded, after the network is tried on zeros."""
+    layer = dpvi.preprocessing.PrivateStandardize(-3.0, 3.0)
+    layer.adapt(X, noise_multiplier=9.0)
+    model = dpvi.DPKerasModel(keras.Sequential([layer, keras.layers.Dense(2)]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(adam(noise_multiplier=3.0), loss=loss, delta=1e-5)
+    model.fit(X, np.zeros(len(X), "int32"), batch_size=20, verbose=0)
+    model.save(tmp_path / "model.keras")
+    if place == "here":
+        found = dpvi.load_model(tmp_path / "model.keras").predict(X[:5])
+    else:
+        np.save(tmp_path / "x.npy", X[:5])
+        code = 'import tfp_dpvi as dpvi; print(dpvi.load_model("model.keras").predict(np.load("x.npy")).tolist())'
+        found = json.loads(fresh_process(code, tmp_path))
+    np.testing.assert_allclose(found, model.predict(X[:5]), rtol=1e-5)
+
+
 LOADED = ["regression", "partials", "generative", "termwise"]
 
 
