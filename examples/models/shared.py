@@ -206,8 +206,9 @@ def compare(family: Family, options: argparse.Namespace) -> dict[str, Any]:
         "without noise": flat(without),
         "private": flat(private.posterior_sample(4000, seed=0)),
     }
-    names = private.posterior_summary().names
-    return {"names": names, "truth": entries(truth), "draws": draws, "model": private}
+    free = np.flatnonzero(draws["exact"].std(axis=0) > 0)  # Not the zeros above a diagonal.
+    names, draws = private.posterior_summary().names, {kind: one[:, free] for kind, one in draws.items()}
+    return {"names": [names[place] for place in free], "truth": entries(truth)[free], "draws": draws, "model": private}
 
 
 def main(family: Family | None = None, arguments: list[str] | None = None) -> dict[str, Any]:
