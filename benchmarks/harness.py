@@ -49,6 +49,12 @@ HAS_TENSORFLOW_PRIVACY = importlib.util.find_spec("tensorflow_privacy") is not N
 """Its rows need TensorFlow 2.15: `make bench STACK=tf215`."""
 
 
+def command(script: str, arguments: Sequence[str]) -> str:
+    """The command to print beside the results; paths of this machine become relative to the repository."""
+    root = pathlib.Path(__file__).resolve().parent.parent
+    return " ".join([f"python benchmarks/{script}", *(one.replace(f"{root}/", "") for one in arguments)])
+
+
 def versions(**packages: str) -> dict[str, str]:
     """Of Python and of those installed of the packages `key="distribution"`."""
     found = {"python": platform.python_version()}

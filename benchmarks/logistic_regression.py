@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "versions": harness.versions(
             tensorflow="tensorflow", tfp="tensorflow-probability", tensorflow_privacy="tensorflow-privacy"
         ),
-        "command": "python benchmarks/logistic_regression.py " + " ".join(arguments or sys.argv[1:]),
+        "command": harness.command("logistic_regression.py", arguments or sys.argv[1:]),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "logistic_regression.json").write_text(json.dumps(result, indent=1) + "\n")

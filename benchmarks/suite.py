@@ -290,7 +290,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             **{key: value for peer in peers.values() for key, value in peer.versions.items()},
         },
         "seconds_in_all": time.perf_counter() - began,
-        "command": "python benchmarks/suite.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "command": harness.command("suite.py", sys.argv[1:] if arguments is None else arguments),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "suite.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -579,7 +579,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             tensorflow="tensorflow", tfp="tensorflow-probability", tensorflow_privacy="tensorflow-privacy"
         ),
         "seconds_in_all": time.perf_counter() - began,
-        "command": "python benchmarks/vae.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "command": harness.command("vae.py", sys.argv[1:] if arguments is None else arguments),
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "vae.json").write_text(json.dumps(result, indent=1) + "\n")
