@@ -142,6 +142,22 @@ def test_sequential_asks_one_at_a_time_and_asynchronous_refuses_what_is_stale():
     assert server.epsilon["slow"] == 0.7
 
 
+def test_an_asynchronous_study_keeps_the_rounds_of_a_hospital_that_is_away():
+    """Its node may report a failure at once, again and again: it is asked no more often than the others are."""
+    terms, one = Terms("away", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    server = Server(terms, ["away", "here"], Asynchronous(rounds=3))
+    away, here = server.due()
+    for _ in range(2):
+        server.give_up(away.request)
+        assert server.due() == []  # Its failure used up one round and not all three.
+        assert server.receive("here", answer(here, one))
+        (here,) = server.due()
+        (away,) = server.due()  # The others are in the next round.
+    assert server.receive("away", answer(away, one))
+    assert server.receive("here", answer(here, one))
+    assert server.finished
+
+
 def test_a_hospital_that_declines_is_not_asked_again():
     terms = Terms("short", prior_of(3, full_rank=True))
     server = Server(terms, ["a", "b"], Synchronous(rounds=3))

@@ -109,6 +109,7 @@ class Server:
         self._asked: dict[str, int] = {}
         self._open: dict[str, tuple[str, int]] = {}  # Request -> hospital, number of updates when it was sent.
         self._held: dict[str, Factor] = {}
+        self._silent: set[str] = set()  # Hospitals whose last request was given up.
         self._since = time.monotonic()
         for hospital in hospitals:
             self.join(hospital)
@@ -140,6 +141,10 @@ class Server:
         if self.schedule.waits:  # A round begins once all hospitals have been asked in the last, and answered.
             until = 0 if busy else min([until, *(self._asked[one] + 1 for one in active)])
         ready = [one for one in active if one not in busy and self._asked[one] < until]
+        if not self.schedule.waits:  # One that fell silent does not run ahead of those that answer.
+            answering = [self._asked[one] for one in active if one not in self._silent]
+            furthest = max(answering, default=until)
+            ready = [one for one in ready if one not in self._silent or self._asked[one] < furthest]
         return ready[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:
@@ -179,12 +184,18 @@ class Server:
             self.retired[sender] = reply.reason
         else:
             self._held[sender] = reply.change ** self.schedule.share(reply.number)
-        self.give_up(reply.request)
+        self._silent.discard(sender)
+        self._close(reply.request)
         return True
 
     def give_up(self, request: str) -> None:
-        """Closes a request, answered or not; without an answer the hospital's factor stays, and it is asked again next round."""
-        self._open.pop(request, None)
+        """Closes a request without an answer: the hospital's factor stays, and it is asked again next round."""
+        if request in self._open:
+            self._silent.add(self._open[request][0])
+            self._close(request)
+
+    def _close(self, request: str) -> None:
+        del self._open[request]
         if self._held and not (self._open and self.schedule.waits):
             self._settle()
 
