@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import studies.advanced_composition  # noqa: F401 (registers its accountant)
 import tfp_dpvi as dpvi
-import tfp_dpvi.privacy.advanced_composition
 from tfp_dpvi.privacy import PrivacyLedger
 
 Row = dict[str, Any]

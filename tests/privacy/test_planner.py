@@ -95,7 +95,7 @@ def test_plot(tmp_path, capsys):
         (["--steps", "10", "--epsilon", "1", "--batch-size", "99999"], "batch_size"),
         (["--steps", "10", "--epsilon", "1", "--sampling", "fixed_size"], "use replace_one"),
         (
-            ["--steps", "10", "--epsilon", "1", "--accountant", "advanced_composition", "--neighboring", "replace_one"],
+            ["--steps", "10", "--epsilon", "1", "--accountant", "rdp", "--neighboring", "replace_one"],
             "does not support Poisson sampling",
         ),
         (["--steps", "10", "--epsilon", "1", "--delta", "1e-12"], "delta=1e-12 is below 1e-09"),

@@ -68,13 +68,10 @@ def test_epsilon_grows_with_releases(relation, noise, probability, n1, n2, delta
 
 
 @for_all(RELATION, NOISE, PROBABILITY, RELEASES, DELTA, DELTA)
-def test_epsilon_falls_with_delta_and_delta_with_epsilon(relation, noise, probability, releases, d1, d2):
+def test_epsilon_falls_with_delta(relation, noise, probability, releases, d1, d2):
     plan = PrivacyPlan(_sampling(probability), noise, releases, relation)
     small, large = sorted((d1, d2))
     assert plan.epsilon(large) <= plan.epsilon(small)
-    if plan.epsilon(small) < 700:  # Beyond, delta is that at 700, an upper bound.
-        assert plan.delta(plan.epsilon(small)) <= small * (1 + 1e-6)
-    assert plan.delta(plan.epsilon(small)) <= plan.delta(plan.epsilon(large)) * (1 + 1e-9)
 
 
 @needs_poisson_replace_one

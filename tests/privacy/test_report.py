@@ -231,10 +231,8 @@ PRICED = {
     "poisson": [PrivacyPlan(POISSON, 1.41234567, 3820, l2_norm_clip=1.0)],
     "little noise, coarse grid": [PrivacyPlan(PoissonSampling(0.01), 0.7, 100)],
     "poisson, rdp": [PrivacyPlan(POISSON, 1.41234567, 3820, accountant="rdp")],
-    "poisson, advanced": [PrivacyPlan(PoissonSampling(0.001), 20.0, 300, accountant="advanced_composition")],
     "full batch": [PrivacyPlan(FullBatch(), 31.4159265, 200, l2_norm_clip=0.5)],
     "full batch, rdp, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE, accountant="rdp")],
-    "full batch, advanced, replace": [PrivacyPlan(FullBatch(), 300.0, 10, REPLACE, accountant="advanced_composition")],
     "fixed size": [PrivacyPlan(FixedSizeSampling(5000, 100), 5.4321, 400, REPLACE, accountant="rdp")],
     "once per epoch, rdp": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE, accountant="rdp")],
     "term-wise, single draw": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single", ADD), l2_norm_clip=1.0)],
@@ -359,7 +357,7 @@ def test_checkpoints_are_close_to_exact():
         assert exact <= curve(step) <= 1.002 * exact
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp", "advanced_composition"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("sampling", [PoissonSampling(0.02), FullBatch()])
 def test_curves_of_every_accountant(accountant, sampling):
     plan = PrivacyPlan(sampling, 5.0, 50, accountant=accountant)

@@ -22,6 +22,12 @@ def gaussian_delta(epsilon: float, shift: float) -> float:
     return math.exp(log_a) * -math.expm1(min(0.0, log_b - log_a))
 
 
+def delta_of(plan, epsilon: float) -> float:
+    """Returns the delta at which a `PrivacyPlan` has this epsilon, by bisection from 1e-9 to 0.5."""
+    found = optimize.brentq(lambda log: plan.epsilon(math.exp(log)) - epsilon, math.log(1e-9), math.log(0.5), xtol=1e-9)
+    return math.exp(found)
+
+
 def gaussian_epsilon(delta: float, shift: float) -> float:
     """Returns the smallest epsilon >= 0 that goes with `delta`, rounded up by 1e-12 of it."""
     if math.isinf(shift):

@@ -5,7 +5,6 @@ Pure Python with dp_accounting, NumPy and SciPy; does not import TensorFlow.
 
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi.privacy import advanced_composition as _advanced_composition  # noqa: F401 (registers its accountant)
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, get_accountant
 from tfp_dpvi.privacy.budgets import RenyiFilter
 from tfp_dpvi.privacy.curve import EpsilonCurve

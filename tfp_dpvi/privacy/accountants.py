@@ -1,4 +1,4 @@
-"""Accountants: epsilon at delta and delta at epsilon of a `DpEvent`, by dp_accounting.
+"""Accountants: epsilon at delta of a `DpEvent`, by dp_accounting.
 
 Convention of events (as in dp_accounting >= 0.5): under add-or-remove-one a Gaussian event of multiplier m compares
 N(0, m^2) with N(1, m^2); under replace-one it compares N(0, m^2) with N(2, m^2), and a Poisson-sampled one
@@ -127,10 +127,6 @@ class Accountant(abc.ABC):
     def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
         """Returns an epsilon that holds for `event` at `delta`, or infinity; at half the precision, `coarser` times."""
 
-    @abc.abstractmethod
-    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns a delta that, with `epsilon`, holds for `event`."""
-
 
 def poisson_replace_refusal() -> tuple[str, str]:
     """Returns the refusal of Poisson sampling under replace-one: the unsupported kind and the fix."""
@@ -201,19 +197,6 @@ class PldAccountant(Accountant):
             )
         kinds = _kinds(releases)
         return _epsilon(kinds, relation, grid_step(kinds, relation, _POINTS >> coarser), delta)
-
-    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns the smallest delta, rounded upwards, at least 1e-9 without a closed form."""
-        epsilon = check.non_negative("epsilon", epsilon)
-        releases = self.releases(event, relation)
-        if not releases.private:
-            return 1.0
-        if not releases.poisson:
-            return gaussian_delta(epsilon, _shift(releases, relation is _REPLACE))
-        # dp_accounting 0.4.3 computes e^epsilon, which overflows; delta decreases with epsilon.
-        kinds = _kinds(releases)
-        found = _composition(kinds, relation, grid_step(kinds, relation)).get_delta_for_epsilon(min(epsilon, 700.0))
-        return min(1.0, max(SMALLEST_DELTA, float(found)))
 
 
 def _kinds(releases: Releases) -> Kinds:
@@ -323,11 +306,6 @@ class RdpAccountant(Accountant):
         del coarser
         delta = check.delta(delta)
         return float(_rdp.compute_epsilon(ORDERS, self.divergences(event, relation), delta)[0])
-
-    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns delta at the best order."""
-        epsilon = check.non_negative("epsilon", epsilon)
-        return float(_rdp.compute_delta(ORDERS, self.divergences(event, relation), epsilon)[0])
 
     def divergences(
         self, event: DpEvent, relation: NeighboringRelation, orders: tuple[float, ...] = ORDERS

@@ -89,10 +89,6 @@ class PrivacyPlan:
         price = accountants.get_accountant(self.accountant)
         return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
 
-    def delta(self, epsilon: float) -> float:
-        """Returns delta at `epsilon` of all releases; 1 without noise."""
-        return accountants.get_accountant(self.accountant).delta(self.dp_event, epsilon, self.neighboring_relation)
-
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)

@@ -50,7 +50,6 @@ _UNITS = {"add_or_remove_one": _UNIT + "added or removed", "replace_one": _UNIT 
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions{grid}, rounded upwards: PLDAccountant of dp_accounting >= 0.5 on the events below",
     "rdp": "Renyi differential privacy (the moments accountant): RdpAccountant of dp_accounting on the events below",
-    "advanced_composition": "advanced composition with amplification, a loose bound: equations 7 and 8 of arXiv:1610.08749",
 }
 
 

@@ -1,4 +1,4 @@
-"""Advanced composition as in the 2017 paper, for comparison with its values.
+"""Advanced composition as in the 2017 paper, for comparison with its values. Importing it registers its accountant.
 
 Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749), equations 7 and 8: each step is a Gaussian mechanism by the classical
 bound, its guarantee is amplified by subsampling, and the steps are composed by advanced composition (Dwork and Roth 2014,
@@ -86,18 +86,6 @@ class AdvancedCompositionAccountant(Accountant):
             epsilon_0, delta_0 = _of_one_step(z, q, n, delta)
             return jalko2017_epsilon(z, q, n, delta) if gaussian_delta(epsilon_0, 1.0 / z) <= delta_0 else math.inf
         return 0.0
-
-    def delta(self, event: DpEvent, epsilon: float, relation: NeighboringRelation) -> float:
-        """Returns the smallest delta whose epsilon is at most `epsilon`; 1 if there is none."""
-        epsilon = check.non_negative("epsilon", epsilon)
-        low, high = math.log(1e-300), 0.0
-        while high - low > 1e-9:
-            middle = 0.5 * (low + high)
-            if self.epsilon(event, math.exp(middle), relation) > epsilon:
-                low = middle
-            else:
-                high = middle
-        return math.exp(high)
 
 
 ACCOUNTANTS[AdvancedCompositionAccountant.name] = AdvancedCompositionAccountant()
