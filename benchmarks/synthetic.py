@@ -4,8 +4,8 @@
     python benchmarks/peers/synth_peer.py FOLDER mst       in the peers' environment, likewise the others
     python benchmarks/synthetic.py FOLDER [--repeats 5]    fits, measures all, writes FOLDER/synthetic.json
 
-The peers get the levels of `examples/synthetic_adult.py`'s public bins, and so does `pairs, public bins`. The rows `pairs` and
-`gradients` choose their bins within the budget. All are evaluated with these bins against the 32,561 training records: total
+The peers get the levels of `examples/synthetic_adult.py`'s public bins, and so does `pairs, public bins`. The row `pairs`
+chooses its bins within the budget. All are evaluated with these bins against the 32,561 training records: total
 variation over columns (mean and maximum) and pairs of columns, and the accuracy on 16,281 real test records of a logistic
 regression trained on the synthetic ones.
 """
@@ -56,10 +56,10 @@ def measure(table: Table, train: Any, test: Any, made: Any) -> dict[str, float]:
     return {**adult.likeness(table, train, made), "accuracy": adult.test_accuracy(table, made, test, 10)}
 
 
-def ours(table: Table, train: Any, options: argparse.Namespace, method: str) -> tuple[Any, float]:
+def ours(table: Table, train: Any, options: argparse.Namespace) -> tuple[Any, float]:
     """A synthetic table and the seconds that fit and sample took."""
     start = time.perf_counter()
-    synthesizer = dpvi.Synthesizer(table, target=adult.LABEL, method=method)
+    synthesizer = dpvi.Synthesizer(table, target=adult.LABEL)
     made = synthesizer.fit(train, epsilon=options.epsilon, delta=options.delta).sample()
     return made, time.perf_counter() - start
 
@@ -87,18 +87,14 @@ def main() -> None:
     train, test = adult.as_frame(train), adult.as_frame(test)
     target = options.folder / "synthetic.json"
     found = json.loads(target.read_text()) if target.exists() else {}
-    kinds = {
-        "pairs": (described, "pairs"),
-        "pairs, public bins": (table, "pairs"),
-        "gradients": (described, "gradients"),
-    }
+    kinds = {"pairs": described, "pairs, public bins": table}
     for label in (*kinds, *PEERS, "real"):
         if options.only and label not in options.only:
             continue
         rows, seconds = [], []
         if label in kinds:
             for _ in range(options.repeats):
-                made, taken = ours(kinds[label][0], train, options, kinds[label][1])
+                made, taken = ours(kinds[label], train, options)
                 rows.append(measure(table, train, test, made))
                 seconds.append(taken)
         elif label == "real":

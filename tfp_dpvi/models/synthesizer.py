@@ -23,12 +23,8 @@ from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.synthetic import Layout, Segments, Table, TableData
 
-_METHODS = ("pairs", "gradients")
 _SHARE = 0.1  # Fraction of the budget for the histograms that choose levels.
-_COMPONENTS = {"pairs": 64, "gradients": 24}
-_CONCENTRATIONS = {"pairs": 0.5, "gradients": 1.0}
-_STEPS = {"pairs": 2000, "gradients": 200}
-_OPTIMIZER = {"l2_norm_clip": 1.0, "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.97}
+_OPTIMIZER = {"l2_norm_clip": 1.0}  # Counts need no optimizer, but `compile` does.
 _NEARLY = 0.99  # Fraction of a budget at which it counts as spent.
 
 
@@ -58,18 +54,16 @@ class Synthesizer:
 
     Args:
       table: the public description.
-      num_components: K, by default 64, or 24 with gradients; under a small budget, some stay small or alike.
+      num_components: K; under a small budget, some stay small or alike.
       target: a column that the synthetic records should predict: its pairs are counted twice as precisely, and components are
         initially spread over its levels. None for no such column.
-      method: "pairs"; or "gradients", private gradient steps on the records, for tables of so many columns that noise dominates
-        the counts of pairs.
-      concentration: concentration of the Dirichlet priors, by default 0.5, or 1 with gradients.
+      concentration: concentration of the Dirichlet priors.
       seed: makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     #### Formal guarantee
 
     Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise calibrated
-    to the norm of a record's contribution (`Pairs.counts`, `histograms`); gradients are `DPVI`'s; all else is post-processing.
+    to the norm of a record's contribution (`Pairs.counts`, `histograms`); all else is post-processing.
     Names, order and dtypes of columns and the number of records (unless `num_records` is declared) are considered public; the
     check of values against the description is outside the guarantee.
     """
@@ -77,27 +71,23 @@ class Synthesizer:
     def __init__(
         self,
         table: Table,
-        num_components: int | None = None,
+        num_components: int = 64,
         *,
         target: str | None = None,
-        method: str = "pairs",
-        concentration: float | None = None,
+        concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
         if not isinstance(table, Table):
             raise TypeError(f"table must be a dpvi.synthetic.Table, got {table!r}.")
-        check.one_of("method", method, _METHODS)
-        num = check.count("num_components", _COMPONENTS[method] if num_components is None else num_components, 1)
-        concentration = _CONCENTRATIONS[method] if concentration is None else concentration
+        num = check.count("num_components", num_components, 1)
         self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.
         empty = {name: np.zeros(0, np.int32) for name in table.open}
         chosen = _grouped(table, {name: synthetic.histograms(table.columns[name], empty[name]) for name in empty}, 0.0)
         start = synthetic.starting_point(chosen, num, target=target, seed=seed)
-        # Gradients in the parameters ("aligned"), which are logits: a record's gradient is then bounded.
         made = functools.partial(synthetic.make_prior, chosen, num, concentration=concentration)
         surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
-        self.model = TableModel(chosen, made, surrogate, method=method, target=target, seed=seed)
+        self.model = TableModel(chosen, made, surrogate, target=target, seed=seed)
 
     _paid = _Paid()
 
@@ -114,13 +104,10 @@ class Synthesizer:
         delta: float | None = None,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        verbose: int | str = 0,
+        steps: int = 2000,
         neighboring_relation: NeighboringRelation | str | None = None,
         accountant: str = "pld",
         noise_multiplier: float | None = None,
-        **optimizer: Any,
     ) -> Synthesizer:
         """Fits the model to private records; returns itself.
 
@@ -132,35 +119,29 @@ class Synthesizer:
           delta: see `epsilon`.
           ledger: the data's `PrivacyLedger`; by default a new one.
           num_records: the public number of records, by default `len(data)`.
-          batch_size: with gradients: expected batch size; by default all records in every step.
-          steps: number of steps, by default 200 with gradients, or 2,000 from noisy pairs, which cost no privacy.
-          verbose: with gradients: as in Keras.
+          steps: number of steps of the variational inference, which cost no privacy.
           neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
           accountant: as in `DPModel.compile`.
-          noise_multiplier: instead of `epsilon`: that of one release with the cost of all counts, or of each gradient step.
-          **optimizer: with gradients: arguments of `DPKerasAdamOptimizer`, by default `l2_norm_clip=1.0`, `learning_rate=0.1`,
-            `use_ema=True` and `ema_momentum=0.97` (averaging iterates removes most of the noise).
+          noise_multiplier: instead of `epsilon`: that of one release with the cost of all counts.
 
         Raises:
           ValueError, TypeError, BudgetExhaustedError: no privacy was spent. (Except for the histograms, if another fit spends
-            a shared ledger's budget between the two releases or, with gradients, the ledger's own budget ends first.)
+            a shared ledger's budget between the two releases.)
         """
         model = self.model
-        steps = check.count("steps", _STEPS[model.method] if steps is None else steps, 1)
+        steps = check.count("steps", steps, 1)
         declared = num_records is not None
-        if model.method == "pairs":
-            _refuse({**({} if batch_size is None else {"batch_size": batch_size}), **optimizer})
         ledger = model.privacy_ledger if ledger is None else ledger
         codes, layout = self.table.encode(data), Layout.of(data, self.table)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         public = (self.target, epsilon, delta, num, noise_multiplier, accountant, str(neighboring_relation))
         settings = (*public, self._digest(data, codes))
         paid = self._paid if self._paid.settings == settings else _Paid(settings)
-        if not paid.released or model.method == "gradients":
+        if not paid.released:
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
         relation = neighboring_relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
         model.compile(
-            DPKerasAdamOptimizer(**{**_OPTIMIZER, **optimizer}, noise_multiplier=noise_multiplier),
+            DPKerasAdamOptimizer(**_OPTIMIZER, noise_multiplier=noise_multiplier),
             epsilon=epsilon,
             delta=delta,
             ledger=ledger,
@@ -168,12 +149,7 @@ class Synthesizer:
             accountant=accountant,
         )
         self._paid = paid
-        if model.method == "pairs":
-            table = self._from_pairs(data, num, declared, steps)
-        else:
-            table = self._by_gradients(
-                data, codes, num_records, num if batch_size is None else batch_size, steps, verbose
-            )
+        table = self._from_pairs(data, num, declared, steps)
         model.describe(table, layout)  # Set last: an interrupted fit keeps the former levels with the former weights.
         self._paid = _Paid()
         return self
@@ -189,11 +165,6 @@ class Synthesizer:
             released.append(self.model.release(counts, plans[number], number))
         return released[number]
 
-    def _plan(self, releases: list[tuple[str, float, float]], num: int) -> Sequence[PrivacyPlan]:
-        if not self._paid.released and releases:
-            self._paid.plans = self.model.plans(releases, num)
-        return self._paid.plans
-
     def _from_pairs(self, data: TableData, num: int, declared: bool, steps: int) -> Table:
         """Fits the model to noisy counts of pairs; returns the table with its levels."""
         model, columns = self.model, len(self.table.names)
@@ -202,7 +173,9 @@ class Synthesizer:
         )
         first = self._histograms()
         purpose = f"counts of levels of {columns} columns and of their pairs" if columns > 1 else "counts of 1 column"
-        *_, plan = self._plan([*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num)
+        if not self._paid.released:
+            self._paid.plans = model.plans([*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num)
+        plan = self._paid.plans[-1]
         table = self._with_levels(data)
         noisy = self._release(pairs.counts(table.encode(data)), len(first))
         released = synthetic.NoisyPairs.of(pairs, noisy, plan.deviation, num)
@@ -214,21 +187,6 @@ class Synthesizer:
                     "it are lost: narrow its bounds by public knowledge, or pass spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
-        return table
-
-    def _by_gradients(
-        self, data: TableData, codes: np.ndarray, declared: int | None, batch_size: int, steps: int, verbose: int | str
-    ) -> Table:
-        """Fits the model by private gradient steps; returns the table with its levels."""
-        epochs = math.gcd(steps, 10)  # Ten epochs if that divides the steps.
-        settings: dict[str, Any] = {
-            "batch_size": batch_size, "num_records": declared, "steps_per_epoch": steps // epochs,
-        }  # fmt: skip
-        # Raises before the histograms are charged.
-        self.model.mechanism(self.model.make_data(codes, **settings)).plan(1)
-        self._plan(self._histograms(), declared or len(codes))
-        table = self._with_levels(data)
-        self.model.fit(table.encode(data), epochs=epochs, verbose=verbose, **settings)
         return table
 
     def _histograms(self) -> list[tuple[str, float, float]]:
@@ -300,12 +258,6 @@ class Synthesizer:
 def _grouped(table: Table, counts: dict[str, list[np.ndarray]], deviation: float) -> Table:
     chosen = {name: synthetic.group(table.columns[name], of_column, deviation) for name, of_column in counts.items()}
     return Table({**table.columns, **chosen})
-
-
-def _refuse(given: dict[str, Any]) -> None:
-    if given:
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise TypeError(f"fit got {shown}, which method='pairs' does not use: leave it out, or use 'gradients'.")
 
 
 def _check_budget(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,24 +10,19 @@ import numpy as np
 from tfp_dpvi import _random, serialization
 from tfp_dpvi._tf import function_of_model, keras, register_keras_serializable, tf, tfd
 from tfp_dpvi.data import Records
-from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models.dpvi import DPVI
 from tfp_dpvi.models.exporting import specs_of
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan, plan_counts
 from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.plan import compose
-from tfp_dpvi.sampling import BatchNeeds
-from tfp_dpvi.synthetic import Layout, NoisyPairs, Segments, Table, make_likelihood, table_clipped_sum
+from tfp_dpvi.synthetic import Layout, NoisyPairs, Segments, Table, make_likelihood
 
 _RATE = 0.1
 
 
 @register_keras_serializable("tfp_dpvi", "TableModel")
 class TableModel(DPVI):
-    """A `DPVI` of a table's coded records, with the same clipped sums from the closed form of `table_clipped_sum`.
-
-    If that does not apply (several draws, other gradients or clippings, sample weights), it is a plain `DPVI`.
-    """
+    """A `DPVI` of a table's coded records, whose surrogate is fitted to noisy counts."""
 
     def __init__(
         self,
@@ -36,7 +30,7 @@ class TableModel(DPVI):
         prior: tfd.Distribution | Callable[[], tfd.Distribution],
         surrogate_posterior: tfd.Distribution | str,
         *,
-        method: str = "gradients",
+        method: str = "pairs",  # "gradients" in files of models that an earlier version fitted by gradients.
         target: str | None = None,
         layout: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -68,8 +62,6 @@ class TableModel(DPVI):
         """Sets the released levels, of the same number as before, and the public layout."""
         assert Segments.of(table).sizes == self._segments.sizes
         self.table, self.layout = table, layout
-
-    # ------------------------------------------------------------------ fits to counts
 
     def plans(self, releases: Sequence[tuple[str, float, float]], num_records: int) -> list[PrivacyPlan]:
         """Returns the plans of releases (purpose, norm, share of the budget), in addition to all that is in the ledger."""
@@ -121,6 +113,7 @@ class TableModel(DPVI):
             tf.while_loop(lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1)
 
         run(tf.constant(_random.new_key(state.seed)))
+        self.method = "pairs"
         state.plan, state.num_records, state.num_records_declared = plan, released.num_records, declared
         state.inputs = specs_of(Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1))
         self.predict_function = self.test_function = None
@@ -134,38 +127,3 @@ class TableModel(DPVI):
             "the posterior includes the noise, but assumes independent parameters (mean field) and independent counts: for many "
             "columns its intervals are too narrow.",
         )
-
-    # ------------------------------------------------------------------ fits by gradients
-
-    @property
-    def _has_formula(self) -> bool:
-        return self.gradients == "aligned" and self.num_draws == 1 and self.optimizer.clipping == "flat"
-
-    @property
-    def batch_needs(self) -> BatchNeeds:
-        """The memory that the closed form needs per physical batch."""
-        if not self._has_formula:
-            return super().batch_needs
-        floats = 4 * (sum(self._segments.sizes) + self.prior.event_shape["weights"][0])
-        return BatchNeeds(bytes_each=4 * floats, batchwise=True)
-
-    def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns `DPVI`'s clipped gradient, by the closed form if that applies."""
-        general = super().clipped_gradient(spec)
-        if not self._has_formula:
-            return general
-
-        def draw(key: tf.Tensor) -> StepGradient:
-            step = general.draw(key)
-            params = tf.nest.pack_sequence_as(self.prior.dtype, step.released)
-
-            def clipped_sum(
-                records: dict[str, tf.Tensor], mask: tf.Tensor, own: tf.Tensor
-            ) -> tuple[ClippedSum, PerExample]:
-                if "sample_weight" in records:
-                    return step.clipped_sum(records, mask, own)
-                return table_clipped_sum(self._segments, params, records["x"], mask, general.clip)
-
-            return dataclasses.replace(step, clipped_sum=clipped_sum)
-
-        return dataclasses.replace(general, draw=draw, batchwise=True, identity=("formula", general.identity))

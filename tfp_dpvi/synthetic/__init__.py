@@ -1,6 +1,5 @@
 """Descriptions, mixture models and samples of tables with mixed columns; `tfp_dpvi.Synthesizer` uses them."""
 
-from tfp_dpvi.synthetic.clipping import table_clipped_sum
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.synthetic.dates import Date
 from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
@@ -34,5 +33,4 @@ __all__ = [
     "make_prior",
     "rubin",
     "starting_point",
-    "table_clipped_sum",
 ]
