@@ -106,7 +106,6 @@ class Mechanism:
             l2_norm_clip=None if math.isinf(clip) else clip,
             num_records=self.num_records,
             metrics=tuple(one.name for one in self.joint),
-            gradient_sensitivity=self.gradient.sensitivity if self.joint else None,
         )
 
     def calibrated(self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int) -> Mechanism:
