@@ -15,8 +15,7 @@ import math
 import pathlib
 from typing import Any, NamedTuple
 
-from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, TermwiseNoise, termwise_noise
-from tfp_dpvi.privacy.termwise import priced_sensitivity
+from tfp_dpvi.privacy import TermwiseNoise, termwise_noise
 
 NUM_ENCODER, NUM_ALL = 784 * 400 + 400 + 400 * 100 + 100, 688_884
 BATCH, GROUPS = 128, 16
@@ -28,20 +27,12 @@ def total_variance(noise: TermwiseNoise, num_encoder: int, num_rest: int) -> flo
     return num_encoder * noise.encoder_scale**2 + num_rest * noise.rest_scale**2
 
 
-def variance_at_equal_privacy(
-    noise: TermwiseNoise,
-    num_encoder: int,
-    num_rest: int,
-    *,
-    sampling: SamplingScheme | None = None,
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-) -> float:
+def variance_at_equal_privacy(noise: TermwiseNoise, num_encoder: int, num_rest: int) -> float:
     """Returns the total variance that a fixed epsilon costs, up to a factor that all schemes share.
 
-    At equal epsilon z is proportional to what the plan prices, so this is `total_variance` times its square.
+    At equal epsilon z is proportional to A, which the plan prices except for full batches under replace-one.
     """
-    unit = priced_sensitivity(noise.sensitivity, sampling, neighboring_relation)
-    return total_variance(noise, num_encoder, num_rest) * unit**2
+    return total_variance(noise, num_encoder, num_rest) * noise.sensitivity.add_or_remove**2
 
 
 class SchemeCost(NamedTuple):
@@ -70,8 +61,6 @@ def compare_schemes(
     num_partitions: int,
     num_encoder: int,
     num_rest: int,
-    sampling: SamplingScheme | None = None,
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> tuple[SchemeCost, ...]:
     """Returns what each scheme costs in one setting, "blocks" first; arguments as `termwise_noise`."""
     rows: list[SchemeCost] = []
@@ -86,12 +75,8 @@ def compare_schemes(
             num_encoder=num_encoder,
             num_rest=num_rest,
             split=split,
-            sampling=sampling,
-            neighboring_relation=neighboring_relation,
         )
-        cost = variance_at_equal_privacy(
-            noise, num_encoder, num_rest, sampling=sampling, neighboring_relation=neighboring_relation
-        )
+        cost = variance_at_equal_privacy(noise, num_encoder, num_rest)
         baseline = baseline if rows else cost
         moved = noise.sensitivity
         rows.append(SchemeCost(noise.scheme, noise.encoder_scale, moved.add_or_remove, moved.replace, cost / baseline))

@@ -269,7 +269,7 @@ def make_tensorflow_privacy(x: Any, batch_size: int, per_call: int) -> Prepared:
 def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
     """Gradients of one batch, again and again; both models have been fitted, so they are prepared."""
 
-    spec = StepSpec(private.privacy_plan.sampling, float(x.shape[0]), private.privacy_plan.num_records)
+    spec = StepSpec(float(x.shape[0]), private.privacy_plan.num_records)
 
     def of_plain(batch: Any, step: Any) -> tuple[Any, Any]:
         del step  # A stateful draw is new in each step.

@@ -5,10 +5,7 @@ Bounds are public. Means and variances are not: exact ones would be a leak that 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,17 +18,6 @@ from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 
 _CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
-_LOADING = contextvars.ContextVar("loading", default=False)
-
-
-@contextlib.contextmanager
-def loading() -> Iterator[None]:
-    """While active, layers may be called without statistics (with NaN as result), which are loaded afterwards."""
-    token = _LOADING.set(True)
-    try:
-        yield
-    finally:
-        _LOADING.reset(token)
 
 
 @register_keras_serializable("tfp_dpvi", "PrivateStandardize")
@@ -101,7 +87,7 @@ class PrivateStandardize(Layer):
         Raises:
           ValueError: called eagerly before `adapt`. (In a graph the result is NaN.)
         """
-        if tf.executing_eagerly() and not _LOADING.get():
+        if tf.executing_eagerly():
             self._check_adapted()
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)

@@ -10,7 +10,6 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi._tf import tf
-from tfp_dpvi.privacy import PoissonSampling
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -42,7 +41,7 @@ def compiled(network=None, loss=None, how=None, **settings):
 
 def sums_of(model, x, y, clip=None):
     """Compiled: records, mask, clip -> the clipped sum; after the model was tried on records of these shapes."""
-    internals.check_and_price(model, x, PoissonSampling(0.3), 20.0, y=y)
+    internals.check_and_price(model, x, 20.0, y=y)
     gradient = internals.clipped_gradient(model)
     step = gradient.draw(tf.constant([1, 2], tf.int64))
 

@@ -277,6 +277,8 @@ def test_json_round_trip_in_full():
         num_records=1000,
     )
     assert PrivacyPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    older = {**plan.to_json(), "metrics": ["elbo"], "gradient_sensitivity": {"add_or_remove": 1.0, "replace": 2.0}}
+    assert PrivacyPlan.from_json(older) == plan.replace(metrics=("elbo",))
     newer = {**plan.to_json(), "schema_version": 99}
     with pytest.raises(ValueError, match="schema_version"):
         PrivacyPlan.from_json(newer)

@@ -77,13 +77,6 @@ def test_large_epsilon_warns(capsys):
     assert "too large to protect" in capsys.readouterr().out
 
 
-def test_plot(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "curve.png"
-    assert main([*BASE, "--steps", "200", "--epsilon", "1", "--plot", str(picture)]) == 0
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

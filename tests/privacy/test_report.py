@@ -12,7 +12,6 @@ from dp_accounting import NeighboringRelation, pld, rdp
 from support.joint import GaussianPart, JointGaussian
 from support.stack import PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
-from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import (
     EachRecordOncePerEpoch,
     EpsilonCurve,
@@ -202,7 +201,7 @@ def _recomputed(text):
     return accountant.get_epsilon(delta)
 
 
-def _termwise(scheme, relation, **sampling):
+def _termwise(scheme):
     noise = termwise_noise(
         scheme,
         l2_norm_clip=1.0,
@@ -211,8 +210,6 @@ def _termwise(scheme, relation, **sampling):
         num_partitions=20,
         num_encoder=300,
         num_rest=700,
-        neighboring_relation=check.relation(relation),
-        **sampling,
     )
     return noise.sensitivity
 
@@ -222,7 +219,7 @@ def _with_metrics(plan):
         (GaussianPart("gradient", 1.0, plan.sensitivity), GaussianPart("elbo", 3.0, Sensitivity(1.0, 2.0)))
     )
     sensitivity = Sensitivity(1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier)
-    return plan.replace(sensitivity=sensitivity, metrics=("elbo",), gradient_sensitivity=plan.sensitivity)
+    return plan.replace(sensitivity=sensitivity, metrics=("elbo",))
 
 
 ADD, REPLACE = "add_or_remove_one", "replace_one"
@@ -235,10 +232,10 @@ PRICED = {
     "full batch, rdp, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE, accountant="rdp")],
     "fixed size": [PrivacyPlan(FixedSizeSampling(5000, 100), 5.4321, 400, REPLACE, accountant="rdp")],
     "once per epoch, rdp": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE, accountant="rdp")],
-    "term-wise, single draw": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single", ADD), l2_norm_clip=1.0)],
-    "term-wise, blocks": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("blocks", ADD), l2_norm_clip=1.0)],
+    "term-wise, single draw": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single"), l2_norm_clip=1.0)],
+    "term-wise, blocks": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("blocks"), l2_norm_clip=1.0)],
     "metrics": [_with_metrics(PrivacyPlan(POISSON, 1.5, 1000))],
-    "term-wise and metrics": [_with_metrics(PrivacyPlan(POISSON, 9.0, 1000, sensitivity=_termwise("blocks", ADD)))],
+    "term-wise and metrics": [_with_metrics(PrivacyPlan(POISSON, 9.0, 1000, sensitivity=_termwise("blocks")))],
     "two plans": [PrivacyPlan(POISSON, 1.5, 500), PrivacyPlan(FullBatch(), 40.0, 30, purpose="means of 3 columns")],
 }
 IN_2C = (
@@ -246,10 +243,8 @@ IN_2C = (
         "poisson, replace": [PrivacyPlan(POISSON, 1.41234567, 3820, REPLACE)],
         "full batch, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE)],
         "once per epoch": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE)],
-        "term-wise, blocks, replace": [PrivacyPlan(POISSON, 9.0, 3820, REPLACE, _termwise("blocks", REPLACE))],
-        "term-wise, full batch, replace": [
-            PrivacyPlan(FullBatch(), 90.0, 40, REPLACE, _termwise("blocks", REPLACE, sampling=FullBatch()))
-        ],
+        "term-wise, blocks, replace": [PrivacyPlan(POISSON, 9.0, 3820, REPLACE, _termwise("blocks"))],
+        "term-wise, full batch, replace": [PrivacyPlan(FullBatch(), 90.0, 40, REPLACE, _termwise("blocks"))],
         "two plans, replace": [
             PrivacyPlan(POISSON, 1.5, 500, REPLACE),
             PrivacyPlan(EachRecordOncePerEpoch(20), 30.0, 95, REPLACE),

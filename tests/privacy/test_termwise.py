@@ -13,7 +13,6 @@ from termwise_noise import compare_schemes, total_variance, variance_at_equal_pr
 
 from tfp_dpvi.privacy import (
     FullBatch,
-    PoissonSampling,
     PrivacyPlan,
     Sensitivity,
     TermwiseNoise,
@@ -26,15 +25,6 @@ FAST = settings(max_examples=60, deadline=None)
 SHIFT = st.one_of(st.floats(1e-6, 1e-2), st.floats(1e-2, 10.0), st.floats(10.0, 1e4))
 SCALE = st.floats(0.05, 50.0)
 SCHEMES = [("blocks", "optimal"), ("single", "optimal"), ("split", "optimal"), ("split", "paper")]
-GEOMETRY = st.sampled_from(
-    [
-        (None, "add_or_remove_one"),
-        (None, "replace_one"),
-        (PoissonSampling(0.1), "replace_one"),
-        (FullBatch(), "add_or_remove_one"),
-        (FullBatch(), "replace_one"),
-    ]
-)
 SETTING = st.fixed_dictionaries(
     {
         "l2_norm_clip": st.floats(1e-3, 1e3),
@@ -125,10 +115,9 @@ def test_a_replacement_is_within_two_presences(shift, encoder_scale, rest_scale)
 
 
 @FAST
-@given(SETTING, st.sampled_from(SCHEMES), GEOMETRY)
-def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, kind, geometry):
-    sampling, relation = geometry
-    noise = termwise_noise(kind[0], split=kind[1], sampling=sampling, neighboring_relation=relation, **setting)
+@given(SETTING, st.sampled_from(SCHEMES))
+def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, kind):
+    noise = termwise_noise(kind[0], split=kind[1], **setting)
     beta = setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     beta /= setting["l2_norm_clip"] * setting["num_partitions"]
     for stated, radius in ((noise.sensitivity.add_or_remove, 1.0), (noise.sensitivity.replace, 2.0)):
@@ -145,10 +134,9 @@ def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, kind, geo
 
 
 @FAST
-@given(SETTING, GEOMETRY)
-def test_blocks_are_never_worse(setting, geometry):
-    sampling, relation = geometry
-    blocks, *others = compare_schemes(sampling=sampling, neighboring_relation=relation, **setting)
+@given(SETTING)
+def test_blocks_are_never_worse(setting):
+    blocks, *others = compare_schemes(**setting)
     assert blocks.scheme == "blocks"
     assert blocks.relative_variance == 1.0
     assert [row.scheme for row in others] == ["single", "split_optimal", "split_paper"]
@@ -167,37 +155,32 @@ def test_blocks_are_never_worse(setting, geometry):
 
 
 @FAST
-@given(SETTING, GEOMETRY, st.floats(-3.0, 3.0))
-def test_no_other_pair_of_scales_is_better(setting, geometry, log_scale):
-    """Against brute-force A or D / 2 at any rho_e, those below 1 included."""
-    sampling, relation = geometry
-    full_replace = isinstance(sampling, FullBatch) and relation == "replace_one"
-    radius = 2.0 if full_replace else 1.0
-    noise = termwise_noise("blocks", sampling=sampling, neighboring_relation=relation, **setting)
+@given(SETTING, st.floats(-3.0, 3.0))
+def test_no_other_pair_of_scales_is_better(setting, log_scale):
+    """Against brute-force A at any rho_e, those below 1 included."""
+    noise = termwise_noise("blocks", **setting)
     n = setting["num_encoder"], setting["num_rest"]
-    least = variance_at_equal_privacy(noise, *n, sampling=sampling, neighboring_relation=relation)
-    unit = noise.sensitivity.replace / 2 if full_replace else noise.sensitivity.add_or_remove
-    assert least == pytest.approx((n[0] * noise.encoder_scale**2 + n[1]) * unit**2)
+    least = variance_at_equal_privacy(noise, *n)
+    assert least == pytest.approx((n[0] * noise.encoder_scale**2 + n[1]) * noise.sensitivity.add_or_remove**2)
     shift = 2 * setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     shift /= setting["l2_norm_clip"] * setting["num_partitions"]
     for factor in (math.exp(log_scale), 1 - 1e-3, 1 + 1e-3):
         scale = noise.encoder_scale * factor
-        other = (n[0] * scale**2 + n[1]) * (_brute_force(shift, scale, 1.0, radius) / radius) ** 2
+        other = (n[0] * scale**2 + n[1]) * _brute_force(shift, scale, 1.0, 1.0) ** 2
         assert least <= other * (1 + 1e-6)
 
 
 def test_the_optimum_agrees_with_a_numeric_search():
-    for sampling, relation, radius in ((None, "add_or_remove_one", 1.0), (FullBatch(), "replace_one", 2.0)):
-        noise = _noise("blocks", sampling=sampling, neighboring_relation=relation)
+    noise = _noise("blocks")
 
-        def cost(scale, radius=radius):
-            return (300 * scale**2 + 700) * (_brute_force(EXAMPLE_SHIFT, scale, 1.0, radius) / radius) ** 2
+    def cost(scale):
+        return (300 * scale**2 + 700) * _brute_force(EXAMPLE_SHIFT, scale, 1.0, 1.0) ** 2
 
-        found = optimize.minimize_scalar(cost, bounds=(0.5, 20.0), method="bounded", options={"xatol": 1e-9})
-        assert noise.encoder_scale == pytest.approx(found.x, rel=1e-4)
-        paid = variance_at_equal_privacy(noise, 300, 700, sampling=sampling, neighboring_relation=relation)
-        assert paid == pytest.approx(found.fun, rel=1e-9)
-        assert paid == pytest.approx((math.sqrt(1000) + EXAMPLE_SHIFT / radius * math.sqrt(300)) ** 2, rel=1e-12)
+    found = optimize.minimize_scalar(cost, bounds=(0.5, 20.0), method="bounded", options={"xatol": 1e-9})
+    assert noise.encoder_scale == pytest.approx(found.x, rel=1e-4)
+    paid = variance_at_equal_privacy(noise, 300, 700)
+    assert paid == pytest.approx(found.fun, rel=1e-9)
+    assert paid == pytest.approx((math.sqrt(1000) + EXAMPLE_SHIFT * math.sqrt(300)) ** 2, rel=1e-12)
 
 
 def test_the_table_of_the_docstring():
@@ -209,15 +192,6 @@ def test_the_table_of_the_docstring():
     assert rows["split_paper"].encoder_scale == pytest.approx(math.hypot(1, h))
     assert rows["single"].add_or_remove == pytest.approx(1 + h)
     assert rows["single"].replace == pytest.approx(2 + h)
-
-
-def test_which_side_is_priced_moves_the_optimum():
-    a, d = _noise("blocks"), _noise("blocks", sampling=FullBatch(), neighboring_relation="replace_one")
-    assert a == _noise("blocks", sampling=PoissonSampling(0.2), neighboring_relation="replace_one")
-    assert a == _noise("blocks", sampling=FullBatch())
-    assert d.encoder_scale**2 - 1 == pytest.approx((a.encoder_scale**2 - 1) / 2)
-    assert d.sensitivity.replace / 2 < d.sensitivity.add_or_remove
-    assert _noise("single") == _noise("single", sampling=FullBatch(), neighboring_relation="replace_one")
 
 
 @pytest.mark.parametrize(("scheme", "split"), SCHEMES[:3])
@@ -235,8 +209,6 @@ def test_the_total_variance():
     noise = TermwiseNoise(2.0, 1.0, Sensitivity(1.5, 2.5), "blocks")
     assert total_variance(noise, 3, 4) == 16.0
     assert variance_at_equal_privacy(noise, 3, 4) == 16.0 * 2.25
-    assert variance_at_equal_privacy(noise, 3, 4, sampling=FullBatch(), neighboring_relation="replace_one") == 25.0
-    assert variance_at_equal_privacy(noise, 3, 4, neighboring_relation="replace_one") == 36.0
 
 
 # --- the price ---------------------------------------------------------------------------------------------------
@@ -406,8 +378,6 @@ def test_the_statement_is_attained_and_the_paper_s_is_exceeded(scheme, c1, c2, r
         ({"num_encoder": 0}, ValueError, "num_encoder=0 must be at least 1"),
         ({"num_rest": -1}, ValueError, "num_rest=-1 must be at least 0"),
         ({"split": "even"}, ValueError, "split='even' is unknown; pass one of 'optimal', 'paper'"),
-        ({"sampling": "poisson"}, TypeError, "sampling='poisson' is not a sampling scheme"),
-        ({"neighboring_relation": "zero"}, ValueError, "neighboring_relation='zero' is unknown"),
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):

@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
@@ -22,7 +21,6 @@ from tfp_dpvi.models.group_terms import GroupTerms
 from tfp_dpvi.models.predictive import PosteriorPredictive
 from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.optimizers import dp_keras
-from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
 from tfp_dpvi.training.compiled import CompiledSteps
@@ -52,7 +50,7 @@ def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_
       of_step: a model, or `(key, num_records) -> StepGradients`.
     """
     clip = Clip(optimizer.l2_norm_clip, optimizer.clipping)
-    spec = StepSpec(PoissonSampling(0.5), expected_batch_size, num_records)
+    spec = StepSpec(expected_batch_size, num_records)
 
     def draw(key):
         made = of_step(key, num_records)
@@ -84,9 +82,9 @@ def _with_clip(model, clip):
         yield
 
 
-def clipped_gradient(model, num_records=100, sampling=None, expected_batch_size=10.0):
+def clipped_gradient(model, num_records=100, expected_batch_size=10.0):
     with _with_clip(model, Clip(1.0)):
-        return model.clipped_gradient(StepSpec(sampling or PoissonSampling(0.1), expected_batch_size, num_records))
+        return model.clipped_gradient(StepSpec(expected_batch_size, num_records))
 
 
 def step_gradients(model, key, num_records):
@@ -149,12 +147,12 @@ def prepare(model, x, y=None):
     model.prepare(make_records(x, y, None, dtype=np.asarray(x).dtype, validate=False))
 
 
-def check_and_price(model, x, sampling, expected_batch_size, y=None):
+def check_and_price(model, x, expected_batch_size, y=None):
     """All that `fit` does before it plans."""
     records = make_records(x, y, None, dtype=x.dtype, validate=False)
     model.prepare(records)
     model.check_records(records)
-    _SPECS[model] = (sampling, expected_batch_size)
+    _SPECS[model] = expected_batch_size
 
 
 _SPECS = weakref.WeakKeyDictionary()
@@ -162,8 +160,7 @@ _SPECS = weakref.WeakKeyDictionary()
 
 def clip_batch(model, records, mask, key):
     """The clipped sum of a VAE's batch, a tensor for each variable."""
-    sampling, expected = _SPECS.get(model, (PoissonSampling(0.3), 20.0))
-    step = clipped_gradient(model, 100, sampling, expected).draw(key)
+    step = clipped_gradient(model, 100, _SPECS.get(model, 20.0)).draw(key)
     return list(step.clipped_sum(records, mask, key)[0].tensors)
 
 
@@ -199,14 +196,9 @@ def num_prior_samples(model):
 
 
 def _groups_of(model):
-    if model in _SPECS:
-        sampling, expected = _SPECS[model]
-        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    else:
-        plan = model.privacy_plan
-        sampling, relation = plan.sampling, plan.neighboring_relation
-        expected = getattr(sampling, "probability", 1.0) * plan.num_records
-    return GroupTerms(model, StepSpec(sampling, expected, 100, relation))
+    plan = model.privacy_plan
+    known = None if plan is None else getattr(plan.sampling, "probability", 1.0) * plan.num_records
+    return GroupTerms(model, StepSpec(_SPECS.get(model, known), 100))
 
 
 def settings_of(model):

@@ -71,7 +71,7 @@ def fitted(model=None, x=X, how=None, y=None, **kwargs):
 def ready(model=None, x=X, how=None, y=None, **kwargs):
     """Checked and priced as in `fit`, without a step."""
     model = compiled(model, how, **kwargs)
-    internals.check_and_price(model, x, dpvi.privacy.PoissonSampling(0.3), 20.0, y)
+    internals.check_and_price(model, x, 20.0, y)
     return model
 
 

@@ -11,17 +11,15 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum
 from tfp_dpvi.gradients.joint import JointRelease
 from tfp_dpvi.gradients.vmap import RecordGradient, clipped_sum
-from tfp_dpvi.privacy import NeighboringRelation, SamplingScheme, Sensitivity
+from tfp_dpvi.privacy import Sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
 class StepSpec:
     """The public numbers of a step, which a clipped gradient may depend on."""
 
-    sampling: SamplingScheme
     expected_batch_size: float  # The public denominator qN.
     num_records: int  # The public N.
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 @dataclasses.dataclass(frozen=True)

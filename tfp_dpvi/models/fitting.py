@@ -222,7 +222,7 @@ class FittedModel(evaluation.EvaluatedModel):
         target = self._dp.target
         if target is None:
             raise RuntimeError(f"{type(self).__name__}.mechanism was called before compile: call compile first.")
-        spec = StepSpec(data.sampler.scheme, data.batch_size, data.num_records, target.neighboring_relation)
+        spec = StepSpec(data.batch_size, data.num_records)
         return Mechanism(
             data.sampler,
             self.clipped_gradient(spec),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import preprocessing, serialization
+from tfp_dpvi import serialization
 from tfp_dpvi._tf import ExportedModel, Model, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
@@ -86,8 +86,9 @@ class SavedModel(ExportedModel):
             state.inputs = serialization.decode(spent["inputs"])
             zeros = lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)  # noqa: E731
             made = tf.nest.map_structure(zeros, state.inputs)
-            with preprocessing.loading():
-                model.prepare(Records(made["x"], made.get("y"), None, 1))
+            records = Records(made["x"], made.get("y"), None, 1)
+            # In a graph, where layers may still lack the statistics that the file has (`PrivateStandardize`).
+            tf.function(lambda: model.prepare(records), autograph=False).get_concrete_function()
         return model
 
     def get_compile_config(self) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tfp_dpvi.privacy import planner
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS
-from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError
 from tfp_dpvi.privacy.ledger import PrivacyLedger
 from tfp_dpvi.privacy.report import PrivacyReport
@@ -50,7 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--sampling", default="poisson", choices=planner.SAMPLINGS)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
-    plan.add_argument("--plot", metavar="FILE", help="draw epsilon over steps (needs matplotlib)")
     show = commands.add_parser("show", help="the privacy report of a ledger file, also while it is in use")
     show.add_argument("ledger", metavar="FILE")
     show.add_argument("--delta", type=float, required=True)
@@ -60,29 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def draw(outlook: planner.PrivacyOutlook, path: str) -> None:
-    """Draws epsilon over the steps of a plan into a file; raises `ImportError` without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("--plot needs matplotlib; install it, for example with tfp-dpvi[examples].") from None
-    curve = EpsilonCurve(outlook.plan, (), outlook.delta)
-    figure = Figure(layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.step(curve.steps, curve.epsilons, where="pre")
-    relation = outlook.plan.neighboring_relation.name.lower()
-    axes.set(xlabel="steps", ylabel=f"epsilon at delta {outlook.delta:g}", title=f"{outlook.noise_text}, {relation}")
-    figure.savefig(path, dpi=150)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = build_parser().parse_args(arguments)
     try:
         found = _show(options) if options.command == "show" else _plan(options)
-    except (BudgetExhaustedError, LedgerError, ImportError, OSError, TypeError, ValueError) as error:
+    except (BudgetExhaustedError, LedgerError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(found.to_json()) if options.json else found)
@@ -90,11 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _plan(options: argparse.Namespace) -> planner.PrivacyOutlook:
-    asked = {name: value for name, value in vars(options).items() if name not in ("plot", "json", "command")}
-    outlook = planner.plan_privacy(**asked)
-    if options.plot:
-        draw(outlook, options.plot)
-    return outlook
+    asked = {name: value for name, value in vars(options).items() if name not in ("json", "command")}
+    return planner.plan_privacy(**asked)
 
 
 def _show(options: argparse.Namespace) -> PrivacyReport:

@@ -271,17 +271,5 @@ class LedgerView:
 
     def epsilon(self, delta: float, accountant: str | None = None) -> float:
         """Returns epsilon at `delta` of all reserved releases, by default with the first of "pld" and "rdp" that supports them."""
-        return _epsilon(self._state(), self._state().charged, delta, accountant)
-
-    def epsilon_without_metrics(self, delta: float, accountant: str | None = None) -> float | None:
-        """Returns epsilon of the same releases without privatised metrics; None if there are none."""
-        state = self._state()
-        if not any(kind.plan.metrics for kind in state.charged):
-            return None
-        plain = {dataclasses.replace(kind, plan=kind.plan.without_metrics): n for kind, n in state.charged.items()}
-        return _epsilon(state, plain, delta, accountant)
-
-
-def _epsilon(state: LedgerState, charged: Charged, delta: float, accountant: str | None) -> float:
-    relation = state.relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-    return total_epsilon(composed(charged), check.delta(delta), relation, accountant)
+        relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
+        return total_epsilon(self.dp_event, check.delta(delta), relation, accountant)

@@ -15,7 +15,7 @@ from tfp_dpvi.privacy.sampling import FullBatch, SamplingScheme, scheme_from_jso
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 
 PLAN_SCHEMA_VERSION = 1
-_SOMETIMES = ("purpose", "metrics", "gradient_sensitivity")
+_SOMETIMES = ("purpose", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,6 @@ class PrivacyPlan:
     num_records: int | None = None  # As declared.
     purpose: str | None = None  # What is released if not training steps: "means of 3 columns".
     metrics: tuple[str, ...] = ()  # Names of the privatised metrics that are released with each step.
-    gradient_sensitivity: Sensitivity | None = None  # With metrics: the sensitivity without them.
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -59,10 +58,6 @@ class PrivacyPlan:
         if self.num_records is not None:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
         put(self, "metrics", tuple(self.metrics))
-        if bool(self.metrics) != (self.gradient_sensitivity is not None):
-            raise ValueError(
-                f"metrics={self.metrics!r} and gradient_sensitivity={self.gradient_sensitivity!r}: pass both of them or neither."
-            )
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
@@ -155,13 +150,6 @@ class PrivacyPlan:
         assert self.l2_norm_clip is not None, "a plan without a clip has no unit"
         return self.noise_multiplier * self.l2_norm_clip
 
-    @property
-    def without_metrics(self) -> "PrivacyPlan":
-        """Returns the plan with the same noise but without privatised metrics."""
-        if self.gradient_sensitivity is None:
-            return self
-        return self.replace(sensitivity=self.gradient_sensitivity, metrics=(), gradient_sensitivity=None)
-
     @classmethod
     def from_json(cls, data: Json) -> "PrivacyPlan":
         """Rebuilds a plan from `to_json`; raises `ValueError` for an unknown schema version."""
@@ -170,8 +158,8 @@ class PrivacyPlan:
         if version != PLAN_SCHEMA_VERSION:
             raise ValueError(f"schema_version={version!r} of a privacy plan: read it with the tfp_dpvi that wrote it.")
         fields["sampling"] = scheme_from_json(fields["sampling"])
-        for name in fields.keys() & {"sensitivity", "gradient_sensitivity"}:
-            fields[name] = Sensitivity(**fields[name])
+        fields["sensitivity"] = Sensitivity(**fields["sensitivity"])
+        fields.pop("gradient_sensitivity", None)  # Of earlier versions.
         return cls(**fields)
 
 

@@ -52,11 +52,6 @@ class PrivacyOutlook:
     target_epsilon: float | None
     warnings: tuple[str, ...]
 
-    @property
-    def noise_text(self) -> str:
-        """The noise as text."""
-        return f"noise multiplier {self.plan.noise_multiplier:.5g}"
-
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
         plan = self.plan.to_json()
@@ -75,7 +70,7 @@ class PrivacyOutlook:
             f"({self.epochs:.4g} epochs)",
             plan.sampling.describe(),
             "",
-            f"{self.noise_text} (standard deviation of the noise over l2_norm_clip)",
+            f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over l2_norm_clip)",
             f"epsilon {shown(self.epsilon, 4)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
             f"{plan.neighboring_relation.name.lower()}",
             "",

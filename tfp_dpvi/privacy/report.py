@@ -37,7 +37,6 @@ class PrivacyReport:
     seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    epsilon_without_metrics: float | None = None  # Of the same noise; None if no metrics were privatised.
     ledger_budget: Json | None = None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
     grid_spacing: float | None = None  # Of the numerical composition; None without one.
 
@@ -85,7 +84,6 @@ class PrivacyReport:
             seeded=bool(seeded) or ledger.seeded,
             caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *ledger.caveats, *caveats),
             dataset_id=ledger.dataset_id,
-            epsilon_without_metrics=ledger.epsilon_without_metrics(delta, accountant),
             ledger_budget=_ledger_budget(ledger, accountant),
             grid_spacing=price.grid_spacing(ledger.dp_event, relation),
         )

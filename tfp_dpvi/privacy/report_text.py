@@ -213,14 +213,8 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
                 f"times that bound, its replacement by up to {replacement} times"
             )
         facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
-    without = report.epsilon_without_metrics
-    if without is not None:
-        names = dict.fromkeys(name for run in report.releases for name in run.get("metrics", ()))
-        text = (
-            f"{', '.join(names)}: privatised, released with the steps and included; without them epsilon would be "
-            f"{shown(without)}, so that they cost {shown(max(0.0, report.epsilon - without))}"
-        )
-        facts.append(("Metrics", text))
+    if names := dict.fromkeys(name for run in report.releases for name in run.get("metrics", ())):
+        facts.append(("Metrics", f"{', '.join(names)}: privatised, released with the steps and included"))
     return facts
 
 

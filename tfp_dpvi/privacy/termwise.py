@@ -29,10 +29,7 @@ factor kappa of about 2 in Takahashi et al. 2020 (arXiv:2006.11204), with the co
 import dataclasses
 import math
 
-from dp_accounting import NeighboringRelation
-
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.sampling import SamplingScheme
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 
 
@@ -101,15 +98,14 @@ def termwise_noise(
     num_encoder: int,
     num_rest: int,
     split: str = "optimal",
-    sampling: SamplingScheme | None = None,
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> TermwiseNoise:
     """Returns the noise of a scheme; see `TermwiseNoise` for the guarantee.
 
     Args:
       scheme: "blocks", one draw whose scale on the encoder minimises the total variance at equal privacy; "single", one draw
         with one scale; "split", two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, accounted
-        for as a joint release although only their sum is used.
+        for as a joint release although only their sum is used. Variances are compared at equal A; the guarantee is as stated
+        for every sampling scheme and neighboring relation.
       l2_norm_clip: C1, the clip of each record's gradient.
       batch_l2_norm_clip: C2, the clip of each group's gradient.
       expected_batch_size: B, public; the expected number of records in a batch.
@@ -117,22 +113,16 @@ def termwise_noise(
       num_encoder: n_e, the number of coordinates that the batch-wise term reaches, at least 1.
       num_rest: n_d, the number of all others.
       split: for "split": the tau of least total variance at equal privacy ("optimal"), or equal shares ("paper").
-      sampling: the plan's sampling scheme; None for Poisson. It and the neighboring relation determine whether the accounting
-        uses A or D / 2, and with it the optimum. The guarantee does not depend on them.
-      neighboring_relation: the plan's neighboring relation.
     """
     check.one_of("scheme", scheme, ("blocks", "single", "split"))
     check.one_of("split", split, ("optimal", "paper"))
     num_encoder = check.count("num_encoder", num_encoder, 1)
     over_encoder = (num_encoder + check.count("num_rest", num_rest)) / num_encoder
     shift = _batch_shift(l2_norm_clip, batch_l2_norm_clip, expected_batch_size, num_partitions)
-    # 1 if the accounting uses A, 1 / 2 if it uses D / 2.
-    unit = priced_sensitivity(Sensitivity(1.0, 1.0), sampling, neighboring_relation)
-    # With A, the cost is (n_e (1 + s) + n_d) A^2 with s = rho_e^2 - 1. For s < h, with A = (1 + h) / rho_e, it decreases
+    # The cost is (n_e (1 + s) + n_d) A^2 with s = rho_e^2 - 1. For s < h, with A = (1 + h) / rho_e, it decreases
     # in s. Above, and for two draws with s = tau^2 everywhere, it is (n + n_e s) (1 + h^2 / s)
-    # = n + n_e h^2 + n_e s + n h^2 / s, with its minimum at s = h sqrt(n / n_e) >= h. With D / 2, radius and shift are
-    # halved, (D / 2)^2 = max of (t + h / 2)^2 / rho_e^2 + 1 - t^2: the same with h / 2 for h.
-    best = shift * unit * math.sqrt(over_encoder)
+    # = n + n_e h^2 + n_e s + n h^2 / s, with its minimum at s = h sqrt(n / n_e) >= h.
+    best = shift * math.sqrt(over_encoder)
     if scheme == "split":
         tau = shift if split == "paper" else math.sqrt(best)
         a, d = (split_sensitivity(shift, tau, radius=r) for r in (1.0, 2.0))
@@ -158,13 +148,3 @@ def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_
             f"batch_l2_norm_clip={c2:g} and l2_norm_clip={c1:g} are too far apart; bring the two clips closer together."
         )
     return shift
-
-
-def priced_sensitivity(
-    sensitivity: Sensitivity, sampling: SamplingScheme | None, neighboring_relation: NeighboringRelation
-) -> float:
-    """Returns A or D / 2, as the plan's accounting uses, to which z is proportional at equal epsilon; None is Poisson."""
-    relation = check.relation(neighboring_relation)
-    if not isinstance(sampling, SamplingScheme | None):
-        raise TypeError(f"sampling={sampling!r} is not a sampling scheme; pass the plan's, or None for Poisson.")
-    return sensitivity.add_or_remove if sampling is None else sampling.unit_sensitivity(sensitivity, relation)
