@@ -24,7 +24,7 @@ CLIPS = (0.02, 0.1, 0.5, 2.0)
 
 def total_variance(noise: TermwiseNoise, num_encoder: int, num_rest: int) -> float:
     """Returns the noise's variance summed over all coordinates, in units of (z * `l2_norm_clip`)^2."""
-    return num_encoder * noise.encoder_scale**2 + num_rest * noise.rest_scale**2
+    return num_encoder * noise.encoder_scale**2 + num_rest
 
 
 def variance_at_equal_privacy(noise: TermwiseNoise, num_encoder: int, num_rest: int) -> float:

@@ -50,31 +50,31 @@ def _noise(scheme, split="optimal", **changes):
     return termwise_noise(scheme, split=split, **{**EXAMPLE, **changes})
 
 
-def _moved(encoder_part, shift, encoder_scale, rest_scale, radius):
+def _moved(encoder_part, shift, encoder_scale, radius):
     """The objective itself, with the whole of the ball used."""
     rest = np.sqrt(np.maximum(radius**2 - encoder_part**2, 0.0))
-    return np.hypot((encoder_part + shift) / encoder_scale, rest / rest_scale)
+    return np.hypot((encoder_part + shift) / encoder_scale, rest)
 
 
-def _brute_force(shift, encoder_scale, rest_scale, radius):
+def _brute_force(shift, encoder_scale, radius):
     """A dense grid, refined around its best point by a bounded search."""
     grid = np.linspace(0.0, radius, 4001)
-    best = int(np.argmax(_moved(grid, shift, encoder_scale, rest_scale, radius)))
+    best = int(np.argmax(_moved(grid, shift, encoder_scale, radius)))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, 4000)]
     found = optimize.minimize_scalar(
-        lambda t: -_moved(t, shift, encoder_scale, rest_scale, radius), bounds=bounds, method="bounded"
+        lambda t: -_moved(t, shift, encoder_scale, radius), bounds=bounds, method="bounded"
     )
-    return max(-found.fun, float(_moved(grid[best], shift, encoder_scale, rest_scale, radius)))
+    return max(-found.fun, float(_moved(grid[best], shift, encoder_scale, radius)))
 
 
 # --- A and D -----------------------------------------------------------------------------------------------------
 
 
 @FAST
-@given(SHIFT, SCALE, SCALE, st.sampled_from([1.0, 2.0]), st.integers(0, 2**32 - 1))
-def test_the_closed_form_is_the_maximum(shift, encoder_scale, rest_scale, radius, seed):
-    stated = block_sensitivity(shift, encoder_scale, rest_scale, radius=radius)
-    found = _brute_force(shift, encoder_scale, rest_scale, radius)
+@given(SHIFT, SCALE, st.sampled_from([1.0, 2.0]), st.integers(0, 2**32 - 1))
+def test_the_closed_form_is_the_maximum(shift, encoder_scale, radius, seed):
+    stated = block_sensitivity(shift, encoder_scale, radius=radius)
+    found = _brute_force(shift, encoder_scale, radius)
     assert found <= stated * (1 + 1e-9)
     assert found >= stated * (1 - 1e-6)
     # Vectors anywhere in the ball and any direction of the batch-wise movement, in 3 + 2 coordinates.
@@ -83,9 +83,7 @@ def test_the_closed_form_is_the_maximum(shift, encoder_scale, rest_scale, radius
     u *= radius * rng.uniform(size=(500, 1)) ** 0.2 / np.linalg.norm(u, axis=1, keepdims=True)
     w = rng.standard_normal((500, 3))
     w *= shift * rng.uniform(size=(500, 1)) / np.linalg.norm(w, axis=1, keepdims=True)
-    moved = np.hypot(
-        np.linalg.norm(u[:, :3] + w, axis=1) / encoder_scale, np.linalg.norm(u[:, 3:], axis=1) / rest_scale
-    )
+    moved = np.hypot(np.linalg.norm(u[:, :3] + w, axis=1) / encoder_scale, np.linalg.norm(u[:, 3:], axis=1))
     assert moved.max() <= stated * (1 + 1e-9)
 
 
@@ -98,17 +96,16 @@ def test_both_branches_and_where_they_meet():
     assert block_sensitivity(3.0, 4.0) == pytest.approx(math.sqrt(1 + 9 / 15))
     assert block_sensitivity(0.0, 5.0) == 1.0  # all of the record on the rest
     assert block_sensitivity(0.0, 0.5) == 2.0
-    assert block_sensitivity(1.0, 4.0, 2.0) == pytest.approx(block_sensitivity(1.0, 2.0, 1.0) / 2.0)
 
 
 @FAST
-@given(SHIFT, SCALE, SCALE)
-def test_a_replacement_is_within_two_presences(shift, encoder_scale, rest_scale):
+@given(SHIFT, SCALE)
+def test_a_replacement_is_within_two_presences(shift, encoder_scale):
     """2 A belongs to radius 2 and twice the shift, so D, with the shift once, is at most 2 A and at least A."""
-    a = block_sensitivity(shift, encoder_scale, rest_scale)
-    d = block_sensitivity(shift, encoder_scale, rest_scale, radius=2.0)
+    a = block_sensitivity(shift, encoder_scale)
+    d = block_sensitivity(shift, encoder_scale, radius=2.0)
     assert a * (1 - 1e-12) <= d <= 2 * a * (1 + 1e-12)
-    assert 2 * a == pytest.approx(block_sensitivity(2 * shift, encoder_scale, rest_scale, radius=2.0), rel=1e-9)
+    assert 2 * a == pytest.approx(block_sensitivity(2 * shift, encoder_scale, radius=2.0), rel=1e-9)
     a, d = split_sensitivity(shift, encoder_scale), split_sensitivity(shift, encoder_scale, radius=2.0)
     assert a < d <= 2 * a
     Sensitivity(a, d)
@@ -121,13 +118,12 @@ def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, kind):
     beta = setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     beta /= setting["l2_norm_clip"] * setting["num_partitions"]
     for stated, radius in ((noise.sensitivity.add_or_remove, 1.0), (noise.sensitivity.replace, 2.0)):
-        found = _brute_force(2 * beta, noise.encoder_scale, noise.rest_scale, radius)
+        found = _brute_force(2 * beta, noise.encoder_scale, radius)
         # Of two draws the sum alone is released: never dearer than both.
         assert found <= stated * (1 + 1e-9)
         if kind[0] != "split":
             assert found >= stated * (1 - 1e-6)
     assert noise.sensitivity.replace <= 2 * noise.sensitivity.add_or_remove * (1 + 1e-12)
-    assert noise.rest_scale == 1.0
 
 
 # --- the optimum -------------------------------------------------------------------------------------------------
@@ -166,7 +162,7 @@ def test_no_other_pair_of_scales_is_better(setting, log_scale):
     shift /= setting["l2_norm_clip"] * setting["num_partitions"]
     for factor in (math.exp(log_scale), 1 - 1e-3, 1 + 1e-3):
         scale = noise.encoder_scale * factor
-        other = (n[0] * scale**2 + n[1]) * _brute_force(shift, scale, 1.0, 1.0) ** 2
+        other = (n[0] * scale**2 + n[1]) * _brute_force(shift, scale, 1.0) ** 2
         assert least <= other * (1 + 1e-6)
 
 
@@ -174,7 +170,7 @@ def test_the_optimum_agrees_with_a_numeric_search():
     noise = _noise("blocks")
 
     def cost(scale):
-        return (300 * scale**2 + 700) * _brute_force(EXAMPLE_SHIFT, scale, 1.0, 1.0) ** 2
+        return (300 * scale**2 + 700) * _brute_force(EXAMPLE_SHIFT, scale, 1.0) ** 2
 
     found = optimize.minimize_scalar(cost, bounds=(0.5, 20.0), method="bounded", options={"xatol": 1e-9})
     assert noise.encoder_scale == pytest.approx(found.x, rel=1e-4)
@@ -206,7 +202,7 @@ def test_a_vanishing_batch_term_leaves_the_plain_clip(scheme, split):
 
 
 def test_the_total_variance():
-    noise = TermwiseNoise(2.0, 1.0, Sensitivity(1.5, 2.5), "blocks")
+    noise = TermwiseNoise(2.0, Sensitivity(1.5, 2.5), "blocks")
     assert total_variance(noise, 3, 4) == 16.0
     assert variance_at_equal_privacy(noise, 3, 4) == 16.0 * 2.25
 
@@ -276,7 +272,7 @@ def _release(records, present, groups, gradient_of_group, c1, c2):
 
 def _whitened(difference, noise, c1):
     scaled = difference / c1
-    return np.linalg.norm(np.r_[scaled[:ENCODER] / noise.encoder_scale, scaled[ENCODER:] / noise.rest_scale])
+    return np.linalg.norm(np.r_[scaled[:ENCODER] / noise.encoder_scale, scaled[ENCODER:]])
 
 
 def _toy_noise(scheme, split, c1, c2):
@@ -332,7 +328,7 @@ def test_the_statement_is_attained_and_the_paper_s_is_exceeded(scheme, c1, c2, r
     shift = 2 * c2 * RECORDS / (c1 * GROUPS)
     radius = 2.0 if replacement else 1.0
     grid = np.linspace(0.0, radius, 20001)
-    on_encoder = grid[np.argmax(_moved(grid, shift, noise.encoder_scale, 1.0, radius))] / radius
+    on_encoder = grid[np.argmax(_moved(grid, shift, noise.encoder_scale, radius))] / radius
 
     rng = np.random.default_rng(3)
     records = 0.01 * c1 * rng.standard_normal((RECORDS, ENCODER + REST))

@@ -51,7 +51,7 @@ class GroupTerms:
     @property
     def noise_scales(self) -> tuple[float, ...]:
         """Returns, for each variable, the standard deviation of its noise over `noise_multiplier` times the records' clip."""
-        return tuple(self.noise.encoder_scale if yes else self.noise.rest_scale for yes in self._reached)
+        return tuple(self.noise.encoder_scale if yes else 1.0 for yes in self._reached)
 
     @property
     def identity(self) -> Hashable:

@@ -1,7 +1,6 @@
 """`PrivacyLedger`: a record of all releases on one data set, charged before the release (contract C6)."""
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import logging
@@ -236,14 +235,8 @@ class PrivacyLedger(LedgerView):
             connection.execute(_ADD, {"charge": charge, "more": steps})
             row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
             reservation = add(connection, _RESERVE, row)
-        self._known = dataclasses.replace(
-            priced,
-            version=version,
-            charged={**priced.charged, kind: priced.charged.get(kind, 0) + steps},
-            since={kind: now, **priced.since},
-            rows={**priced.rows, kind: charge},
-            unconfirmed=priced.unconfirmed + steps,
-        )
+            after = self._read(connection)
+        self._known = after
         return reservation
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:

@@ -7,10 +7,10 @@ g_sample, each record clipped to C1, and the sum over b groups g_batch, each gro
 **Sensitivity of S.** In units of C1, with the group shift h = 2 C2 B / (C1 b): adding a record adds u with
 |u_e|^2 + |u_d|^2 <= 1 (e: encoder, d: the rest) to the first sum and replaces *one* group's gradient, a vector of norm <= C2,
 by another, so it moves the second sum by at most h: the sensitivity of the batch-wise term is 2 C2, not C2. A replacement does
-the same with 2 in place of 1. Divided by the noise's standard deviations z C1 rho_e and z C1 rho_d, the change is at most
-A / z, or D / z for a replacement, where
+the same with 2 in place of 1. Divided by the noise's standard deviations, z C1 rho_e and z C1, the change is at most A / z, or
+D / z for a replacement, where
 
-    A^2 = max over |u_e|^2 + |u_d|^2 <= 1 of (|u_e| + h)^2 / rho_e^2 + |u_d|^2 / rho_d^2.
+    A^2 = max over |u_e|^2 + |u_d|^2 <= 1 of (|u_e| + h)^2 / rho_e^2 + |u_d|^2.
 
 A and D are a `Sensitivity` of a `PrivacyPlan`, whose noise multiplier z is relative to C1 as usual.
 
@@ -33,27 +33,23 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.sensitivity import Sensitivity
 
 
-def block_sensitivity(
-    batch_shift: float, encoder_scale: float, rest_scale: float = 1.0, *, radius: float = 1.0
-) -> float:
+def block_sensitivity(batch_shift: float, encoder_scale: float, *, radius: float = 1.0) -> float:
     """Returns the sensitivity of the whitened sum: A of the module docstring, for the ball of `radius`.
 
     Args:
       batch_shift: h, sensitivity of the batch-wise term in units of `l2_norm_clip`; at least 0.
       encoder_scale: rho_e, standard deviation on the encoder coordinates over z * `l2_norm_clip`.
-      rest_scale: rho_d, the same on the rest.
       radius: 1 for A, 2 for D.
     """
     h = check.non_negative("batch_shift", batch_shift)
-    e, d = check.positive("encoder_scale", encoder_scale), check.positive("rest_scale", rest_scale)
-    r = check.positive("radius", radius)
-    # Both terms increase, so the maximum is on the sphere: with t = |u_e|, s = (e / d)^2 - 1 and a factor d^2 it is
+    e, r = check.positive("encoder_scale", encoder_scale), check.positive("radius", radius)
+    # Both terms increase, so the maximum is on the sphere: with t = |u_e| and s = e^2 - 1 it is
     #     F(t) = (t + h)^2 / (1 + s) + r^2 - t^2  on [0, r],   F'(t) / 2 = (h - s t) / (1 + s).
     # If s r <= h, F increases up to t = r, with the value (r + h)^2 / (1 + s); else its maximum is at t = h / s: r^2 + h^2 / s.
-    s = ((e - d) / d) * ((e + d) / d)
+    s = (e - 1.0) * (e + 1.0)
     if s * r <= h:
         return (r + h) / e
-    return math.hypot(r, h / math.sqrt(s)) / d
+    return math.hypot(r, h / math.sqrt(s))
 
 
 def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float = 1.0) -> float:
@@ -72,18 +68,16 @@ class TermwiseNoise:
     Formal guarantee: let records be assigned to groups uniformly and independently of each other; let each group's gradient be
     a function of that group's records alone (zero if it is empty), clipped to C2, and each record's gradient be clipped to C1
     over all coordinates. Then S (module docstring) plus independent Gaussian noise of standard deviation z C1 `encoder_scale`
-    on the encoder coordinates and z C1 `rest_scale` on the rest is a Gaussian mechanism with noise multiplier z and
+    on the encoder coordinates and z C1 on the rest is a Gaussian mechanism with noise multiplier z and
     `sensitivity`, as of a `PrivacyPlan` with both.
 
     Attributes:
       encoder_scale: rho_e, the noise's standard deviation on the encoder coordinates over z * `l2_norm_clip`.
-      rest_scale: rho_d, the same on the rest; 1, so that z has its usual meaning.
       sensitivity: A and D of the noise-whitened sum, in units of `l2_norm_clip`.
       scheme: "blocks", "single", "split_optimal" or "split_paper".
     """
 
     encoder_scale: float
-    rest_scale: float
     sensitivity: Sensitivity
     scheme: str
 
@@ -126,11 +120,11 @@ def termwise_noise(
     if scheme == "split":
         tau = shift if split == "paper" else math.sqrt(best)
         a, d = (split_sensitivity(shift, tau, radius=r) for r in (1.0, 2.0))
-        return TermwiseNoise(math.hypot(1.0, tau), 1.0, Sensitivity(a, d), f"split_{split}")
+        return TermwiseNoise(math.hypot(1.0, tau), Sensitivity(a, d), f"split_{split}")
     # Without a rest every rho_e costs the same, since z adapts: use the usual meaning of z.
     scale = math.sqrt(1.0 + best) if scheme == "blocks" and over_encoder > 1.0 else 1.0
     a, d = (block_sensitivity(shift, scale, radius=r) for r in (1.0, 2.0))
-    return TermwiseNoise(scale, 1.0, Sensitivity(a, d), scheme)
+    return TermwiseNoise(scale, Sensitivity(a, d), scheme)
 
 
 def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_size: float, partitions: int) -> float:
