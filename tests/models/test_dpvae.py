@@ -13,6 +13,7 @@ import tensorflow_probability as tfp
 from support import internals
 from support.logs import no_fallback
 from support.siblings import slow
+from support.toy import toy
 from support.vaes import (
     D,
     X,
@@ -249,7 +250,7 @@ def test_learning_improves_the_bound_and_spends_what_the_plan_says():
     x = ((rng.uniform(size=[600, 1]) > 0.5) * np.ones([600, 6]) * 0.9 + 0.05).astype("float32")
     model = make(dense_encoder(width=16), dense_decoder(width=16), seed=11)
     how = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=10.0, learning_rate=0.02)
-    model.compile(how, epsilon=20.0, delta=1e-5)
+    model.compile(how, epsilon=20.0, delta=1e-5, jit_compile=False, accountant="rdp")
     internals.prepare(model, x)
     before = model.elbo(x).mean()
     history = model.fit(
@@ -284,6 +285,7 @@ def test_what_comes_out_has_the_records_shape(shared):
     assert model.elbo(X).mean() == pytest.approx(-model.evaluate(X, verbose=0), rel=0.2)
 
 
+@pytest.mark.slow  # `test_conditional.py` has functions of two arguments.
 def test_plain_functions_with_layers_in_their_closure():
     hidden, last, back = layers.Dense(5, "relu"), layers.Dense(2 * D), layers.Dense(6)
     model = make(
@@ -473,10 +475,10 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
 
 
 def test_a_refused_fit_holds_nothing_against_a_later_one():
-    model = compiled(linear())
+    model, x = toy(3.0), X[:, :3]
     with pytest.raises(ValueError, match="batch_size"):
-        model.fit(X, batch_size=0, verbose=0, validation_data=(X, None), unsafe_validation=True)
+        model.fit(x, batch_size=0, verbose=0, validation_data=(x, None), unsafe_validation=True)
     with pytest.raises(ValueError, match="sampling"):
-        model.fit(X, batch_size=20, sampling="shuffled", verbose=0, validation_data=(X, None), unsafe_validation=True)
-    model.fit(X, batch_size=20, verbose=0)
+        model.fit(x, batch_size=20, sampling="shuffled", verbose=0, validation_data=(x, None), unsafe_validation=True)
+    model.fit(x, batch_size=20, verbose=0)
     assert model.privacy_ledger.exposures == ()
