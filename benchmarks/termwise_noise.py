@@ -39,7 +39,7 @@ class SchemeCost(NamedTuple):
     """A row of `compare_schemes`.
 
     Attributes:
-      scheme: as `TermwiseNoise.scheme`.
+      scheme: as in `termwise_noise`.
       encoder_scale: rho_e.
       add_or_remove: A.
       replace: D.
@@ -65,7 +65,7 @@ def compare_schemes(
     """Returns what each scheme costs in one setting, "blocks" first; arguments as `termwise_noise`."""
     rows: list[SchemeCost] = []
     baseline = math.nan
-    for scheme, split in (("blocks", "optimal"), ("single", "optimal"), ("split", "optimal"), ("split", "paper")):
+    for scheme in ("blocks", "single", "split"):
         noise = termwise_noise(
             scheme,
             l2_norm_clip=l2_norm_clip,
@@ -74,12 +74,11 @@ def compare_schemes(
             num_partitions=num_partitions,
             num_encoder=num_encoder,
             num_rest=num_rest,
-            split=split,
         )
         cost = variance_at_equal_privacy(noise, num_encoder, num_rest)
         baseline = baseline if rows else cost
         moved = noise.sensitivity
-        rows.append(SchemeCost(noise.scheme, noise.encoder_scale, moved.add_or_remove, moved.replace, cost / baseline))
+        rows.append(SchemeCost(scheme, noise.encoder_scale, moved.add_or_remove, moved.replace, cost / baseline))
     return tuple(rows)
 
 

@@ -31,8 +31,7 @@ from tfp_dpvi._tf import keras, tf
 
 SCHEMES = {
     "blocks (default)": {},
-    "split, optimal": {"noise": "split", "split": "optimal"},
-    "split, paper": {"noise": "split", "split": "paper"},
+    "split, paper": {"noise": "split"},
     "single": {"noise": "single"},
 }
 DEFAULT = "blocks (default)"

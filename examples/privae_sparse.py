@@ -9,7 +9,7 @@ At every epsilon: term-wise gradients with noise in blocks ("MMD") and the same 
 the same (epsilon, delta). At the largest epsilon (--full: all) other aggregations of the same two terms, with the same clips
 and the same privacy:
 
-* two draws: one for each term with equal shares of the budget (noise="split", split="paper"), the paper's scheme with the
+* two draws: one for each term with equal shares of the budget (noise="split"), the paper's scheme with the
   corrected sensitivity of the batch-wise term, twice its clip;
 * one size: the same noise on the decoder, which the regulariser does not reach, as on the encoder (noise="single");
 * one group: batch aggregation, num_partitions=1, the whole batch's gradient of the regulariser clipped as one. One
@@ -98,7 +98,7 @@ class Method:
 METHODS = {
     "mmd": Method("MMD, term-wise", "C0"),
     "without": Method("without MMD", "C1", regularized=False),
-    "two_draws": Method("MMD, two draws", "C2", noise={"noise": "split", "split": "paper"}, comparator=True),
+    "two_draws": Method("MMD, two draws", "C2", noise={"noise": "split"}, comparator=True),
     "one_size": Method("MMD, one size", "C4", noise={"noise": "single"}, comparator=True),
     "one_group": Method("MMD, one group", "C5", one_group=True, comparator=True),
     "micro": Method("MMD, micro-aggregation", "C6", micro_batch=16, comparator=True),

@@ -96,7 +96,7 @@ def as_frame(data: dict[str, np.ndarray]) -> Any:
 
 def fit(table: Table, data: Any, **settings: Any) -> dpvi.Synthesizer:
     settings = dict(settings)
-    synthesizer = dpvi.Synthesizer(table, settings.pop("num_components", None), target=LABEL)
+    synthesizer = dpvi.Synthesizer(table, settings.pop("num_components", 64), target=LABEL)
     return synthesizer.fit(data, **settings)
 
 

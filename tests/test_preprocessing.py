@@ -280,7 +280,7 @@ def test_a_model_without_it_reports_as_before():
     ledger.reserve(dpvi.PrivacyPlan(dpvi.privacy.FullBatch(), 5.0, 1), 1)
     report = dpvi.PrivacyReport.from_ledger(ledger, delta=1e-5)
     assert "released with noise and are included" not in str(report)
-    assert "purpose" not in ledger.to_json()["entries"][0]["plan"]
+    assert "purpose" not in ledger.entries[0].plan.to_json()
 
 
 def test_the_ledger_on_disk_is_ahead_of_the_release(tmp_path):

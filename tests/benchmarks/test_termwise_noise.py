@@ -16,7 +16,7 @@ def test_the_default_scheme_costs_least(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert printed == json.loads((tmp_path / "termwise_noise.json").read_text())
     costs = printed["cost"]
-    assert set(costs) == {"blocks", "single", "split_optimal", "split_paper"}
+    assert set(costs) == {"blocks", "single", "split"}
     assert set(costs["blocks"].values()) == {1.0}
     assert all(cost >= 1 - 1e-9 for row in costs.values() for cost in row.values())
     assert all(cost > 1.1 for cost in costs["single"].values())

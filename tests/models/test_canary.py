@@ -102,9 +102,8 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
         logging.getLogger().removeHandler(handler)
     model.save(directory / "model.keras")
     model.export(directory / "exported")
-    charged = ledger.to_json()
-    for entry in charged["entries"]:
-        del entry["since"]
+    entries = [{**vars(entry), "plan": entry.plan.to_json(), "since": None} for entry in ledger.entries]
+    charged = {"dataset_id": ledger.dataset_id, "exposures": ledger.exposures, "entries": entries}
     ledger.close()
     board = EventAccumulator(str(directory / "board"), size_guidance={"tensors": 0}).Reload()
     with np.load(directory / "backup" / "fit.npz") as backup:

@@ -246,7 +246,7 @@ def test_more_groups_than_records_are_refused(how, fit, words):
         ({"batch_l2_norm_clip": -1.0}, ["batch_l2_norm_clip", "-1.0"]),
         ({"batch_l2_norm_clip": math.inf, "noise_multiplier": 0.0}, ["batch_l2_norm_clip", "finite"]),
         ({"noise": "two"}, ["noise", "'two'", "blocks"]),
-        ({"split": "half"}, ["split", "'half'", "optimal"]),
+        ({"noise": "split", "split": "optimal"}, ["split='optimal'", "blocks"]),
     ],
 )
 def test_bad_optimizer_arguments(kwargs, words):
@@ -296,7 +296,6 @@ def test_optimizers_survive_their_config():
             batch_l2_norm_clip=2.0,
             num_partitions=3,
             noise="split",
-            split="paper",
             clipping="per_layer",
         )
         again = type(made).from_config(made.get_config())

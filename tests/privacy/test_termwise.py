@@ -17,14 +17,13 @@ from tfp_dpvi.privacy import (
     Sensitivity,
     TermwiseNoise,
     block_sensitivity,
-    split_sensitivity,
     termwise_noise,
 )
 
 FAST = settings(max_examples=60, deadline=None)
 SHIFT = st.one_of(st.floats(1e-6, 1e-2), st.floats(1e-2, 10.0), st.floats(10.0, 1e4))
 SCALE = st.floats(0.05, 50.0)
-SCHEMES = [("blocks", "optimal"), ("single", "optimal"), ("split", "optimal"), ("split", "paper")]
+SCHEMES = ["blocks", "single", "split"]
 SETTING = st.fixed_dictionaries(
     {
         "l2_norm_clip": st.floats(1e-3, 1e3),
@@ -46,8 +45,8 @@ EXAMPLE = {
 EXAMPLE_SHIFT = 2 * 0.1 * 256 / (0.5 * 16)
 
 
-def _noise(scheme, split="optimal", **changes):
-    return termwise_noise(scheme, split=split, **{**EXAMPLE, **changes})
+def _noise(scheme, **changes):
+    return termwise_noise(scheme, **{**EXAMPLE, **changes})
 
 
 def _moved(encoder_part, shift, encoder_scale, radius):
@@ -106,22 +105,20 @@ def test_a_replacement_is_within_two_presences(shift, encoder_scale):
     d = block_sensitivity(shift, encoder_scale, radius=2.0)
     assert a * (1 - 1e-12) <= d <= 2 * a * (1 + 1e-12)
     assert 2 * a == pytest.approx(block_sensitivity(2 * shift, encoder_scale, radius=2.0), rel=1e-9)
-    a, d = split_sensitivity(shift, encoder_scale), split_sensitivity(shift, encoder_scale, radius=2.0)
-    assert a < d <= 2 * a
     Sensitivity(a, d)
 
 
 @FAST
 @given(SETTING, st.sampled_from(SCHEMES))
-def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, kind):
-    noise = termwise_noise(kind[0], split=kind[1], **setting)
+def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, scheme):
+    noise = termwise_noise(scheme, **setting)
     beta = setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     beta /= setting["l2_norm_clip"] * setting["num_partitions"]
     for stated, radius in ((noise.sensitivity.add_or_remove, 1.0), (noise.sensitivity.replace, 2.0)):
         found = _brute_force(2 * beta, noise.encoder_scale, radius)
         # Of two draws the sum alone is released: never dearer than both.
         assert found <= stated * (1 + 1e-9)
-        if kind[0] != "split":
+        if scheme != "split":
             assert found >= stated * (1 - 1e-6)
     assert noise.sensitivity.replace <= 2 * noise.sensitivity.add_or_remove * (1 + 1e-12)
 
@@ -135,12 +132,10 @@ def test_blocks_are_never_worse(setting):
     blocks, *others = compare_schemes(**setting)
     assert blocks.scheme == "blocks"
     assert blocks.relative_variance == 1.0
-    assert [row.scheme for row in others] == ["single", "split_optimal", "split_paper"]
+    assert [row.scheme for row in others] == ["single", "split"]
     for row in others:
         assert row.relative_variance >= 1 - 1e-9
-    single, optimal, _ = others
-    # The two draws at their best split tie with the blocks: the sum of the two is the same release.
-    assert optimal.relative_variance == pytest.approx(1.0, rel=1e-9)
+    single, _ = others
     if setting["num_rest"] == 0:
         assert (blocks.encoder_scale, blocks.add_or_remove, blocks.replace) == (
             single.encoder_scale,
@@ -183,18 +178,18 @@ def test_the_table_of_the_docstring():
     rows = {row.scheme: row for row in compare_schemes(**EXAMPLE)}
     h, least = EXAMPLE_SHIFT, (math.sqrt(1000) + EXAMPLE_SHIFT * math.sqrt(300)) ** 2
     assert rows["single"].relative_variance == pytest.approx(1000 * (1 + h) ** 2 / least)
-    assert rows["split_paper"].relative_variance == pytest.approx(2 * (1000 + 300 * h**2) / least)
-    assert rows["split_paper"].add_or_remove == pytest.approx(math.sqrt(2))
-    assert rows["split_paper"].encoder_scale == pytest.approx(math.hypot(1, h))
+    assert rows["split"].relative_variance == pytest.approx(2 * (1000 + 300 * h**2) / least)
+    assert rows["split"].add_or_remove == pytest.approx(math.sqrt(2))
+    assert rows["split"].encoder_scale == pytest.approx(math.hypot(1, h))
     assert rows["single"].add_or_remove == pytest.approx(1 + h)
     assert rows["single"].replace == pytest.approx(2 + h)
 
 
-@pytest.mark.parametrize(("scheme", "split"), SCHEMES[:3])
-def test_a_vanishing_batch_term_leaves_the_plain_clip(scheme, split):
+@pytest.mark.parametrize("scheme", SCHEMES[:2])
+def test_a_vanishing_batch_term_leaves_the_plain_clip(scheme):
     previous = math.inf
     for clip in (1e-2, 1e-4, 1e-8, 1e-14, 1e-300):
-        noise = _noise(scheme, split, batch_l2_norm_clip=clip)
+        noise = _noise(scheme, batch_l2_norm_clip=clip)
         off = abs(noise.encoder_scale - 1) + abs(noise.sensitivity.add_or_remove - 1) + noise.sensitivity.replace - 2
         assert off <= 1.001 * previous  # never further away
         previous = off
@@ -202,7 +197,7 @@ def test_a_vanishing_batch_term_leaves_the_plain_clip(scheme, split):
 
 
 def test_the_total_variance():
-    noise = TermwiseNoise(2.0, Sensitivity(1.5, 2.5), "blocks")
+    noise = TermwiseNoise(2.0, Sensitivity(1.5, 2.5))
     assert total_variance(noise, 3, 4) == 16.0
     assert variance_at_equal_privacy(noise, 3, 4) == 16.0 * 2.25
 
@@ -210,9 +205,9 @@ def test_the_total_variance():
 # --- the price ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scheme", "split"), SCHEMES)
-def test_the_plan_prices_it_as_one_gaussian(scheme, split):
-    noise, z, delta = _noise(scheme, split), 8.0, 1e-5
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_plan_prices_it_as_one_gaussian(scheme):
+    noise, z, delta = _noise(scheme), 8.0, 1e-5
     plan = PrivacyPlan(FullBatch(), z, 1, sensitivity=noise.sensitivity)
     expected = gaussian_epsilon(delta, noise.sensitivity.add_or_remove / z)
     assert plan.epsilon(delta) == pytest.approx(expected, rel=1e-12)
@@ -222,20 +217,19 @@ def test_the_plan_prices_it_as_one_gaussian(scheme, split):
 
 
 def test_two_draws_cost_what_a_joint_release_costs():
-    for split in ("optimal", "paper"):
-        noise = _noise("split", split)
-        tau = math.sqrt(noise.encoder_scale**2 - 1)
-        own = Sensitivity(EXAMPLE_SHIFT, EXAMPLE_SHIFT)
-        joint = JointGaussian((GaussianPart("records", 3.0, Sensitivity()), GaussianPart("groups", 3.0 * tau, own)))
-        assert 3.0 / noise.sensitivity.add_or_remove == pytest.approx(joint.noise_multiplier)
-        assert noise.sensitivity.replace / noise.sensitivity.add_or_remove == pytest.approx(joint.sensitivity.replace)
+    noise = _noise("split")
+    tau = math.sqrt(noise.encoder_scale**2 - 1)
+    own = Sensitivity(EXAMPLE_SHIFT, EXAMPLE_SHIFT)
+    joint = JointGaussian((GaussianPart("records", 3.0, Sensitivity()), GaussianPart("groups", 3.0 * tau, own)))
+    assert 3.0 / noise.sensitivity.add_or_remove == pytest.approx(joint.noise_multiplier)
+    assert noise.sensitivity.replace / noise.sensitivity.add_or_remove == pytest.approx(joint.sensitivity.replace)
 
 
 def test_less_variance_at_the_same_epsilon():
     """The claim in the units of a user: calibrate z for each scheme and look at the noise."""
     spent = {}
-    for scheme, split in SCHEMES:
-        noise = _noise(scheme, split)
+    for scheme in SCHEMES:
+        noise = _noise(scheme)
         plan = PrivacyPlan.calibrate(
             epsilon=1.0,
             delta=1e-5,
@@ -243,7 +237,7 @@ def test_less_variance_at_the_same_epsilon():
             num_releases=1,
             sensitivity=noise.sensitivity,
         )
-        spent[noise.scheme] = plan.noise_multiplier**2 * total_variance(noise, 300, 700)
+        spent[scheme] = plan.noise_multiplier**2 * total_variance(noise, 300, 700)
     for row in compare_schemes(**EXAMPLE):
         assert spent[row.scheme] / spent["blocks"] == pytest.approx(row.relative_variance, rel=5e-3)
 
@@ -275,10 +269,9 @@ def _whitened(difference, noise, c1):
     return np.linalg.norm(np.r_[scaled[:ENCODER] / noise.encoder_scale, scaled[ENCODER:]])
 
 
-def _toy_noise(scheme, split, c1, c2):
+def _toy_noise(scheme, c1, c2):
     return termwise_noise(
         scheme,
-        split=split,
         l2_norm_clip=c1,
         batch_l2_norm_clip=c2,
         expected_batch_size=RECORDS,
@@ -288,11 +281,11 @@ def _toy_noise(scheme, split, c1, c2):
     )
 
 
-@pytest.mark.parametrize(("scheme", "split"), SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(("c1", "c2"), [(1.0, 0.05), (0.3, 0.3), (2.0, 5.0)])
-def test_random_neighbours_stay_within_the_statement(scheme, split, c1, c2):
+def test_random_neighbours_stay_within_the_statement(scheme, c1, c2):
     rng = np.random.default_rng(7)
-    noise = _toy_noise(scheme, split, c1, c2)
+    noise = _toy_noise(scheme, c1, c2)
     largest = 0.0
     for _ in range(100):
         mix = rng.standard_normal((ENCODER + REST, ENCODER))
@@ -324,7 +317,7 @@ def test_random_neighbours_stay_within_the_statement(scheme, split, c1, c2):
 @pytest.mark.parametrize(("c1", "c2"), [(1.0, 0.05), (0.3, 0.3), (2.0, 5.0)])
 @pytest.mark.parametrize("replacement", [False, True])
 def test_the_statement_is_attained_and_the_paper_s_is_exceeded(scheme, c1, c2, replacement):
-    noise = _toy_noise(scheme, "optimal", c1, c2)
+    noise = _toy_noise(scheme, c1, c2)
     shift = 2 * c2 * RECORDS / (c1 * GROUPS)
     radius = 2.0 if replacement else 1.0
     grid = np.linspace(0.0, radius, 20001)
@@ -373,7 +366,6 @@ def test_the_statement_is_attained_and_the_paper_s_is_exceeded(scheme, c1, c2, r
         ({"num_partitions": 257}, ValueError, "num_partitions=257 exceeds expected_batch_size=256"),
         ({"num_encoder": 0}, ValueError, "num_encoder=0 must be at least 1"),
         ({"num_rest": -1}, ValueError, "num_rest=-1 must be at least 0"),
-        ({"split": "even"}, ValueError, "split='even' is unknown; pass one of 'optimal', 'paper'"),
     ],
 )
 def test_bad_arguments_are_named(changes, error, message):
@@ -387,7 +379,5 @@ def test_an_unknown_scheme_lists_the_known_ones():
 
 
 def test_sensitivities_check_their_arguments():
-    with pytest.raises(ValueError, match="batch_scale"):
-        split_sensitivity(1.0, 0.0)
     with pytest.raises(ValueError, match="batch_shift"):
         block_sensitivity(-1.0, 1.0)

@@ -6,7 +6,6 @@ from tfp_dpvi.gradients.clip import (
     Clip,
     ClippedSum,
     exactly,
-    product_epsilon,
     register_clipping,
     select_finite,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "layers_of",
     "mapped",
     "paired",
-    "product_epsilon",
     "refuse_dynamic_shapes",
     "refuse_writes",
     "register_clipping",

@@ -91,11 +91,6 @@ class Synthesizer:
 
     _paid = _Paid()
 
-    @property
-    def num_components(self) -> int:
-        """K."""
-        return int(self.model.prior.event_shape["weights"][0])
-
     def fit(
         self,
         data: TableData,

@@ -22,7 +22,6 @@ class TermwiseOptimizer(DPOptimizer):
     batch_l2_norm_clip: float
     num_partitions: int
     noise: str
-    split: str
 
     def __init__(
         self,
@@ -30,25 +29,25 @@ class TermwiseOptimizer(DPOptimizer):
         batch_l2_norm_clip: float,
         num_partitions: int,
         noise: str = "blocks",
-        split: str = "optimal",
         **kwargs: Any,
     ) -> None:
+        if kwargs.pop("split", "paper") != "paper" and noise == "split":  # Files of earlier versions have it.
+            raise ValueError("split='optimal' costs as much as noise='blocks', with more draws: use that.")
         super().__init__(*args, **kwargs)
         fix = "the two clips determine the terms' relative noise; for runs that are not private pass large ones"
         check.positive("l2_norm_clip", self.l2_norm_clip, fix)
         self.batch_l2_norm_clip = check.positive("batch_l2_norm_clip", batch_l2_norm_clip, fix)
         self.num_partitions = check.count("num_partitions", num_partitions, 1)
         self.noise = check.one_of("noise", noise, ("blocks", "single", "split"))
-        self.split = check.one_of("split", split, ("optimal", "paper"))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        names = ("batch_l2_norm_clip", "num_partitions", "noise", "split")
+        names = ("batch_l2_norm_clip", "num_partitions", "noise")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
     def noise_for(self, **of_step: Any) -> TermwiseNoise:
         """Returns the noise and sensitivity of the sum of both terms; the other arguments of `privacy.termwise_noise`."""
-        names = ("l2_norm_clip", "batch_l2_norm_clip", "num_partitions", "split")
+        names = ("l2_norm_clip", "batch_l2_norm_clip", "num_partitions")
         return termwise_noise(self.noise, **{name: getattr(self, name) for name in names}, **of_step)
 
 
@@ -62,8 +61,8 @@ _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
       noise_multiplier: noise standard deviation over C1 (of the parameters that the batch-wise term does not reach);
         None for `compile(epsilon=, delta=)` to calibrate it.
       noise: "blocks" (default) uses two noise scales, for the parameters that the batch-wise term reaches and for the others,
-        with the least total variance; "single" uses one scale for all; "split" draws noise for each term.
-      split: the division of the budget for "split": "optimal", or "paper", equal for both terms.
+        with the least total variance; "single" uses one scale for all; "split" draws noise for each
+        term, with equal shares of the budget, as in the paper.
       **kwargs: as for the DPKeras class.
 
     #### Formal guarantee

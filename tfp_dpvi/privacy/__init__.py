@@ -24,7 +24,6 @@ from tfp_dpvi.privacy.sensitivity import Sensitivity, joint_noise_multiplier
 from tfp_dpvi.privacy.termwise import (
     TermwiseNoise,
     block_sensitivity,
-    split_sensitivity,
     termwise_noise,
 )
 
@@ -53,6 +52,5 @@ __all__ = [
     "joint_noise_multiplier",
     "plan_counts",
     "scheme_from_json",
-    "split_sensitivity",
     "termwise_noise",
 ]

@@ -248,18 +248,6 @@ class LedgerView:
         """Sentences for the report on spending that the total may lack."""
         return (CONTINUED,) if self._state().continued else ()
 
-    def to_json(self) -> Json:
-        """Returns the charges as a JSON-ready dictionary."""
-        return {
-            "dataset_id": self.dataset_id,
-            "budget": self.budget and list(self.budget),
-            "budget_adaptive": self.renyi_filter is not None,
-            "num_releases": self.num_releases,
-            "unconfirmed_steps": self.unconfirmed_steps,
-            "exposures": list(self.exposures),
-            "entries": [{**vars(entry), "plan": entry.plan.to_json()} for entry in self.entries],
-        }
-
     def events(self) -> list[DpEvent]:
         """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
         return [entry.dp_event for entry in self.entries]

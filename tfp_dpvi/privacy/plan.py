@@ -107,10 +107,6 @@ class PrivacyPlan:
 
     def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
         """Returns this plan with the smallest noise multiplier that meets a budget; see `calibrate`."""
-        return self.replace(noise_multiplier=self.least_noise(epsilon, delta, prior_events))
-
-    def least_noise(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
-        """Returns the smallest noise multiplier with which this plan meets a budget; see `calibrate`."""
         epsilon, delta = check.epsilon(epsilon), check.delta(delta)
         spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
         if spent >= epsilon:
@@ -130,7 +126,9 @@ class PrivacyPlan:
         left = epsilon - spent
         ratio = guess(1.1 * left) / guess(left)  # 1 if the target is out of reach.
         slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
-        return calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess(left), slope)
+        return self.replace(
+            noise_multiplier=calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess(left), slope)
+        )
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""

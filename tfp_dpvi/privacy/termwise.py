@@ -16,14 +16,13 @@ A and D are a `Sensitivity` of a `PrivacyPlan`, whose noise multiplier z is rela
 
 **Cost of the schemes**, total variance times A^2 (z is proportional to A at equal epsilon), with n_e encoder coordinates of n:
 
-    single         rho_e = 1                          n (1 + h)^2
-    split, paper   rho_e^2 = 1 + h^2                  2 (n + n_e h^2)
-    split, optimal rho_e^2 = 1 + h sqrt(n / n_e)      (sqrt(n) + h sqrt(n_e))^2
-    blocks         rho_e^2 = 1 + h sqrt(n / n_e)      (sqrt(n) + h sqrt(n_e))^2
+    single   rho_e = 1                       n (1 + h)^2
+    split    rho_e^2 = 1 + h^2               2 (n + n_e h^2)
+    blocks   rho_e^2 = 1 + h sqrt(n / n_e)   (sqrt(n) + h sqrt(n_e))^2
 
-Blocks and the optimal split cost the same: for rho_e^2 >= 1 + h, one draw of that size has the A of two jointly released draws
-whose sum it is. Blocks need n_e fewer normals. The paper's split, tau = 2 C2 B / (C1 b), has A = sqrt(2): our reading of the
-factor kappa of about 2 in Takahashi et al. 2020 (arXiv:2006.11204), with the corrected sensitivity.
+Two draws cost at least as much as blocks: for rho_e^2 >= 1 + h, one draw of that size has the A of two jointly released draws
+whose sum it is. The paper's split, tau = 2 C2 B / (C1 b), has A = sqrt(2): our reading of the factor kappa of about 2 in
+Takahashi et al. 2020 (arXiv:2006.11204), with the corrected sensitivity.
 """
 
 import dataclasses
@@ -52,15 +51,6 @@ def block_sensitivity(batch_shift: float, encoder_scale: float, *, radius: float
     return math.hypot(r, h / math.sqrt(s))
 
 
-def split_sensitivity(batch_shift: float, batch_scale: float, *, radius: float = 1.0) -> float:
-    """Returns the sensitivity of two jointly released draws: sqrt(radius^2 + (h / tau)^2), arguments as `block_sensitivity`.
-
-    `batch_scale` is tau, the standard deviation of the batch-wise term's own draw over z * `l2_norm_clip`.
-    """
-    h, tau = check.non_negative("batch_shift", batch_shift), check.positive("batch_scale", batch_scale)
-    return math.hypot(check.positive("radius", radius), h / tau)
-
-
 @dataclasses.dataclass(frozen=True)
 class TermwiseNoise:
     """The noise scale of each block, and the resulting sensitivity.
@@ -74,12 +64,10 @@ class TermwiseNoise:
     Attributes:
       encoder_scale: rho_e, the noise's standard deviation on the encoder coordinates over z * `l2_norm_clip`.
       sensitivity: A and D of the noise-whitened sum, in units of `l2_norm_clip`.
-      scheme: "blocks", "single", "split_optimal" or "split_paper".
     """
 
     encoder_scale: float
     sensitivity: Sensitivity
-    scheme: str
 
 
 def termwise_noise(
@@ -91,14 +79,13 @@ def termwise_noise(
     num_partitions: int,
     num_encoder: int,
     num_rest: int,
-    split: str = "optimal",
 ) -> TermwiseNoise:
     """Returns the noise of a scheme; see `TermwiseNoise` for the guarantee.
 
     Args:
       scheme: "blocks", one draw whose scale on the encoder minimises the total variance at equal privacy; "single", one draw
-        with one scale; "split", two draws, of standard deviation z C1 on g_sample and z C1 tau on (B / b) g_batch, accounted
-        for as a joint release although only their sum is used. Variances are compared at equal A; the guarantee is as stated
+        with one scale; "split", two draws with equal shares of the budget, as in the paper: of standard deviation z C1 on
+        g_sample and z C1 tau on (B / b) g_batch, accounted for as a joint release although only their sum is used. Variances are compared at equal A; the guarantee is as stated
         for every sampling scheme and neighboring relation.
       l2_norm_clip: C1, the clip of each record's gradient.
       batch_l2_norm_clip: C2, the clip of each group's gradient.
@@ -106,25 +93,21 @@ def termwise_noise(
       num_partitions: b, the number of groups, at most `expected_batch_size`.
       num_encoder: n_e, the number of coordinates that the batch-wise term reaches, at least 1.
       num_rest: n_d, the number of all others.
-      split: for "split": the tau of least total variance at equal privacy ("optimal"), or equal shares ("paper").
     """
     check.one_of("scheme", scheme, ("blocks", "single", "split"))
-    check.one_of("split", split, ("optimal", "paper"))
     num_encoder = check.count("num_encoder", num_encoder, 1)
     over_encoder = (num_encoder + check.count("num_rest", num_rest)) / num_encoder
     shift = _batch_shift(l2_norm_clip, batch_l2_norm_clip, expected_batch_size, num_partitions)
     # The cost is (n_e (1 + s) + n_d) A^2 with s = rho_e^2 - 1. For s < h, with A = (1 + h) / rho_e, it decreases
-    # in s. Above, and for two draws with s = tau^2 everywhere, it is (n + n_e s) (1 + h^2 / s)
+    # in s. Above, it is (n + n_e s) (1 + h^2 / s)
     # = n + n_e h^2 + n_e s + n h^2 / s, with its minimum at s = h sqrt(n / n_e) >= h.
-    best = shift * math.sqrt(over_encoder)
     if scheme == "split":
-        tau = shift if split == "paper" else math.sqrt(best)
-        a, d = (split_sensitivity(shift, tau, radius=r) for r in (1.0, 2.0))
-        return TermwiseNoise(math.hypot(1.0, tau), Sensitivity(a, d), f"split_{split}")
+        # Of two jointly released draws, of which the second, with tau = h, moves by at most 1.
+        return TermwiseNoise(math.hypot(1.0, shift), Sensitivity(math.hypot(1.0, 1.0), math.hypot(2.0, 1.0)))
     # Without a rest every rho_e costs the same, since z adapts: use the usual meaning of z.
-    scale = math.sqrt(1.0 + best) if scheme == "blocks" and over_encoder > 1.0 else 1.0
+    scale = math.sqrt(1.0 + shift * math.sqrt(over_encoder)) if scheme == "blocks" and over_encoder > 1.0 else 1.0
     a, d = (block_sensitivity(shift, scale, radius=r) for r in (1.0, 2.0))
-    return TermwiseNoise(scale, Sensitivity(a, d), scheme)
+    return TermwiseNoise(scale, Sensitivity(a, d))
 
 
 def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_size: float, partitions: int) -> float:

@@ -114,7 +114,7 @@ class Mechanism:
         Raises:
           BudgetExhaustedError: the budget is spent.
         """
-        return self.with_noise(self.plan(num_releases).least_noise(epsilon, delta, ledger.events()))
+        return self.with_noise_of(self.plan(num_releases).calibrated(epsilon, delta, ledger.events()))
 
     def zeros(self, gradient: StepGradient) -> Sums:
         """Returns zero sums."""
