@@ -183,7 +183,7 @@ class PrivateBackupAndRestore(Callback):
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Writes the initial state; raises `ValueError` before the first step if the directory is not writable."""
         if self._snapshot is None:
-            raise ValueError("PrivateBackupAndRestore works only with fit of tfp_dpvi's models.")
+            raise ValueError("PrivateBackupAndRestore works only with fit of tfp_dpvi's models, one in each fit.")
         try:
             os.makedirs(self.backup_dir, exist_ok=True)
             self._write(self._snapshot(self._first_epoch))

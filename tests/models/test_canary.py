@@ -103,7 +103,12 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     model.save(directory / "model.keras")
     model.export(directory / "exported")
     entries = [{**vars(entry), "plan": entry.plan.to_json(), "since": None} for entry in ledger.entries]
-    charged = {"dataset_id": ledger.dataset_id, "exposures": ledger.exposures, "entries": entries}
+    charged = {
+        "dataset_id": ledger.dataset_id,
+        "num_releases": ledger.num_releases,
+        "exposures": ledger.exposures,
+        "entries": entries,
+    }
     ledger.close()
     board = EventAccumulator(str(directory / "board"), size_guidance={"tensors": 0}).Reload()
     with np.load(directory / "backup" / "fit.npz") as backup:

@@ -243,7 +243,7 @@ def test_datasets_are_refused(tmp_path, ledger):
 
 
 def test_two_backups_are_refused(tmp_path, ledger):
-    refused(make(ledger), tmp_path, ledger, "two", callbacks=[PrivateBackupAndRestore(tmp_path)])
+    refused(make(ledger), tmp_path, ledger, "one in each fit", callbacks=[PrivateBackupAndRestore(tmp_path)])
 
 
 @pytest.mark.parametrize(

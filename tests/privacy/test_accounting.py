@@ -453,7 +453,7 @@ def test_a_plateau_over_the_target_is_halved(plateau):
         tried.append(noise)
         return plateau if noise < 300.0 else 0.3
 
-    assert smallest_noise_multiplier(epsilon_of, 1.0, 0.0, 1.0, -1.0) == pytest.approx(300.0, rel=1e-3)
+    assert smallest_noise_multiplier(epsilon_of, 1.0, 0.0, 1.0) == pytest.approx(300.0, rel=1e-3)
     assert len(tried) < 40
 
 

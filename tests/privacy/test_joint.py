@@ -5,24 +5,14 @@ import math
 import numpy as np
 import pytest
 from support.gaussian_oracle import gaussian_epsilon
-from support.joint import GaussianPart, JointGaussian
+from support.joint import GaussianPart, JointGaussian, joint_noise_multiplier
 
 from tfp_dpvi.privacy import (
     FullBatch,
     PoissonSampling,
     PrivacyPlan,
     Sensitivity,
-    joint_noise_multiplier,
 )
-
-
-def test_two_releases_on_one_sample_are_one():
-    assert joint_noise_multiplier([3.0, 4.0]) == pytest.approx((1 / 9 + 1 / 16) ** -0.5)
-    assert joint_noise_multiplier([2.0]) == 2.0
-    assert joint_noise_multiplier([2.0, 0.0]) == 0.0
-    assert joint_noise_multiplier([1e8, 1.0]) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="empty"):
-        joint_noise_multiplier([])
 
 
 def test_full_batch_price_equals_the_composition_of_the_parts():
@@ -48,8 +38,6 @@ def test_parts_in_their_own_units():
     distance = math.hypot(1.0, 0.5)
     plan = PrivacyPlan(FullBatch(), joint.noise_multiplier, 1, "replace_one", joint.sensitivity)
     assert plan.epsilon(1e-5) == pytest.approx(gaussian_epsilon(1e-5, distance), rel=1e-9)
-    with pytest.raises(ValueError, match="noise_multipliers is empty"):
-        joint_noise_multiplier([])
 
 
 def test_a_joint_release_replayed():

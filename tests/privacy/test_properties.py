@@ -1,7 +1,6 @@
 """Properties that must hold for every setting (hypothesis)."""
 
 import json
-import math
 
 import dp_accounting
 import pytest
@@ -18,7 +17,6 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     Sensitivity,
     get_accountant,
-    joint_noise_multiplier,
 )
 
 RELATION = st.sampled_from(PRICED_POISSON_RELATIONS)
@@ -171,10 +169,3 @@ def test_json_round_trips(scheme, noise, releases, a, ratio, clip):
         clip,
     )
     assert PrivacyPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-
-
-@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=6))
-def test_joint_release_costs_more_than_each_part(parts):
-    joint = joint_noise_multiplier(parts)
-    assert 0 < joint <= min(parts) * (1 + 1e-12)
-    assert math.isclose(joint, joint_noise_multiplier([joint_noise_multiplier(parts[:1]), *parts[1:]]))

@@ -1,8 +1,15 @@
 """Sums released together, each in its own units: an oracle of what a joint release costs."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
-from tfp_dpvi.privacy import Sensitivity, joint_noise_multiplier
+from tfp_dpvi.privacy import Sensitivity
+
+
+def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
+    """The multiplier of the one Gaussian release that several on one sample equal: z = (sum z_i^-2)^-1/2."""
+    return 1.0 / math.sqrt(math.fsum(z**-2 for z in noise_multipliers))
 
 
 @dataclasses.dataclass(frozen=True)

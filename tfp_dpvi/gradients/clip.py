@@ -61,6 +61,8 @@ class Clip:
     def __post_init__(self) -> None:
         bound = self.bound
         check.one_of("clipping", self.clipping, CLIPPINGS)
+        if tf.is_tensor(bound):
+            return
         if not isinstance(bound, numbers.Real) or isinstance(bound, bool) or not float(bound) >= _SMALLEST:
             raise ValueError(
                 f"l2_norm_clip must be a positive number, got {bound!r}: start with 1.0 (math.inf for runs that are not private)."

@@ -17,7 +17,7 @@ from tfp_dpvi.data import Data, Records
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
 from tfp_dpvi.models import arguments, evaluation, exporting, saving
 from tfp_dpvi.privacy import BudgetExhaustedError
-from tfp_dpvi.training import Mechanism, checkpoint
+from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import calibrate
 from tfp_dpvi.training.checkpoint import Checkpoint
 from tfp_dpvi.training.distribution import Workers
@@ -188,7 +188,7 @@ class FittedModel(evaluation.EvaluatedModel):
         if not 0 <= initial_epoch < epochs:
             raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
         refuse_keras_3("callbacks", callbacks)
-        return checkpoint.find(callbacks)
+        return next((one for one in callbacks if isinstance(one, PrivateBackupAndRestore)), None)
 
     def _check_callbacks(
         self, callbacks: Sequence[keras.callbacks.Callback], validation: arguments.Validation | None

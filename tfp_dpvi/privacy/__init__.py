@@ -20,7 +20,7 @@ from tfp_dpvi.privacy.sampling import (
     SamplingScheme,
     scheme_from_json,
 )
-from tfp_dpvi.privacy.sensitivity import Sensitivity, joint_noise_multiplier
+from tfp_dpvi.privacy.sensitivity import Sensitivity
 from tfp_dpvi.privacy.termwise import (
     TermwiseNoise,
     block_sensitivity,
@@ -49,7 +49,6 @@ __all__ = [
     "UnsupportedPairError",
     "block_sensitivity",
     "get_accountant",
-    "joint_noise_multiplier",
     "plan_counts",
     "scheme_from_json",
     "termwise_noise",

@@ -25,7 +25,6 @@ from scipy import optimize, special
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy._fixed_size_rdp import fixed_size_rdp
 from tfp_dpvi.privacy.errors import UnsupportedPairError
-from tfp_dpvi.privacy.sensitivity import joint_noise_multiplier
 
 #: Grid spacing of privacy losses: dp_accounting's default, so that its `PLDAccountant` gives the same values.
 STEP = 1e-4
@@ -79,23 +78,14 @@ class Releases:
             rate, mechanism, sampled = float(event.sampling_probability), event.event, self.poisson
         elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
             rate, mechanism, sampled = event.sample_size / event.source_dataset_size, event.event, self.fixed_size
-        z = 0.0 if isinstance(mechanism, dp_accounting.NonPrivateDpEvent) else multiplier(mechanism)
+        if not isinstance(mechanism, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent):
+            raise UnsupportedPairError(f"event={type(mechanism).__name__} is not priced; only Gaussian releases are.")
+        z = float(getattr(mechanism, "noise_multiplier", 0.0))
         if z <= (SMALLEST_SAMPLED_NOISE if sampled is self.poisson and rate < 1.0 else 0.0):
             self.private = self.private and rate == 0.0
         elif rate > 0.0:
             kinds = self.full if rate == 1.0 else sampled
             kinds[rate, z] = kinds.get((rate, z), 0) + times
-
-
-def multiplier(event: DpEvent) -> float:
-    """Returns the multiplier of Gaussians released jointly on one sample."""
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        return float(event.noise_multiplier)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return multiplier(event.event) / math.sqrt(event.count)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return joint_noise_multiplier([multiplier(e) for e in event.events])
-    raise UnsupportedPairError(f"event={type(event).__name__} is not priced; only Gaussian releases are.")
 
 
 class Accountant(abc.ABC):

@@ -7,19 +7,18 @@ from collections.abc import Callable
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
 _TOLERANCE = 0.002
+_SLOPE = -1.3  # Typical, of log(epsilon - spent) over log(noise multiplier).
 _SECANTS = 12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
 _LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
 
 
-def smallest_noise_multiplier(
-    epsilon_of: Callable[[float], float], target: float, spent: float, guess: float, slope: float
-) -> float:
+def smallest_noise_multiplier(epsilon_of: Callable[[float], float], target: float, spent: float, guess: float) -> float:
     """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of the remaining target.
 
     Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection: `epsilon_of`
-    does not increase except for jumps where the grid changes. Starts at `guess`, with the `slope` of log(epsilon - spent) over
-    log z there. Of the `target`, `spent` is spent before. Evaluates `epsilon_of` at the result, which is within 0.02 % of a
-    noise multiplier that exceeds the target if a jump leaves more of it.
+    does not increase except for jumps where the grid changes. Starts at `guess`. Of the `target`, `spent` is spent before.
+    Evaluates `epsilon_of` at the result, which is within 0.02 % of a noise multiplier that exceeds the target if a jump leaves
+    more of it.
 
     Raises:
       BudgetExhaustedError: if no noise multiplier up to 1e7 meets the target.
@@ -27,7 +26,7 @@ def smallest_noise_multiplier(
     left = target - spent
     low, high = -math.inf, math.inf  # exceeds the target / meets it
     x = before = min(max(math.log(guess), _LOW), _HIGH)
-    last, turn = math.nan, 0
+    last, slope, turn = math.nan, _SLOPE, 0
     while high - low > 0.1 * _TOLERANCE:
         turn += 1
         share = (epsilon_of(math.exp(x)) - spent) / left

@@ -116,19 +116,13 @@ class PrivacyPlan:
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
         unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-
-        def guess(left: float) -> float:
-            return unit * calibration.guess_noise_multiplier(left, delta, q, self.num_releases, replace)
+        guess = unit * calibration.guess_noise_multiplier(epsilon - spent, delta, q, self.num_releases, replace)
 
         def epsilon_of(z: float) -> float:
             return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
 
-        left = epsilon - spent
-        ratio = guess(1.1 * left) / guess(left)  # 1 if the target is out of reach.
-        slope = math.log(1.1) / math.log(ratio) if ratio < 1.0 else -1.0
-        return self.replace(
-            noise_multiplier=calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess(left), slope)
-        )
+        found = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
+        return self.replace(noise_multiplier=found)
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""

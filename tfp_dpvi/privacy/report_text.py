@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import dp_accounting
 from dp_accounting import DpEvent
 
-from tfp_dpvi.privacy.accountants import multiplier
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def event_text(event: DpEvent, halve: bool) -> str:
     """
     name = type(event).__name__
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return f"{name}({down(multiplier(event) / (2.0 if halve else 1.0), 6)})"
+        return f"{name}({down(event.noise_multiplier / (2.0 if halve else 1.0), 6)})"
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return f"{name}({event_text(event.event, halve)}, {event.count})"
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):

@@ -1,8 +1,6 @@
 """The sensitivity of released sums to one record (contract C3), and joint releases on one sample."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from tfp_dpvi import _validate as check
@@ -36,15 +34,3 @@ class Sensitivity:
 
 #: The sensitivity of a plain clip of each record's contribution: A = 1, D = 2.
 PER_RECORD_CLIP = Sensitivity()
-
-
-def joint_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """Returns the multiplier of the single Gaussian release equivalent to several on one sample, z = (sum z_i^-2)^-1/2.
-
-    Formal guarantee: releasing sums f_i + N(0, (z_i A_i)^2 I) of sensitivities A_i on the same sample is a linear image of
-    releasing (f_i / (z_i A_i))_i + N(0, I), whose sensitivity is at most (sum z_i^-2)^1/2.
-    """
-    values = [check.non_negative("noise_multipliers", z) for z in noise_multipliers]
-    if not values:
-        raise ValueError("noise_multipliers is empty; pass one per part released.")
-    return 1.0 / math.sqrt(math.fsum(z**-2 for z in values)) if min(values) > 0.0 else 0.0

@@ -7,21 +7,13 @@ import json
 import logging
 from collections.abc import Sequence
 
-from tfp_dpvi._tf import Optimizer, keras, learning_rate_variable, tf
+from tfp_dpvi._tf import Optimizer, learning_rate_variable, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.privacy import PrivacyPlan
 from tfp_dpvi.training.fit import State
 from tfp_dpvi.training.mechanism import Mechanism
 
 _LOG = logging.getLogger("tfp_dpvi")
-
-
-def find(callbacks: Sequence[keras.callbacks.Callback]) -> PrivateBackupAndRestore | None:
-    """Returns the backup among the callbacks of `fit`; raises `ValueError` if there are two."""
-    found = [one for one in callbacks if isinstance(one, PrivateBackupAndRestore)]
-    if len(found) > 1:
-        raise ValueError("callbacks has two PrivateBackupAndRestore: pass one.")
-    return found[0] if found else None
 
 
 class Checkpoint:
