@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
 _TOLERANCE = 0.002
-_SLOPE = -1.3  # Typical, of log(epsilon - spent) over log(noise multiplier).
+_SLOPE = -1.6  # Typical, of log(epsilon - spent) over log(noise multiplier).
 _SECANTS = 12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
 _LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
 
