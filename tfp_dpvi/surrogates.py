@@ -6,15 +6,17 @@ Initial values are public: nothing here reads data.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, tf, tfd, tfp
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
 
 _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 
@@ -303,3 +305,45 @@ def build(
         )
     check_surrogate(surrogate_posterior, prior)
     return surrogate_posterior
+
+
+@contextlib.contextmanager
+def without_loop_warnings() -> Iterator[None]:
+    """Hides the warning with which TFP samples automatically batched surrogates ("asvi") in a loop."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Saw Tensor seed")
+        yield
+
+
+def draws_together(surrogate: tfd.Distribution) -> bool:
+    """Returns whether a surrogate draws several values at once, with the log densities of single ones."""
+    # More than any dimension, so that shapes do not agree by accident.
+    num = 1 + max((size for shape in _shape_leaves(surrogate.event_shape) for size in shape.as_list()), default=1)
+
+    @function_of_model
+    def log_probs() -> tuple[tf.Tensor, tf.Tensor]:
+        with without_loop_warnings():
+            draws, log_probs = surrogate.experimental_sample_and_log_prob(num, seed=tf.constant([0, 1]))
+        return log_probs, tf.map_fn(surrogate.log_prob, draws, fn_output_signature=log_probs.dtype)
+
+    try:
+        with tf.init_scope():
+            together, alone = log_probs()
+    except (TypeError, ValueError, NotImplementedError, tf.errors.OpError):
+        return False
+    return together.shape == (num,) and np.allclose(together, alone, rtol=1e-3, equal_nan=True)
+
+
+def draws_and_log_probs(
+    surrogate: tfd.Distribution, num: int, key: tf.Tensor, *, together: bool
+) -> tuple[Structure, tf.Tensor]:
+    """Returns reparameterised draws, which run over the first dimension, and their log densities, shape [num].
+
+    `together` draws all at once, which is traced once, see `draws_together`.
+    """
+    if together:
+        with without_loop_warnings():
+            return surrogate.experimental_sample_and_log_prob(num, seed=_random.tfp_seed(_random.fold_in(key, 0)))
+    seeds = [_random.tfp_seed(_random.fold_in(key, number)) for number in range(num)]
+    pairs = [surrogate.experimental_sample_and_log_prob(seed=seed) for seed in seeds]
+    return tf.nest.map_structure(lambda *parts: tf.stack(parts), *pairs)

@@ -38,7 +38,7 @@ def test_normal_normal(engine, batch_size):
         prior,
         lambda params: tfd.Independent(tfd.Normal(params["m"], scale), 1),
         gradients=engine,
-        num_draws=2,
+        num_draws=8,
         seed=1,
         clipping="flat",
     )

@@ -37,7 +37,7 @@ def sums_function(model, num_draws, subject, jit_compile):
             model.gradients = "aligned"
             steps = {"aligned": subject.step_gradients(model, key, PUBLIC_NUM)}
             draws = list(steps["aligned"].released)
-            params = tf.nest.pack_sequence_as([model.prior.dtype] * num_draws, draws)
+            params = single_draws(model, draws, num_draws)
             terms = [model.surrogate_posterior.log_prob(draw) - model.prior.log_prob(draw) for draw in params]
             divergence = tf.add_n(terms) / (num_draws * PUBLIC_NUM)
         model.gradients = "vectorized"
@@ -61,6 +61,12 @@ def sums_function(model, num_draws, subject, jit_compile):
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
 
 
+def single_draws(model, draws, num_draws):
+    """The parameters of each draw, from tensors with the draws in the first dimension."""
+    each = [[part[number] for part in draws] for number in range(num_draws)]
+    return [tf.nest.pack_sequence_as(model.prior.dtype, parts) for parts in each]
+
+
 def gradients_by_hand(case, model, draws, records, num_draws):
     """Gradients by the draws, one record at a time, of log-likelihoods written by hand: float64 [records, draws]."""
     vectors = []
@@ -68,7 +74,7 @@ def gradients_by_hand(case, model, draws, records, num_draws):
         x, y = records["x"][i], records["y"][i] if "y" in records else None
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(draws)
-            params = tf.nest.pack_sequence_as([model.prior.dtype] * num_draws, draws)
+            params = single_draws(model, draws, num_draws)
             loss = -tf.add_n([case.log_prob(draw, x, y) for draw in params]) / num_draws
             if "sample_weight" in records:
                 loss *= records["sample_weight"][i]

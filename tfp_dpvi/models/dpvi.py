@@ -123,19 +123,17 @@ class DPVI(base.DistributionModel):
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
         surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
+        together = num_draws > 1 and self._model.draws_together
 
         def draw(key: tf.Tensor) -> StepGradient:
-            seeds = [_random.tfp_seed(_random.fold_in(key, number)) for number in range(num_draws)]
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
                 outer.watch(variables)
-                pairs = [surrogate.experimental_sample_and_log_prob(seed=seed) for seed in seeds]
-                divergences = [log_q - prior.log_prob(params) for params, log_q in pairs]
-                divergence = tf.add_n(divergences) / (num_draws * spec.num_records)
+                draws, log_q = surrogates.draws_and_log_probs(surrogate, num_draws, key, together=together)
+                divergence = tf.reduce_mean(log_q - over_draws(prior.log_prob, draws)) / spec.num_records
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
-            draws = [params for params, _ in pairs]
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                loss = tf.add_n([-self._record_log_prob(params, record) for params in draws]) / num_draws
+                loss = -tf.reduce_mean(over_draws(lambda params: self._record_log_prob(params, record), draws))
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
             parts = tf.nest.flatten(draws)
@@ -388,6 +386,11 @@ class ModelParts:
 
     def __post_init__(self) -> None:
         self.generative = arguments.takes_params_alone(self.likelihood)
+
+    @functools.cached_property
+    def draws_together(self) -> bool:
+        """Returns whether the surrogate draws several values at once."""
+        return surrogates.draws_together(self.surrogate)
 
     @functools.cached_property
     def spread(self) -> Spread:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfp_dpvi import _random
+from tfp_dpvi import _random, surrogates
 from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
 
 _SEARCH = 100  # Steps of the search for a quantile on the real line: doublings from 1, then bisections.
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
-    """Applies `function` to each posterior draw and stacks the results; `draws` has the draws in its first dimension."""
+    """Applies `function` to each draw and stacks the results; `draws` has the draws in its first dimension."""
+    if tf.nest.flatten(draws)[0].shape[0] == 1:  # A map takes longer to trace.
+        return as_graph(lambda: function(tf.nest.map_structure(lambda part: part[0], draws))[tf.newaxis])
     return as_graph(lambda: map_apart(function, draws))
 
 
@@ -190,7 +191,5 @@ def posterior_draws(posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.
     """Returns `num` draws in the first dimension; the seed is a number, None, or an int32 tensor of shape [2]."""
     if not tf.is_tensor(seed):
         seed = _random.tfp_seed(_random.new_key(seed))
-    with warnings.catch_warnings():
-        # TFP samples automatically batched surrogates ("asvi") in a loop and says so.
-        warnings.filterwarnings("ignore", message="Saw Tensor seed")
+    with surrogates.without_loop_warnings():
         return posterior.sample(num, seed=seed)

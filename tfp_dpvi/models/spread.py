@@ -13,15 +13,20 @@ _TIMES_WIDER, _LEAST = 10.0, 3.0
 
 
 class Spread:
-    """Compares a surrogate's standard deviations with the prior's on the real line, if TFP has a bijector to it."""
+    """Compares a surrogate's standard deviations with the prior's on the real line, if TFP has a bijector to it.
+
+    Says nothing of a prior that does not draw several values at once.
+    """
 
     def __init__(self, prior: tfd.Distribution, surrogate: tfd.Distribution) -> None:
         self._known = np.zeros(0)
         try:
             coordinates = Coordinates(prior)
-            self._known = coordinates.prior_draws(256).std(axis=0)
         except ValueError:
             return
+        if not coordinates.broadcasts():
+            return
+        self._known = coordinates.prior_draws(256).std(axis=0)
         draw = lambda: coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1])))  # noqa: E731
         self._draws = function_of_model(lambda: tf.concat(draw(), axis=-1))
 
