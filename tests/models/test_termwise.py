@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from support import internals, statistics
-from support.stack import POISSON_RELATIONS
+from support.stack import PRICED_POISSON_RELATIONS
 from support.vaes import X, dense_decoder, dense_encoder, linear, make, optimizer, ready, standard
 
 import tfp_dpvi as dpvi
@@ -163,7 +163,7 @@ def test_groups_gradients_equal_a_loop_over_groups():
         np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
 
 
-PRICED = [(noise, relation) for noise in ("blocks", "single", "split") for relation in POISSON_RELATIONS]
+PRICED = [(noise, relation) for noise in ("blocks", "single", "split") for relation in PRICED_POISSON_RELATIONS]
 
 
 @pytest.mark.parametrize(
