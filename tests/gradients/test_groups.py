@@ -40,7 +40,7 @@ def oracle(gradients, assignment, mask, clip):
     return sums
 
 
-def summed(parts, assignment, mask, clip, *, size=N):
+def summed(parts, assignment, mask, clip, *, static=False, size=N):
     """By a function traced for any number of records, as in training."""
 
     def run():
@@ -52,28 +52,31 @@ def summed(parts, assignment, mask, clip, *, size=N):
             num_groups=GROUPS,
             clip=Clip(clip),
             expected_batch_size=size,
+            static=static,
         )
 
     return [part.numpy() for part in tf.function(run, autograph=False)()]
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("size", [1.0, 1e6], ids=["norms from factors", "gradients themselves"])
 @pytest.mark.parametrize("positions", [1, 3])
 @pytest.mark.parametrize("clip", [CLIP, math.inf])
-def test_equal_to_one_group_at_a_time(positions, size, clip):
+def test_equal_to_one_group_at_a_time(positions, size, static, clip):
     rng = np.random.default_rng(5)
     parts, gradients = factors(rng, positions)
     assignment, mask = rng.integers(0, GROUPS - 1, size=N), rng.random(N) < 0.8  # The last group has nobody.
     for found, wanted in zip(
-        summed(parts, assignment, mask, clip, size=size),
+        summed(parts, assignment, mask, clip, static=static, size=size),
         oracle(gradients, assignment, mask, clip),
         strict=True,
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_what_is_not_finite_takes_its_own_group_with_it_and_no_other(odd):
+def test_what_is_not_finite_takes_its_own_group_with_it_and_no_other(odd, static):
     rng = np.random.default_rng(6)
     parts, gradients = factors(rng, 2)
     assignment, mask = np.arange(N) % GROUPS, np.ones(N, bool)
@@ -85,7 +88,7 @@ def test_what_is_not_finite_takes_its_own_group_with_it_and_no_other(odd):
         value[[1, 3]] = odd
         parts[number] = type(part)(**{**part.__dict__, name: tf.constant(value)})
     for found, wanted in zip(
-        summed(parts, assignment, mask, CLIP), oracle(broken, assignment, mask, CLIP), strict=True
+        summed(parts, assignment, mask, CLIP, static=static), oracle(broken, assignment, mask, CLIP), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
 
@@ -118,6 +121,7 @@ def test_gradients_that_cancel_within_a_group_stay_under_the_clip():
             num_groups=1,
             clip=Clip(1.0),
             expected_batch_size=2.0,
+            static=False,
         )
         assert np.linalg.norm(found[0].numpy().astype("float64")) <= 1.0 + 1e-5
 
@@ -132,6 +136,7 @@ def clipped_to_one(part, records):
         num_groups=1,
         clip=Clip(1.0),
         expected_batch_size=2.0,
+        static=False,
     )
     return np.linalg.norm(found[0].numpy().astype("float64"))
 

@@ -124,7 +124,7 @@ COMBINATIONS = [
     pytest.param(case, jit, marks=[] if case in FAST and not jit else pytest.mark.slow)
     for case in CASES
     for jit in (False, True)
-    if (jit or case not in ONLY_COMPILED) and not (jit and case == "term-wise")
+    if jit or case not in ONLY_COMPILED
 ]
 
 

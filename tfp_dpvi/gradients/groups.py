@@ -8,7 +8,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.clip import Clip
-from tfp_dpvi.gradients.factors import Contribution, Groups, total
+from tfp_dpvi.gradients.factors import Contribution, Direct, Groups, total
 
 
 def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
@@ -51,12 +51,13 @@ def clipped_group_sum(
     num_groups: int,
     clip: Clip,
     expected_batch_size: float,
+    static: bool,
 ) -> list[tf.Tensor]:
     """Sums the clipped gradients of groups.
 
     `parts` are, for each variable, the records' contributions to their group's gradient, or None; `groups` int32 of shape [n];
-    `mask` bool of shape [n], False for padding; `clip` the bound C2. `expected_batch_size` serves to choose the cheaper form.
-    Shapes depend on the groups' sizes, which XLA does not support.
+    `mask` bool of shape [n], False for padding; `clip` the bound C2. `expected_batch_size` serves to choose the cheaper form;
+    `static` keeps shapes static for XLA, at b times the work.
 
     #### Formal guarantee
 
@@ -66,12 +67,32 @@ def clipped_group_sum(
     """
     used = [part for part in parts if part is not None]
     found: Iterator[tf.Tensor] = iter(())
-    if used:
+    if static and used:
+        found = iter(_loop_over_groups(used, groups, mask, num_groups, clip, variables[0].dtype))
+    elif used:
         members = members_of(groups, mask, num_groups, expected_batch_size)
         of_groups = [part.of_groups(members) for part in used]
-        squares = [part.squared_norms() for part in of_groups]
-        finite = tf.math.is_finite(tf.add_n(squares))
-        factors = [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)]
-        found = iter(total(of_groups, factors, finite))
+        found = iter(total(of_groups, *_factors(clip, of_groups)))
     zeros = (tf.zeros(variable.shape, variable.dtype) for variable in variables)
     return [zero if part is None else next(found) for zero, part in zip(zeros, parts, strict=True)]
+
+
+def _factors(clip: Clip, of_groups: Sequence[Contribution]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns each variable's factors, 0 for a group whose norm is not finite, and which norms are finite."""
+    squares = [part.squared_norms() for part in of_groups]
+    finite = tf.math.is_finite(tf.add_n(squares))
+    return [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)], finite
+
+
+def _loop_over_groups(
+    parts: Sequence[Contribution], groups: tf.Tensor, mask: tf.Tensor, num_groups: int, clip: Clip, dtype: tf.DType
+) -> list[tf.Tensor]:
+    def body(group: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = tf.cast((groups == group) & mask, dtype)
+        own = [Direct(part.shape, part.weighted_sum(weights)[None]) for part in parts]
+        factors, _ = _factors(clip, own)
+        clipped = [part.weighted_sum(factor) for part, factor in zip(own, factors, strict=True)]
+        return group + 1, [before + part for before, part in zip(sums, clipped, strict=True)]
+
+    start = [tf.zeros(part.shape, dtype) for part in parts]
+    return tf.while_loop(lambda group, _: group < num_groups, body, (tf.constant(0), start), parallel_iterations=1)[1]

@@ -7,7 +7,10 @@ XLA's eigenvalues of a batch iterate until the slowest matrix converges: that mo
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import re
+from collections.abc import Iterator
 
 from tfp_dpvi._tf import operations_since, tf
 
@@ -29,6 +32,7 @@ _SIZED = {
 }  # fmt: skip
 _ROUNDS = ("SelfAdjointEigV2", "XlaSelfAdjointEig", "Svd", "XlaSvd", "Eig")
 _DYNAMIC = re.compile(r"\[[\d,]*<=\d")
+_STRICT = contextvars.ContextVar("strict", default=False)
 
 
 class VaryingShapeError(ValueError):
@@ -51,22 +55,40 @@ def refuse_writes(graph: tf.Graph, num_known: int) -> None:
             )
 
 
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """While active, refuses all shapes that may vary, for functions that cannot be checked after XLA compiled them."""
+    token = _STRICT.set(True)
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
 def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
     """Raises `ValueError` if operations added to one record's graph since it had `num_known` have value-dependent shapes."""
+    strict = _STRICT.get()
     for op in operations_since(graph, num_known):
-        if _varies(op, of_record=op.graph is graph):
+        if _varies(op, strict, of_record=op.graph is graph):
+            more = (
+                " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
+            )
             raise ValueError(
                 f"The loss of a record computes a tensor whose shape depends on the record's values ({op.name}), as "
                 "tf.boolean_mask, tf.where with one argument, tf.unique and x[:k] with a computed k do.\nRecords of a batch are "
                 "vectorized and need one shape: replace entries, tf.where(mask, x, 0.0), instead of dropping them."
+                f"{more}"
             )
 
 
-def _varies(op: tf.Operation, of_record: bool) -> bool:
+def _varies(op: tf.Operation, strict: bool, of_record: bool) -> bool:
     """Returns whether an operation's shape may depend on values; in a called function, by its type alone."""
     if _COUNTING.match(op.type):
         return not of_record or _depends_on_record(op)
-    unknown = not all(out.shape.is_fully_defined() for out in op.outputs)
+    if strict and (op.type in _ROUNDS or (op.type in _SIZED and not of_record)):
+        return True
+    # A shape set by `set_shape` may hide one that varies.
+    unknown = strict or not all(out.shape.is_fully_defined() for out in op.outputs)
     return of_record and unknown and any(_depends_on_record(op.inputs[number].op) for number in _SIZED.get(op.type, ()))
 
 

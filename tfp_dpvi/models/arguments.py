@@ -123,8 +123,6 @@ def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
         model.prepare(records)
     model.check_records(records)
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
-    if whole and model._dp.target is not None and model._dp.target.jit_compile:
-        raise ValueError("jit_compile=True: XLA does not compile the groups of a batch_regularizer; leave it out.")
     if replicas > 1 and whole:
         raise ValueError(
             f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} replicas split each batch: fit "

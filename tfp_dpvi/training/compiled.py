@@ -28,18 +28,15 @@ class CompiledSteps:
         self.uses_xla = False
 
     def begin(self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool) -> None:
-        """Sets a fit's variables, and chooses whether to compile with XLA; raises `ValueError` if either cannot be."""
+        """Sets a fit's variables, and chooses whether to compile with XLA; raises `ValueError` if the variables changed."""
         if self._variables and [id(one) for one in self._variables] != [id(one) for one in variables]:
             raise ValueError(
                 "The model's trainable variables changed since its last fit. Call compile again; no privacy was spent."
             )
         self._variables = list(variables)
         with self._strategy.scope():
-            distributed = tf.distribute.has_strategy()
-        worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not distributed
+            worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not tf.distribute.has_strategy()
         wanted = False if self._run_eagerly else self._wanted
-        if wanted and distributed:
-            raise ValueError("jit_compile=True: XLA does not compile steps under tf.distribute; leave it out.")
         self._choices = ((True, False) if worth else (False,)) if wanted is None else (wanted,)
 
     def steps_for(self, mechanism: Mechanism, records: dict[str, tf.Tensor]) -> Steps:
@@ -56,7 +53,7 @@ class CompiledSteps:
                     self._made[identity] = self._make(mechanism, records, jit, strategy)
                 made = self._made[identity]
                 if made is not None:
-                    self.uses_xla = jit
+                    self.uses_xla = jit and strategy is None
                     return made
         raise AssertionError("unreachable: without XLA the step is traced or raises")
 
@@ -70,7 +67,7 @@ class CompiledSteps:
         none = (initial_state(mechanism), zero, records, tf.zeros([2], tf.int64), tf.zeros([], tf.float64))
         try:
             steps(*none)
-            if jit and not self._run_eagerly:
+            if jit and strategy is None and not self._run_eagerly:
                 refuse_dynamic_shapes(steps, none)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, VaryingShapeError) as error:
             if not jit or self._wanted is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import in_multi_worker_mode, tf
+from tfp_dpvi.gradients import ClippedSum, StepGradient, strictly
 
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -50,8 +52,29 @@ class Replicas:
             # Without XLA shapes may vary: drop padding except one row, so that no batch is empty.
             indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
             mask = tf.range(tf.size(indices)) < tf.size(indices) - 1
-        gather = _gather_for_xla if self._jit_compile else tf.gather
+        gather = _gather_for_xla if self._jit_compile and self._strategy is None else tf.gather
         return tf.nest.map_structure(lambda part: gather(part, indices), records), mask
+
+    def clipped_sum(self, gradient: StepGradient) -> Callable[..., Any]:
+        """Returns the gradient's clipped sum; under a strategy with `jit_compile`, compiled separately with XLA.
+
+        Compiled code cannot read a replica's variables, so only sums by tensors (with a `pull_back`) are compiled.
+        """
+        if self._strategy is None or not self._jit_compile or gradient.pull_back is None:
+            return gradient.clipped_sum
+        stated: list[ClippedSum] = []
+
+        def tensors_of(*arguments: Any) -> Any:
+            with strictly():
+                clipped, per_example = gradient.clipped_sum(*arguments)
+            stated.append(clipped)
+            return list(clipped.tensors), per_example
+
+        def compiled(*arguments: Any) -> Any:
+            tensors, per_example = tf.function(tensors_of, jit_compile=True, autograph=False)(*arguments)
+            return dataclasses.replace(stated[-1], tensors=tensors), per_example
+
+        return compiled
 
     def total(self, sums: Any) -> Any:
         """Returns the sums over all replicas."""

@@ -65,7 +65,7 @@ def private_step(
     def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
         batch, mask = replicas.rows(records, *replicas.share(indices, mask), mechanism.gradient.batchwise)
         own_key = _random.fold_in(batch_key, sums.batches * replicas.num + replicas.number())
-        return mechanism.add(sums, *gradient.clipped_sum(batch, mask, own_key))
+        return mechanism.add(sums, *replicas.clipped_sum(gradient)(batch, mask, own_key))
 
     sampler = mechanism.sampler.on(records)
     sums = replicas.total(sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient)))
@@ -119,7 +119,7 @@ def make_steps(
     """Returns `steps(state, num_steps, records, key, noise) -> state`, which runs many steps in one call.
 
     The optimizer's variables are created if missing. `jit_compile` compiles with XLA, `run_eagerly` not at all, for debugging;
-    `strategy` is one of `tf.distribute`, which XLA does not support, or None for a single device.
+    `strategy` is one of `tf.distribute`, None for a single device.
     """
     optimizer.build(variables)
     replicas = Replicas(strategy, jit_compile=jit_compile, static=jit_compile or run_eagerly)
@@ -139,5 +139,5 @@ def make_steps(
 
     if run_eagerly:
         return steps
-    compiled: Steps = function_of_model(steps, jit_compile=jit_compile)
+    compiled: Steps = function_of_model(steps, jit_compile=jit_compile and strategy is None)
     return compiled
