@@ -277,6 +277,7 @@ def test_a_step_takes_the_records_that_it_was_made_for():
         step({"x": data.tensors["x"][:7]})
 
 
+@pytest.mark.slow  # As `fit`'s in `models/test_varying_shapes.py`.
 def test_a_step_by_xla_is_looked_at_like_that_of_fit():
     """Eigenvalues of a batch take as many rounds as the slowest matrix: one record would change the others'."""
 

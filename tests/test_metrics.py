@@ -129,6 +129,7 @@ def test_of_dpvi_the_bound_is_that_of_the_steps_own_draw():
         np.testing.assert_allclose(one, other, rtol=1e-6)  # Looking changes nothing but the noise's scale, which is 0.
 
 
+@pytest.mark.slow  # `models/test_keras_model.py` has the clipped share of the ghost engine.
 def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine():
     encoder = keras.Sequential(
         [

@@ -206,7 +206,9 @@ def test_epsilon_and_noise_exclude_each_other(study, refiner):
 # ------------------------------------------------------------------------------------------ replay, inside the worker
 
 
-@pytest.mark.parametrize(("family", "clipping"), [("mean_field", "paired"), ("full_rank", "flat")])
+@pytest.mark.parametrize(
+    ("family", "clipping"), [("mean_field", "paired"), pytest.param("full_rank", "flat", marks=pytest.mark.slow)]
+)
 def test_neighbours_inside_the_worker(family, clipping):
     """C3: a record removed and replaced moves a local step's sum by at most C and 2C, at any cavity."""
     refiner = Refiner(Study(prior(), likelihood, adam(clip=0.3), family=family, clipping=clipping))

@@ -11,11 +11,10 @@ from tfp_dpvi._tf import tf
 
 F32, F64 = np.float32, np.float64
 ALL = [(surrogate, case) for surrogate in SURROGATES for case in CASES]
-# Each surrogate, of one variable and of a joint distribution: others take long to trace.
+# One variable and a joint distribution: others take long to trace. Full rank in `test_replay.py`.
 FAST = [
     ("mean_field", "bernoulli"),
     ("mean_field", "unknown_scale"),
-    ("full_rank", "unknown_scale"),
     ("asvi", "bernoulli"),
 ]
 
@@ -50,14 +49,14 @@ def test_three_draws(surrogate, case):
     _check(case, surrogate, F64, num_draws=3)
 
 
-@pytest.mark.smoke
+@pytest.mark.slow  # In float32 below.
 @pytest.mark.parametrize(
     ("surrogate", "case"),
     [
         ("mean_field", "unknown_scale"),
-        slow("asvi", "bernoulli"),
-        slow("mean_field", "bernoulli"),  # In float32 below.
-        *(slow(s, c) for s, c in ALL if s == "full_rank" or c in ("mixture",)),
+        ("asvi", "bernoulli"),
+        ("mean_field", "bernoulli"),
+        *((s, c) for s, c in ALL if s == "full_rank" or c in ("mixture",)),
     ],
 )
 def test_under_xla(surrogate, case):
@@ -70,7 +69,7 @@ def test_under_xla(surrogate, case):
     [
         pytest.param("mean_field", "unknown_scale", False, marks=pytest.mark.slow),
         pytest.param("mean_field", "mixture", False, marks=pytest.mark.slow),
-        ("mean_field", "bernoulli", True),
+        pytest.param("mean_field", "bernoulli", True, marks=pytest.mark.smoke),
     ],
 )
 def test_float32(surrogate, case, jit_compile):
@@ -80,7 +79,7 @@ def test_float32(surrogate, case, jit_compile):
 
 def test_without_weights():
     """C2: no weight is a weight of one."""
-    _check("unknown_scale", "mean_field", F64, weighted=False, masked=())
+    _check("bernoulli", "mean_field", F64, weighted=False, masked=())
 
 
 def test_the_capture_of_fallbacks_can_fail():

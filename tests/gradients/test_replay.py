@@ -16,6 +16,7 @@ from support.replay import (
     odd_values,
     raw_sums,
 )
+from support.siblings import slow
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import Clip, ClippedSum, clipped_sum, select_finite
@@ -50,9 +51,9 @@ def test_any_gradient_that_hypothesis_finds(x, other_x, loss, other_loss, at, cl
 
 MODELS = [
     ("bernoulli", "mean_field", "vectorized", np.float32, False),
-    ("unknown_scale", "mean_field", "aligned", np.float32, False),
+    slow("unknown_scale", "mean_field", "aligned", np.float32, False),
     ("mixture", "mean_field", "vectorized", np.float64, False),
-    ("unknown_scale", "asvi", "vectorized", np.float64, False),
+    slow("unknown_scale", "asvi", "vectorized", np.float64, False),
     ("bernoulli", "full_rank", "aligned", np.float64, True),
 ]
 

@@ -91,7 +91,7 @@ CASES = {
     "places": ([6], 7, lambda: sequential(Places(), layers.Dense(2))),
     "masked unit": ([6], 7, lambda: sequential(layers.Embedding(7, 3, mask_zero=True), Masked(), layers.Dense(2))),
 }  # fmt: skip
-QUICK = {"own over places", "out of sight", "places"}  # LSTM layers below.
+QUICK = {"own over places", "places"}  # LSTM layers below.
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_units_have_the_gradients_of_single_records(name, mapped):
     check(*made(build, shape, integers=integers), mapped)
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_in_a_mapped_loss(caplog):
     """As in a `DPModel`: without a line in the log."""
     layer = layers.LSTM(3)
@@ -138,6 +139,7 @@ def test_a_recurrent_layer_with_a_state_is_refused():
         tried(model, x)
 
 
+@pytest.mark.slow  # In layers: `test_ghost.py`.
 def test_an_unknown_category_in_a_unit_contributes_zero():
     """C8: an id out of range stops no step and shows nothing."""
     model, x = made(lambda: sequential(Places(), layers.Flatten(), layers.Dense(2)), [6], integers=7)

@@ -106,6 +106,7 @@ class OfTwo(keras.Model):
         return self.last(self.dense(tf.concat([numbers, tf.one_hot(label, 3)], axis=1)))
 
 
+@pytest.mark.slow  # Functions of two arguments above.
 def test_networks_whose_call_takes_two():
     model = make(OfTwo(2 * D, diagonal), OfTwo(6, lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)))
     ready(model, how=optimizer(clip=0.3), y=Y)

@@ -36,6 +36,7 @@ def test_a_variable_that_is_not_finite_stops_the_fit(caplog):
     assert any("a variable is not finite" in line for line in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_surrogate_much_wider_than_its_prior_stops_the_fit(caplog):
     wide = dpvi.surrogates.mean_field(PRIOR, initial_scale=300.0)
     model, stopped = fitted(wide, 400, caplog)

@@ -86,6 +86,7 @@ class Linear(dpvi.DPModel):
         return tf.reduce_sum(tf.square(self(x[None])[0] - x))
 
 
+@pytest.mark.slow
 def test_without_y_a_reconstruction_is_compared_with_x():
     model = Linear(3)
     model.compile(sgd(3.0), delta=1e-5, jit_compile=False, validation_metrics=["mae"])
@@ -147,7 +148,9 @@ def test_a_model_in_float64_evaluates_arrays_of_any_float():
 # ---------------------------------------------------------------------- batches that others make
 
 
-@pytest.mark.parametrize("make", [dataset, Batches], ids=["dataset", "Sequence"])
+@pytest.mark.parametrize(
+    "make", [pytest.param(dataset, id="dataset"), pytest.param(Batches, id="Sequence", marks=pytest.mark.slow)]
+)
 def test_validation_data_as_batches(make):
     arrays, batches = (
         toy(0.0, optimizer=sgd(0.0), seed=1, validation_metrics=["mae"])
@@ -229,6 +232,7 @@ def test_the_bar_counts_the_steps_that_ran(capsys, verbose):
     assert [int(end) for end in ends] == [12] * (epochs - 1) + [ran - 12 * (epochs - 1)]
 
 
+@pytest.mark.slow  # `test_saving.py` has what cannot be saved.
 def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
     def fit(model, name, **settings):
         keep = keras.callbacks.ModelCheckpoint(str(tmp_path / name), **settings)

@@ -77,6 +77,7 @@ def learned(model):
 
 
 SLOW = [
+    ("flow", "ghost", 1),
     ("vamp", "vectorized", 1),
     ("flow", "vectorized", 2),
     ("two_levels", "vectorized", 1),
@@ -91,7 +92,6 @@ SLOW = [
     ("name", "gradients", "num_draws"),
     [
         ("vamp", "ghost", 2),
-        ("flow", "ghost", 1),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )
@@ -156,6 +156,7 @@ def test_a_frozen_layer_that_the_prior_shares_stays_as_it_is():
     np.testing.assert_array_equal(encoder.layers[0].kernel.numpy(), before)
 
 
+@pytest.mark.slow  # Of y in `test_conditional.py`, of pseudo-inputs above.
 def test_the_prior_of_a_conditional_model():
     label = np.arange(60, dtype="int32") % 3
     first, second = layers.Dense(2 * D), layers.Dense(6)
@@ -187,7 +188,8 @@ def test_a_regularizer_of_a_layer_within_the_prior_is_seen():
 # ---------------------------------------------------------------------- saving
 
 
-@pytest.mark.parametrize("name", ["vamp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mixture", "flow"))])
+@pytest.mark.slow  # `test_saving.py` and `test_export.py` have the other parts.
+@pytest.mark.parametrize("name", ["vamp", "mixture", "flow"])
 def test_a_saved_model_and_an_export_hold_the_prior(name, tmp_path):
     parts = (
         dpvi.register(f"e {name}")(lambda: dense_encoder(width=0)),

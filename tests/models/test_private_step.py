@@ -92,7 +92,7 @@ def test_empty_batches_are_releases():
     assert model.privacy_ledger.num_releases == 25
 
 
-@pytest.mark.parametrize("physical", [2, None])
+@pytest.mark.parametrize("physical", [2, slow(None)])
 def test_a_fit_takes_every_sampled_record(physical):
     """C3, C4: with noise off the releases *are* the inclusions: exact Poisson, physical batches far below the realised.
 

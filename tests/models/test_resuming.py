@@ -89,7 +89,7 @@ class HalveRate(keras.callbacks.Callback):
         rate.assign(rate / 2)
 
 
-@pytest.mark.parametrize("as_list", [True, False])
+@pytest.mark.parametrize("as_list", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
     """Wherever it stands among them: else the fit would go on at another learning rate. A seed makes it comparable."""
     found = []

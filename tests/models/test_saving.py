@@ -191,7 +191,12 @@ QUICK = ("regression", "vae", "own")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param("vae", marks=pytest.mark.smoke), "regression", "own", *(slow(n) for n in MODELS if n not in QUICK)],
+    [
+        pytest.param("vae", marks=pytest.mark.smoke),
+        slow("regression"),
+        "own",
+        *(slow(n) for n in MODELS if n not in QUICK),
+    ],
 )
 def test_a_loaded_model_is_the_saved_one(tmp_path, name):
     model = made(name)
@@ -315,6 +320,7 @@ def test_weights_alone_go_into_a_model_of_the_same_shape(tmp_path, name, other):
     assert int(fresh.optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_a_model_that_was_not_fitted_round_trips(tmp_path):
     regression().save(tmp_path / "plain.keras")
     assert internals.settings_of(keras.models.load_model(tmp_path / "plain.keras")) is None

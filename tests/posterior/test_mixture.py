@@ -219,7 +219,7 @@ def double_kappa(window, slopes, matrices):
     return window, 2.0 * slopes, matrices
 
 
-@pytest.mark.parametrize("mutation", [without_noise, double_kappa])
+@pytest.mark.parametrize("mutation", [without_noise, pytest.param(double_kappa, marks=pytest.mark.slow)])
 def test_a_wrong_factor_is_caught(mutation):
     assert coverage(mutate=mutation) < 0.8
 

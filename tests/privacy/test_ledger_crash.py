@@ -85,6 +85,7 @@ def _check_charged(path, released, turn, before):
     return charged
 
 
+@pytest.mark.slow  # Twenty kills of a forked writer below.
 def test_sigkill_at_a_few_random_moments(tmp_path):
     _kill_and_check(tmp_path, 4, seed=1)
 
