@@ -88,10 +88,10 @@ def replay(model, x, keys=range(4)):
     return max(presence), max(replacement)
 
 
-@pytest.mark.parametrize("noise", ["blocks", pytest.param("single", marks=pytest.mark.slow)])
-def test_a_record_moves_the_sum_by_what_is_stated(noise):
+@pytest.mark.parametrize(("noise", "jit_compile"), [("blocks", False), slow("blocks", True), slow("single", False)])
+def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     """C3, replay with the same draws and groups, whatever the records hold; and the paper's C2 would not hold."""
-    model = ready(linear(batch_regularizer=flipping), how=termwise(noise=noise))
+    model = ready(linear(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile)
     x = X[:12].copy()
     x[3], x[4], x[5] = 1e6, np.nan, -np.inf
     stated, scales = internals.noise_of_terms(model)
@@ -115,25 +115,27 @@ def test_groups_are_independent_uniform_and_keep_their_place():
 
 
 @pytest.mark.slow  # Groups of one and of nobody by themselves: `test_divergences.py`.
+@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     "regularizer",
     [dpvi.divergences.MMD(), dpvi.divergences.DimensionwiseMMD(), dpvi.divergences.KLFromPrior()],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer):
+def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compile):
     """Three records on average in three groups: many are empty.
 
     The step is called once an epoch: TensorFlow 2.15's graph optimiser broke the second call once.
     """
-    model = fitted(regularizer, termwise(num_partitions=3), batch_size=3, epochs=3)
+    model = fitted(regularizer, termwise(num_partitions=3), batch_size=3, epochs=3, jit_compile=jit_compile)
     assert model.privacy_ledger.num_releases == 60
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
 
 
-def test_groups_gradients_equal_a_loop_over_groups():
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
+def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     """Against autodiff of each group's term by itself, clipped and added up."""
     regularizer = dpvi.divergences.KLFromPrior()
-    model = ready(linear(batch_regularizer=regularizer), how=termwise())
+    model = ready(linear(batch_regularizer=regularizer), how=termwise(), jit_compile=jit_compile)
     x, key = X[:15], tf.constant([3, 4], tf.int64)
     mask = np.arange(15) != 7
     draw_key, group_key, prior_key = dpvi._random.split(key, 3)
@@ -269,14 +271,6 @@ def test_physical_batches_would_cut_groups():
     model = linear(batch_regularizer=steep)
     model.compile(termwise(), delta=1e-5, physical_batch_size=8)
     with pytest.raises(ValueError, match="physical_batch_size=8"):
-        model.fit(X, batch_size=20, verbose=0)
-    assert model.privacy_ledger.num_releases == 0
-
-
-def test_groups_are_not_for_xla():
-    model = linear(batch_regularizer=steep)
-    model.compile(termwise(), delta=1e-5, jit_compile=True)
-    with pytest.raises(ValueError, match="jit_compile=True"):
         model.fit(X, batch_size=20, verbose=0)
     assert model.privacy_ledger.num_releases == 0
 

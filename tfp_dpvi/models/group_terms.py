@@ -34,7 +34,7 @@ class GroupTerms:
         assert model.batch_regularizer is not None
         optimizer, self._variables = model.optimizer, model.trainable_variables
         self._terms, self._regularizer, self._weight = model._terms, model.batch_regularizer, model.regularizer_weight
-        self._prior, self._num_draws = model.prior, model.num_draws
+        self._prior, self._num_draws, self._static = model.prior, model.num_draws, model._static
         self._num_groups, self._clip = optimizer.num_partitions, Clip(optimizer.batch_l2_norm_clip)
         self._expected = spec.expected_batch_size
         self.num_prior_samples = model.num_prior_samples or max(8, round(self._expected / self._num_groups))
@@ -57,7 +57,7 @@ class GroupTerms:
     def identity(self) -> Hashable:
         """Returns a hashable value; equal values trace the same step."""
         given = id(self._regularizer), self._weight, self.num_prior_samples
-        return *given, self._num_groups, self._clip, self.noise
+        return *given, self._num_groups, self._clip, self.noise, self._static
 
     def clipped_sum(
         self, layers: LayerGradients, clip: Clip, records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
@@ -82,6 +82,7 @@ class GroupTerms:
             num_groups=self._num_groups,
             clip=self._clip,
             expected_batch_size=self._expected,
+            static=self._static,
         )
         factor = self._expected / self._num_groups
         # Subtracted, not added: TensorFlow 2.15 would merge this sum and the loop's with a temporary variable, and the second
@@ -110,11 +111,23 @@ class GroupTerms:
     ) -> tf.Tensor:
         chosen = (assignment == group) & mask
         samples = self._prior.sample(self.num_prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
-        rows = tf.where(chosen)[:, 0]
-        posterior = groups.with_rows(terms.posterior, lambda part: tf.gather(part, rows), terms.samples.shape[0])
-        own = tf.gather(terms.samples, rows)
-        codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, self._prior, samples)
+        if self._static:
+            # All rows, for a static shape; those of other groups' records are replaced.
+            weights = tf.cast(chosen, terms.samples.dtype)
+            shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
+            posterior = groups.with_rows(terms.posterior, lambda part: _select(chosen, part), terms.samples.shape[0])
+            codes = Codes(shown, weights, posterior, self._prior, samples)
+        else:
+            rows = tf.where(chosen)[:, 0]
+            posterior = groups.with_rows(terms.posterior, lambda part: tf.gather(part, rows), terms.samples.shape[0])
+            own = tf.gather(terms.samples, rows)
+            codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, self._prior, samples)
         value = tf.convert_to_tensor(self._regularizer(codes))
         if value.shape.rank != 0:
             raise ValueError(f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group.")
         return tf.cast(value, terms.samples.dtype) * self._weight
+
+
+def _select(chosen: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """Replaces rows that are not chosen by ones: a product with zero would keep their NaN."""
+    return tf.where(tf.reshape(chosen, [-1] + [1] * (part.shape.rank - 1)), part, tf.ones_like(part))
