@@ -68,8 +68,11 @@ def strictly() -> Iterator[None]:
 def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
     """Raises `ValueError` if operations added to one record's graph since it had `num_known` have value-dependent shapes."""
     strict = _STRICT.get()
+    known = graph.get_operations()[:num_known] if isinstance(graph, tf.Graph) else []
+    # The map's loop variable, which indexes records. Those of maps inside the loss, made later, index draws and the like.
+    variables = {op.name for op in known if op.type == "PlaceholderWithDefault"}
     for op in operations_since(graph, num_known):
-        if _varies(op, strict, of_record=op.graph is graph):
+        if _varies(op, strict, variables, of_record=op.graph is graph):
             more = (
                 " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
             )
@@ -81,26 +84,30 @@ def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
             )
 
 
-def _varies(op: tf.Operation, strict: bool, of_record: bool) -> bool:
+def _varies(op: tf.Operation, strict: bool, variables: set[str], of_record: bool) -> bool:
     """Returns whether an operation's shape may depend on values; in a called function, by its type alone."""
     if _COUNTING.match(op.type):
-        return not of_record or _depends_on_record(op)
+        return not of_record or _depends_on(variables, op)
     if strict and (op.type in _ROUNDS or (op.type in _SIZED and not of_record)):
         return True
     # A shape set by `set_shape` may hide one that varies.
     unknown = strict or not all(out.shape.is_fully_defined() for out in op.outputs)
-    return of_record and unknown and any(_depends_on_record(op.inputs[number].op) for number in _SIZED.get(op.type, ()))
+    return (
+        of_record
+        and unknown
+        and any(_depends_on(variables, op.inputs[number].op) for number in _SIZED.get(op.type, ()))
+    )
 
 
-def _depends_on_record(op: tf.Operation) -> bool:
-    """Returns whether an operation depends on the map's loop variable, which indexes records."""
+def _depends_on(variables: set[str], op: tf.Operation) -> bool:
+    """Returns whether an operation depends on one of the named operations."""
     waiting, seen = [op], set()
     while waiting:
         one = waiting.pop()
         if one.name in seen:
             continue
         seen.add(one.name)
-        if one.type == "PlaceholderWithDefault":
+        if one.name in variables:
             return True
         if one.type not in ("Shape", "ShapeN", "Size", "Rank") or not one.inputs[0].shape.is_fully_defined():
             waiting += [value.op for value in one.inputs]

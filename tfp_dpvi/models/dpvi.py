@@ -19,7 +19,7 @@ from tfp_dpvi.models import arguments, base, exporting, inference_data, trial
 from tfp_dpvi.models.calibrated import Calibrated, Calibration
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import as_event
-from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, posterior_draws
+from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, over_draws_of_step, posterior_draws
 from tfp_dpvi.models.spread import Spread
 from tfp_dpvi.models.summary import PosteriorSummary, summarise
 from tfp_dpvi.training import Mechanism
@@ -129,11 +129,12 @@ class DPVI(base.DistributionModel):
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
                 outer.watch(variables)
                 draws, log_q = surrogates.draws_and_log_probs(surrogate, num_draws, key, together=together)
-                divergence = tf.reduce_mean(log_q - over_draws(prior.log_prob, draws)) / spec.num_records
+                divergence = tf.reduce_mean(log_q - over_draws_of_step(prior.log_prob, draws)) / spec.num_records
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                loss = -tf.reduce_mean(over_draws(lambda params: self._record_log_prob(params, record), draws))
+                of_draw = lambda params: self._record_log_prob(params, record)  # noqa: E731
+                loss = -tf.reduce_mean(over_draws_of_step(of_draw, draws))
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
             parts = tf.nest.flatten(draws)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tfp_dpvi import _random, surrogates
-from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
+from tfp_dpvi._tf import Derived, Structure, map_apart, operations_since, tf, tfd, tfp
 
 _SEARCH = 100  # Steps of the search for a quantile on the real line: doublings from 1, then bisections.
+# Operations that TensorFlow cannot map over draws and then, with a gradient, over records.
+_UNMAPPED = re.compile("(Stateless)?While$|Segment|Where$|Unique")
+
+
+class _UnmappedError(Exception):
+    """Raised while a function is traced that has a `_UNMAPPED`."""
 
 
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
@@ -18,6 +25,23 @@ def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> 
     if tf.nest.flatten(draws)[0].shape[0] == 1:  # A map takes longer to trace.
         return as_graph(lambda: function(tf.nest.map_structure(lambda part: part[0], draws))[tf.newaxis])
     return as_graph(lambda: map_apart(function, draws))
+
+
+def over_draws_of_step(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
+    """Returns `over_draws` with a gradient: draw by draw if `function` has loops, segments or shapes that depend on the draw."""
+
+    def traced(draw: Structure) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+        num_known, found = len(graph.get_operations()), function(draw)
+        if any(_UNMAPPED.match(one.type) for one in operations_since(graph, num_known)):
+            raise _UnmappedError
+        return found
+
+    try:
+        return over_draws(traced, draws)
+    except _UnmappedError:
+        apart = [tf.unstack(part) for part in tf.nest.flatten(draws)]
+        return tf.stack([function(tf.nest.pack_sequence_as(draws, one)) for one in zip(*apart, strict=True)])
 
 
 def as_graph(function: Callable[[], Structure]) -> Structure:
