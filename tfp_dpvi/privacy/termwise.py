@@ -85,8 +85,8 @@ def termwise_noise(
     Args:
       scheme: "blocks", one draw whose scale on the encoder minimises the total variance at equal privacy; "single", one draw
         with one scale; "split", two draws with equal shares of the budget, as in the paper: of standard deviation z C1 on
-        g_sample and z C1 tau on (B / b) g_batch, accounted for as a joint release although only their sum is used. Variances are compared at equal A; the guarantee is as stated
-        for every sampling scheme and neighboring relation.
+        g_sample and z C1 tau on (B / b) g_batch, accounted for as a joint release although only
+        their sum is used. Variances are compared at equal A; the guarantee holds for every sampling scheme and relation.
       l2_norm_clip: C1, the clip of each record's gradient.
       batch_l2_norm_clip: C2, the clip of each group's gradient.
       expected_batch_size: B, public; the expected number of records in a batch.
