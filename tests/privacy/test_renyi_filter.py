@@ -254,7 +254,6 @@ def test_it_is_kept_in_the_file_with_its_order(tmp_path):
     with PrivacyLedger(path) as again:
         assert again.renyi_filter == RenyiFilter(EPSILON, DELTA, order)
         assert again.budget == (EPSILON, DELTA)
-        assert again.to_json()["budget_adaptive"] is True
         with pytest.raises(BudgetExhaustedError, match="adaptive"):
             again.reserve(PLAN, 10**6)
         config = again.to_config()

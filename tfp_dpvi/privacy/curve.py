@@ -1,4 +1,4 @@
-"""`EpsilonCurve`: epsilon over steps, computed in advance and read in microseconds."""
+"""`EpsilonCurve`: epsilon over steps, computed at few steps and read in microseconds."""
 
 import bisect
 import math
@@ -20,7 +20,7 @@ class EpsilonCurve:
     `curve(step)` is never below the epsilon that the plan's accountant reports for that many releases after `prior_events`.
     It is exact at the plan's last step, and at the checkpoints up to the coarser grid used there (a few tenths of a
     percent), for example epoch ends, of which evenly spaced ones are used if there are too many. It never decreases.
-    `steps` and `epsilons` are the points at which it was computed.
+    `steps` are the points at which it is computed, when they are first read; the last one at once.
     """
 
     def __init__(
@@ -33,20 +33,32 @@ class EpsilonCurve:
         self.plan = plan
         self.delta = check.delta(delta)
         self.steps = _grid(plan.num_releases, checkpoints)
-        price, relation = get_accountant(plan.accountant), plan.neighboring_relation
-        events = [compose(prior_events, plan.event_of(step)) for step in self.steps[:-1]]
-        values = np.array([price.epsilon(event, self.delta, relation, coarser=3) for event in events])
-        exact = plan.epsilon(self.delta, prior_events)
-        # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids.
-        values = np.append(np.minimum(values * (1 + 1e-8), exact), exact)
-        # Epsilon grows with the steps, so a later value bounds every earlier one.
-        self.epsilons = np.minimum.accumulate(values[::-1])[::-1].tolist()
+        self._prior_events = tuple(prior_events)
+        self._found = {self.steps[-1]: plan.epsilon(self.delta, prior_events)}
 
     def __call__(self, step: int) -> float:
         """Returns an epsilon that holds after `step` releases; raises `ValueError` beyond the plan's last."""
         if not 0 <= step <= self.steps[-1]:
             raise ValueError(f"step={step!r} must lie between 0 and the plan's {self.steps[-1]} releases.")
-        return float(self.epsilons[bisect.bisect_left(self.steps, step)])
+        point = self.steps[bisect.bisect_left(self.steps, step)]
+        if point not in self._found:
+            self._found[point] = self._price(point)
+        return self._found[point]
+
+    @property
+    def epsilons(self) -> list[float]:
+        """The values at all of `steps`."""
+        return [self(step) for step in self.steps]
+
+    def _price(self, step: int) -> float:
+        plan, accountant = self.plan, get_accountant(self.plan.accountant)
+        event = compose(self._prior_events, plan.event_of(step))
+        value = accountant.epsilon(event, self.delta, plan.neighboring_relation, coarser=3)
+        # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids. Epsilon grows with the
+        # steps, so that a value of later steps is a bound too, and one of earlier steps is no larger than needed.
+        later = min(found for point, found in self._found.items() if point > step)
+        earlier = max((found for point, found in self._found.items() if point < step), default=0.0)
+        return max(earlier, min(float(value) * (1 + 1e-8), later))
 
 
 def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
