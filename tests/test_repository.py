@@ -58,7 +58,9 @@ assert "TF_USE_LEGACY_KERAS" not in os.environ  # It would choose the Keras of e
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("code", ["import tfp_dpvi", FIRST_FIT], ids=["face", "fit"])
+@pytest.mark.parametrize(
+    "code", [pytest.param("import tfp_dpvi", id="face"), pytest.param(FIRST_FIT, id="fit", marks=pytest.mark.slow)]
+)
 def test_imports_and_a_first_fit_are_quiet(code):
     """Of the model too, which is what a first fit imports first; nor do they set an environment variable."""
     result = _python(code)

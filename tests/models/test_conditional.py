@@ -78,6 +78,7 @@ def test_clipped_sums_are_those_of_single_records(prior, gradients, num_draws):
     check_against_single_records(model, {"x": X[:5], "y": Y[:5]}, clip=0.3)
 
 
+@pytest.mark.slow  # A sibling is quick.
 def test_functions_of_two_arguments_and_several_parts():
     """y is a dictionary here, and the networks are plain functions."""
     first, second = layers.Dense(2 * D), layers.Dense(6)

@@ -269,6 +269,7 @@ def test_a_strategy_of_one_replica_makes_the_same_steps(more_replicas):
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow  # Replicas of a calibrated model: `test_calibrated.py`.
 def test_two_replicas_make_the_steps_of_one(replicas):
     """In seeded mode, noise and all: the same batches, shared out, and one and the same noise."""
     for name, (one, two) in replicas["two_replicas"].items():

@@ -243,6 +243,7 @@ def test_fits_compile_without_a_fallback(dtype, jit_compile):
     assert model.privacy_ledger.num_releases == 6
 
 
+@pytest.mark.slow  # `test_keras_model.py` learns.
 def test_learning_improves_the_bound_and_spends_what_the_plan_says():
     """Eight other seeds gained 2.07 +- 0.25 nats. (At a clip of 1 or less, clipping's bias eats the gain, noise or none.)"""
     keras.utils.set_random_seed(11)
@@ -445,6 +446,7 @@ def test_a_layer_frozen_between_fits_stays_as_it_is():
     assert not np.array_equal(others, model.encoder.layers[1].kernel.numpy())
 
 
+@pytest.mark.slow  # It saves time, no more.
 def test_layers_are_tried_once_after_compile(monkeypatch):
     """Fits of one compiled model share a trial; compiling again, as Keras asks for after a change of layers, brings another."""
     shared = {"mixes": False}

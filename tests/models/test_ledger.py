@@ -130,6 +130,7 @@ def test_physical_batches_change_no_number(size):
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow  # A lifetime target is quick.
 def test_a_target_holds_while_another_model_uses_the_ledger():
     ledger = dpvi.PrivacyLedger()
     first, second = with_target(ledger, 1.0), make_model(ledger, noise=4.0)
@@ -191,6 +192,7 @@ def test_what_is_shown_is_written_down_before_it_is_shown(monkeypatch):
     assert ledger.num_releases == 0
 
 
+@pytest.mark.slow  # Of the ledger alone: `test_ledger_crash.py`.
 def test_two_threads_with_one_budget_spend_it_once():
     """C6: each model planned for the whole of it before the other began; together they spent 1.2 of 1."""
     ledger = dpvi.PrivacyLedger()

@@ -148,6 +148,7 @@ def test_sigkill_at_200_random_moments_of_a_forked_writer(tmp_path):
 # --- several processes ---
 
 
+@pytest.mark.slow  # Two that open one file at once are quick.
 def test_three_processes_share_a_file(tmp_path):
     processes.check_spenders(tmp_path / "ledger", 3)
 
