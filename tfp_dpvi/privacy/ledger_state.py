@@ -184,7 +184,8 @@ class LedgerView:
             return LedgerState.read(connection, row, self._writer)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
-                f"{shown!r} is damaged: its contents are invalid ({error}). Restore the newest copy."
+                f"{shown!r} is damaged, or needs an accountant or sampling scheme that is not registered ({error}).\nRegister it, or "
+                "restore the newest copy."
             ) from error
 
     @property
