@@ -249,7 +249,7 @@ class TestTensorFlow:
     @pytest.mark.skipif(
         not IS_CURRENT or platform.machine() != "x86_64", reason="the fault is of oneDNN in TensorFlow 2.21"
     )
-    @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("ours", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_tensorflows_map_of_products_reads_other_memory(self, ours):
         """`map_apart`: a product of places and a kernel is right, and TensorFlow's own is wrong or ends the process."""
         code = f"""

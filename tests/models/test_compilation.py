@@ -86,6 +86,7 @@ def test_xla_changes_nothing(surrogate, case):
     np.testing.assert_allclose(compiled, plain, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow  # `test_float32` of `test_clipped_sums.py` is quick.
 @pytest.mark.usefixtures("same_generator")
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_float32_follows_float64(jit_compile):

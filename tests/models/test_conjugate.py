@@ -7,6 +7,7 @@ import pytest
 import scipy.optimize
 import scipy.special
 from support.cases import normal
+from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
@@ -24,7 +25,7 @@ def _fit(model, x, *, steps=1200, batch_size=None, rate=0.05):
     model.fit(x, batch_size=batch_size or len(x), epochs=1, steps_per_epoch=steps, verbose=0)
 
 
-@pytest.mark.parametrize(("engine", "batch_size"), [("aligned", None), ("vectorized", 10)])
+@pytest.mark.parametrize(("engine", "batch_size"), [slow("aligned", None), ("vectorized", 10)])
 def test_normal_normal(engine, batch_size):
     """C1, C2: mean and standard deviation of a normal mean's posterior, on full and on Poisson batches.
 

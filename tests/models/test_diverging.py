@@ -44,6 +44,7 @@ def test_a_surrogate_much_wider_than_its_prior_stops_the_fit(caplog):
     assert "times as wide as the prior" in stopped[0]
 
 
+@pytest.mark.slow  # Every other fit of a posterior goes on too.
 @pytest.mark.parametrize("surrogate", ["mean_field", slow("full_rank")])
 def test_a_fit_that_holds_goes_on(surrogate, caplog):
     model, stopped = fitted(surrogate, 250, caplog)

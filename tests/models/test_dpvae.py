@@ -202,6 +202,7 @@ def test_draws_differ_between_records_steps_and_physical_batches(shared):
     assert len({tuple(row) for row in np.concatenate([one, two])}) == 16
 
 
+@pytest.mark.slow  # Also in `test_ledger.py`, of the toy.
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_physical_batches_change_nothing(jit_compile):
     """Full batches in pieces of 7 give the sum of all records' clipped gradients, once each."""

@@ -332,6 +332,7 @@ def test_a_label_out_of_range_beside_an_ignored_class_counts_nothing():
     assert np.isfinite(model.predict(X)).all()
 
 
+@pytest.mark.slow  # `test_saving.py` has the other models.
 def test_saved_and_loaded_it_goes_on(tmp_path):
     model = compiled(how=toy.adam(1.0), metrics=["accuracy"], seed=None)
     model.fit(X, LABELS, batch_size=20, epochs=2, verbose=0)

@@ -379,6 +379,7 @@ def test_what_two_processes_spent_apart_is_counted_together(tmp_path):
         assert ledger.num_releases == expected
 
 
+@pytest.mark.slow  # A sibling of `test_ledger.py` is quick.
 def test_a_ledger_on_disk_is_opened_again(tmp_path):
     ledger = dpvi.PrivacyLedger(tmp_path / "books", dataset_id="ward seven")
     older = shutil.copy(tmp_path / "books", tmp_path / "older")

@@ -69,6 +69,7 @@ def unfitted():
     return dpvi.Synthesizer(TABLE, 2)
 
 
+@pytest.mark.slow  # The private fit learns too.
 def test_it_learns_the_table(fitted):
     """Seeded: the same every time."""
     real, synthetic = shares(make_data()), shares(fitted.sample(20_000, seed=0))

@@ -131,6 +131,7 @@ def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compi
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
 
 
+@pytest.mark.slow  # `test_groups.py` has the sum by itself.
 @pytest.mark.parametrize("jit_compile", [False, slow(True)])
 def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
     """Against autodiff of each group's term by itself, clipped and added up."""

@@ -233,7 +233,7 @@ def test_calibration_is_fast():
     assert time.process_time() - start < 3.0
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [pytest.param("pld", marks=pytest.mark.slow), "rdp"])
 def test_calibration_of_the_number_of_releases(accountant):
     budget, plan = EpsilonBudget(3.0, 1e-5), PrivacyPlan(POISSON, 4.0, 10**5, accountant=accountant)
     most = budget.most_releases(plan, [])

@@ -312,7 +312,7 @@ def _other_budget(path):
 # --- how many releases are left ---
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("adaptive", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_most_releases_is_what_can_be_reserved(adaptive):
     ledger = PrivacyLedger(budget_epsilon=EPSILON, budget_delta=DELTA, budget_adaptive=adaptive)
     ledger.reserve(FULL, 3)
