@@ -210,7 +210,6 @@ class DPModel(FittedModel):
           physical_batch_size: number of records whose gradients are in memory at a time; does not change the accounting.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
           jit_compile: whether to compile the step with XLA; None does so if the model gains from it and its operations allow it.
-            True is refused under `tf.distribute` and for a `batch_regularizer`.
           unsafe_training_metrics: whether to show exact training losses, which are *not private*. The report says so.
           run_eagerly: whether to run the step without compiling it, for debugging.
           metrics: privatised metrics, such as `dpvi.metrics.PrivateELBO`, released with every step from the same budget. Keras
