@@ -29,4 +29,5 @@ def test_the_block_runs_verbatim(block, tmp_path, monkeypatch, capsys):
         assert 0.99 <= report.epsilon <= 1.0
         assert str(report) in capsys.readouterr().out
         accuracy = np.mean((names["model"].predict(names["x"]) > 0.5) == names["y"])
-        assert accuracy > 0.9  # The larger class alone has 0.63.
+        # 87 fits: mean 0.947, standard deviation 0.014, least 0.896 (once 0.880 in CI). The larger class alone has 0.63.
+        assert accuracy > 0.75
