@@ -132,7 +132,7 @@ def test_sequential_asks_one_at_a_time_and_asynchronous_refuses_what_is_stale():
         server.receive(task.hospital, answer(task, one))
     assert order == ["a", "b", "a", "b"]
 
-    server = Server(terms, ["slow", "quick"], Asynchronous(rounds=5, most_stale=2))
+    server = Server(terms, ["slow", "quick"], Asynchronous(rounds=5, most_stale=2, most_ahead=3))
     slow, quick = server.due()
     for _ in range(3):
         assert server.receive("quick", answer(quick, one))
@@ -156,6 +156,28 @@ def test_an_asynchronous_study_keeps_the_rounds_of_a_hospital_that_is_away():
     assert server.receive("away", answer(away, one))
     assert server.receive("here", answer(here, one))
     assert server.finished
+
+
+def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that_is_away():
+    """Else the slow ones' last changes come when the quick ones' rounds are over, and no one corrects them."""
+    terms, one = Terms("ahead", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    server = Server(terms, ["slow", "quick"], Asynchronous(rounds=9, most_ahead=2))
+    slow, quick = server.due()
+    for _ in range(2):
+        assert server.receive("quick", answer(quick, one))
+        (quick,) = server.due()
+    assert server.receive("quick", answer(quick, one))
+    assert server.due() == []
+    assert server.receive("slow", answer(slow, one))
+    (slow,), (quick,) = server.due(), server.due()
+    assert (slow.number, quick.number) == (1, 3)
+    server.give_up(slow.request)
+    assert [task.hospital for task in server.due()] == ["slow"]  # It is behind, so that it is asked again at once.
+    for _ in range(5):
+        assert server.receive("quick", answer(quick, one))
+        quick = next(task for task in server.due() if task.hospital == "quick")
+    assert quick.number == 8
+    assert not server.finished
 
 
 def test_a_hospital_that_declines_is_not_asked_again():

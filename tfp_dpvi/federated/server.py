@@ -53,10 +53,16 @@ class Sequential(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Asynchronous(Schedule):
-    """No hospital waits for another: each change is applied when it comes."""
+    """Each change is applied when it comes. A hospital waits only for one that answers and is `most_ahead` rounds behind."""
 
-    damping: float = 0.3
+    damping: float = 0.4
+    decay: float = 0.9
+    most_ahead: int = 2
     waits: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.count("most_ahead", self.most_ahead, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +143,14 @@ class Server:
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
         busy, active = {hospital for hospital, _ in self._open.values()}, self._active()
-        until = self.schedule.rounds
+        until = silent = self.schedule.rounds
         if self.schedule.waits:  # A round begins once all hospitals have been asked in the last, and answered.
-            until = 0 if busy else min([until, *(self._asked[one] + 1 for one in active)])
-        ready = [one for one in active if one not in busy and self._asked[one] < until]
-        if not self.schedule.waits:  # One that fell silent does not run ahead of those that answer.
-            answering = [self._asked[one] for one in active if one not in self._silent]
-            furthest = max(answering, default=until)
-            ready = [one for one in ready if one not in self._silent or self._asked[one] < furthest]
+            until = silent = 0 if busy else min([until, *(self._asked[one] + 1 for one in active)])
+        elif answering := [self._asked[one] for one in active if one not in self._silent]:
+            until = min(until, min(answering) + self.schedule.most_ahead)
+            silent = min(until, max(answering))  # One that fell silent does not run ahead of those that answer.
+        asked_until = {one: silent if one in self._silent else until for one in active}
+        ready = [one for one in active if one not in busy and self._asked[one] < asked_until[one]]
         return ready[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:
