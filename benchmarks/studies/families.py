@@ -110,7 +110,9 @@ CELLS = [
 
 def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     """Returns a table and the pictures, by page and block."""
-    lines = ["| model | entries | sets | share inside | worst entry | sets without a warning | share inside | worst entry |"]
+    lines = [
+        "| model | entries | sets | share inside | worst entry | sets without a warning | share inside | worst entry |"
+    ]
     lines.append("| --- " * 8 + "|")
     for name in FAMILIES:
         rows = load(folder / f"private-{name}.json")

@@ -213,7 +213,9 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     for epsilon in EPSILONS:
         cells = [shown(below(f"{name}-{epsilon:g}")) for name in LABELS]
         lines.append(f"| {epsilon:g} | " + " | ".join(cells) + f" | {shown(below('nonprivate'))} |")
-    wrong = {name: sum(row["found"] < NUM_COMPONENTS for row in found) for name, found in rows.items() if found}
+    wrong = {
+        name: f"{sum(row['found'] < NUM_COMPONENTS for row in found)} of {len(found)}" for name, found in rows.items()
+    }
     at_one = ", ".join(f"{label} {wrong.get(f'{name}-1')}" for name, label in LABELS.items())
     _draw(rows, below, folder)
     lines += ["", f"Fits with a wrong mode at epsilon 1: {at_one}, without privacy {wrong.get('nonprivate')}.", ""]

@@ -23,7 +23,13 @@ def test_an_undamped_sequential_schedule_is_seen_to_diverge():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [({"damping": 1.5}, "at most 1"), ({"decay": 0.0}, "decay=0.0"), ({"rounds": 0}, "rounds=0")]
+    ("change", "says"),
+    [
+        ({"damping": 1.5}, "at most 1"),
+        ({"decay": 0.0}, "decay=0.0"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"most_ahead": 0}, "most_ahead=0"),
+    ],
 )
 def test_bad_settings_are_refused(change, says):
     with pytest.raises(ValueError, match=says):

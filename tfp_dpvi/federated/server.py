@@ -24,12 +24,14 @@ class Schedule:
     damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
     decay: float = 1.0  # The factor of the share from round to round, in (0, 1].
     most_stale: int = 100  # How many updates of the posterior may come between a task and its reply.
+    most_ahead: int = 2  # If asynchronous: the rounds by which a hospital may be ahead of the slowest that answers.
     waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
     one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 
     def __post_init__(self) -> None:
         check.count("rounds", self.rounds, 1)
         check.count("most_stale", self.most_stale)
+        check.count("most_ahead", self.most_ahead, 1)
         for name in ("damping", "decay"):
             if check.positive(name, getattr(self, name)) > 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at most 1; pass a share.")
@@ -57,12 +59,7 @@ class Asynchronous(Schedule):
 
     damping: float = 0.4
     decay: float = 0.9
-    most_ahead: int = 2
     waits: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.count("most_ahead", self.most_ahead, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +146,8 @@ class Server:
         elif answering := [self._asked[one] for one in active if one not in self._silent]:
             until = min(until, min(answering) + self.schedule.most_ahead)
             silent = min(until, max(answering))  # One that fell silent does not run ahead of those that answer.
-        asked_until = {one: silent if one in self._silent else until for one in active}
-        ready = [one for one in active if one not in busy and self._asked[one] < asked_until[one]]
+        due = [one for one in active if self._asked[one] < (silent if one in self._silent else until)]
+        ready = [one for one in due if one not in busy]
         return ready[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:

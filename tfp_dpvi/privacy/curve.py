@@ -45,15 +45,9 @@ class EpsilonCurve:
             self._found[point] = self._price(point)
         return self._found[point]
 
-    @property
-    def epsilons(self) -> list[float]:
-        """The values at all of `steps`."""
-        return [self(step) for step in self.steps]
-
     def _price(self, step: int) -> float:
-        plan, accountant = self.plan, get_accountant(self.plan.accountant)
-        event = compose(self._prior_events, plan.event_of(step))
-        value = accountant.epsilon(event, self.delta, plan.neighboring_relation, coarser=3)
+        event, accountant = compose(self._prior_events, self.plan.event_of(step)), get_accountant(self.plan.accountant)
+        value = accountant.epsilon(event, self.delta, self.plan.neighboring_relation, coarser=3)
         # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids. Epsilon grows with the
         # steps, so that a value of later steps is a bound too, and one of earlier steps is no larger than needed.
         later = min(found for point, found in self._found.items() if point > step)
