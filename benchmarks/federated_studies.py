@@ -384,12 +384,11 @@ def summary(rows):
 def draw(rows, path):
     from matplotlib import figure
 
-    num = (
-        4 if any(row["study"] == "adult" for row in rows) else 2
-    )  # Without Adult's rows, its axes are not on the page.
-    page = figure.Figure(figsize=(4.5 * num, 4), layout="constrained")
+    # Without Adult's rows, its axes are not on the page.
+    num = 5 if any(row["study"] == "adult" for row in rows) else 3
+    page = figure.Figure(figsize=(4 * num, 4), layout="constrained")
     axes = [*page.subplots(1, num), *figure.Figure().subplots(1, 2)]
-    coverage, damping, path_axis, accuracy = axes[:4]
+    coverage, by_epsilon, damping, path_axis, accuracy = axes[:5]
     for schedule in SCHEDULES:
         paths = [r["rounds"] for r in rows if r["study"] == "adult" and r["schedule"] == schedule and "rounds" in r]
         paths = [p for p in paths if len(p) == max(map(len, paths))]
@@ -398,16 +397,23 @@ def draw(rows, path):
             path_axis.plot(np.linspace(0, 1, len(mean)), mean, "o-", label=schedule)
     path_axis.set(title="Adult: test log-likelihood", xlabel="share of updates")
     for way in ("pooled", "worker", "fedavg"):
-        groups = grouped([r for r in rows if (r["study"], r["way"]) == ("adult", way)], "epsilon", "accuracy")
+        like = ("adult", way, "balanced", "synchronous")
+        chosen = [r for r in rows if (r["study"], r["way"], r["division"], r["schedule"]) == like and r["split"] < 4]
+        groups = grouped(chosen, "epsilon", "accuracy")
         accuracy.plot(list(groups), list(groups.values()), "o-", label=way)
-    accuracy.set(title="Adult: test accuracy", xscale="log", xlabel="epsilon")
+    accuracy.set(title="Adult, balanced, splits 0 to 3: accuracy", xscale="log", xlabel="epsilon")
+    for way in ("pooled", "worker", "paired"):
+        groups = grouped([r for r in rows if (r["study"], r["way"]) == ("coverage", way)], "epsilon", "coverage")
+        by_epsilon.plot(list(groups), list(groups.values()), "o-", label=way)
+    by_epsilon.axhline(0.9, color="k", linestyle=":")
+    by_epsilon.set(title="coverage of 90 % intervals", xscale="log", xlabel="epsilon")
     for way in ("worker", "paired"):
         paths = [r["by_round"] for r in rows if r["way"] == way and "by_round" in r and r["epsilon"] == 1.0]
         coverage.plot(np.mean(paths or [[np.nan]], axis=0), "o-", label=way)
     pooled = [r["coverage"] for r in rows if r["way"] == "pooled" and "coverage" in r and r["epsilon"] == 1.0]
     coverage.axhline(np.mean(pooled or [np.nan]), color="C2", label="pooled")
     coverage.axhline(0.9, color="k", linestyle=":")
-    coverage.set(title="coverage of 90 % intervals", xlabel="round")
+    coverage.set(title="coverage at epsilon 1", xlabel="round")
     damped = [{**r, "damping": DAMPED[r["schedule"]].damping} for r in rows if r["schedule"] in DAMPED]
     for kind, division in itertools.product(("synchronous", "sequential", "asynchronous"), ("balanced", "by label")):
         chosen = [r for r in damped if r["schedule"].startswith(kind) and r["division"] == division]
@@ -415,6 +421,9 @@ def draw(rows, path):
         line = "-" if division == "balanced" else ":"
         damping.plot(list(groups), list(groups.values()), "o" + line, label=f"{kind}, {division}")
     damping.set(title="simulated: test log-likelihood", xlabel="damping", ylim=(-0.6, -0.4))
+    for axis in (by_epsilon, accuracy):
+        axis.set_xticks([0.3, 1.0, 3.0], ["0.3", "1", "3"])
+        axis.minorticks_off()
     for axis in page.axes:
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="x-small")
