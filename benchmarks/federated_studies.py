@@ -43,7 +43,7 @@ DIVISIONS = ("balanced", "by size", "by label")
 DAMPED = {
     f"{name}, damping {damping}": dataclasses.replace(SCHEDULES[name], damping=damping)
     for name in ("synchronous", "sequential", "asynchronous")
-    for damping in (0.1, 0.2, 0.3, 0.5, 1.0)
+    for damping in (0.1, 0.2, 0.3, 0.4, 0.5, 1.0)
 }
 
 LONG = "synchronous, 40 rounds"  # Of a network: with ten, splits 0 and 1 end 0.4 to 1 nat below the pooled fit.

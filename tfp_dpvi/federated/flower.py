@@ -82,6 +82,7 @@ class FlowerRun:
         another node. With node keys a node's id is that of its key.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
+      pause: seconds to wait when a node fails or is not here: else an outage of all would use up the rounds at once.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class FlowerRun:
         roster: Mapping[int, str] | None = None,
         timeout: float = 600.0,
         poll: float = 0.1,
+        pause: float = 5.0,
     ) -> None:
         self._grid, self.server, self._roster = grid, server, roster
-        self._timeout, self._poll = timeout, poll
+        self._timeout, self._poll, self._pause = timeout, poll, pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
         self._open: dict[str, _Sent] = {}  # By message id.
@@ -116,6 +118,7 @@ class FlowerRun:
                 if task.hospital in self.nodes:
                     self._push(self.nodes[task.hospital], "train", task.to_bytes(), self._timeout, task)
                 else:  # Of the roster, and not here yet.
+                    time.sleep(self._pause)
                     self.server.give_up(task.request)
             self._step()
             if show is not None and len(self.server.history) > seen:
@@ -153,6 +156,7 @@ class FlowerRun:
             _LOG.warning("Node %d has not answered in time.", sent.node)
         elif reply.has_error():  # Of the node, or of the SuperLink for a node that it cannot reach.
             _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
+            time.sleep(self._pause)
         elif reply.metadata.src_node_id != sent.node:
             _LOG.warning("A reply to node %d came from another.", sent.node)
         elif sent.task is None:

@@ -18,27 +18,24 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules. A reply after more than `most_stale` updates is refused, and its privacy cost is lost."""
+    """Base class of schedules."""
 
     rounds: int = 10  # How often each hospital is asked.
     damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
-    decay: float = 1.0  # The factor of the share from round to round, in (0, 1].
-    most_stale: int = 100  # How many updates of the posterior may come between a task and its reply.
-    most_ahead: int = 2  # If asynchronous: the rounds by which a hospital may be ahead of the slowest that answers.
+    decay: float = 1.0  # The share in the last round over that in the first, in (0, 1].
     waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
     one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 
     def __post_init__(self) -> None:
         check.count("rounds", self.rounds, 1)
-        check.count("most_stale", self.most_stale)
-        check.count("most_ahead", self.most_ahead, 1)
+        check.count("most_ahead", getattr(self, "most_ahead", 1), 1)
         for name in ("damping", "decay"):
             if check.positive(name, getattr(self, name)) > 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at most 1; pass a share.")
 
     def share(self, number: int) -> float:
         """Returns the share of a change that is taken in round `number`, from 0."""
-        return self.damping * self.decay**number
+        return self.damping * self.decay ** (number / max(1, self.rounds - 1))
 
 
 class Synchronous(Schedule):
@@ -58,7 +55,8 @@ class Asynchronous(Schedule):
     """Each change is applied when it comes. A hospital waits only for one that answers and is `most_ahead` rounds behind."""
 
     damping: float = 0.4
-    decay: float = 0.9
+    decay: float = 0.39
+    most_ahead: int = 2  # Bounds how stale a change is, too.
     waits: ClassVar[bool] = False
 
 
@@ -110,7 +108,7 @@ class Server:
         self.history: list[Round] = []
         self._evaluate, self._refine_prior = evaluate, refine_prior
         self._asked: dict[str, int] = {}
-        self._open: dict[str, tuple[str, int]] = {}  # Request -> hospital, number of updates when it was sent.
+        self._open: dict[str, str] = {}  # Request -> hospital.
         self._held: dict[str, Factor] = {}
         self._silent: set[str] = set()  # Hospitals whose last request was given up.
         self._since = time.monotonic()
@@ -131,23 +129,27 @@ class Server:
         """Takes a hospital into the study, at factor 1 and in the present round; one that left comes back to its factor."""
         check.text("hospital", hospital, "pass a hospital's name")
         if hospital not in self.factors:
-            self._asked[hospital] = min((self._asked[one] for one in self._active()), default=0)
+            self._asked[hospital] = min((self._asked[one] for one in self._answering()), default=0)
             self.factors[hospital] = Factor.one(self.terms.prior.num, full_rank=self.terms.prior.full_rank)
 
-    def _active(self) -> list[str]:
-        return [one for one in self.factors if one not in self.retired]
+    def _answering(self) -> list[str]:
+        """Returns the hospitals that answered last time, or, if there is none, all that take part."""
+        active = [one for one in self.factors if one not in self.retired]
+        return [one for one in active if one not in self._silent] or active
 
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
-        busy, active = {hospital for hospital, _ in self._open.values()}, self._active()
-        until = silent = self.schedule.rounds
-        if self.schedule.waits:  # A round begins once all hospitals have been asked in the last, and answered.
-            until = silent = 0 if busy else min([until, *(self._asked[one] + 1 for one in active)])
-        elif answering := [self._asked[one] for one in active if one not in self._silent]:
-            until = min(until, min(answering) + self.schedule.most_ahead)
-            silent = min(until, max(answering))  # One that fell silent does not run ahead of those that answer.
-        due = [one for one in active if self._asked[one] < (silent if one in self._silent else until)]
-        ready = [one for one in due if one not in busy]
+        busy, answering, last = set(self._open.values()), self._answering(), self.schedule.rounds
+        asked = [self._asked[one] for one in answering]
+        # The study ends without a hospital that is away.
+        over = not asked or (min(asked) >= last and busy.isdisjoint(answering))
+        if over or (busy and self.schedule.waits):
+            return []
+        until = min(last, min(asked) + (self.schedule.most_ahead if isinstance(self.schedule, Asynchronous) else 1))
+        # One that fell silent and holds up no other does not run ahead of those that answer.
+        away = until if self.schedule.waits else max(asked)
+        taking_part = [one for one in self.factors if one not in self.retired and one not in busy]
+        ready = [one for one in taking_part if self._asked[one] < (until if one in answering else away)]
         return ready[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:
@@ -157,7 +159,7 @@ class Server:
             cavity, request = posterior / self.factors[hospital], uuid.uuid4().hex
             tasks.append(Task(self.terms.identity, hospital, request, self._asked[hospital], posterior, cavity))
             self._asked[hospital] += 1
-            self._open[request] = (hospital, len(self.history))
+            self._open[request] = hospital
         return tasks
 
     def receive(self, sender: str, message: bytes) -> bool:
@@ -169,15 +171,11 @@ class Server:
             reply = Reply.from_bytes(message, self.terms)
             need(sender in self.factors, f"hospital {sender!r} is not in the study.")
             need(reply.hospital == sender, f"it is signed {reply.hospital!r}, and {sender!r} sent it.")
-            asked, version = self._open.get(reply.request, (None, 0))
+            asked = self._open.get(reply.request)
             need(asked is not None, f"request {reply.request!r} is not open: it was answered, given up, or never sent.")
             need(asked == sender, f"request {reply.request!r} went to another hospital.")
             need(reply.number == self._asked[sender] - 1, f"number={reply.number} is not that of the request.")
             self.epsilon[sender] = reply.epsilon
-            stale, most = len(self.history) - version, self.schedule.most_stale
-            if stale > most:
-                self.give_up(reply.request)
-                raise MessageError(f"{stale} changes came before it, and most_stale={most}.")
         except MessageError as error:
             self.refused.append(f"{sender}: {error}")
             _LOG.warning("A message of %s is refused: %s", sender, error)
@@ -194,7 +192,7 @@ class Server:
     def give_up(self, request: str) -> None:
         """Closes a request without an answer: the hospital's factor stays, and it is asked again next round."""
         if request in self._open:
-            self._silent.add(self._open[request][0])
+            self._silent.add(self._open[request])
             self._close(request)
 
     def _close(self, request: str) -> None:

@@ -33,8 +33,9 @@ class PosteriorSummary:
         if one is None:
             lines.append("Not calibrated: the spread includes neither the added noise nor the bias of clipping.")
         else:
+            limit = f"no limit, as the bend is {one.bend:.2g}" if one.bend <= 1.0 else "limit 1.3"
             lines.append(
-                f"Distance {one.distance:.2f} (limit 1.3), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
+                f"Distance {one.distance:.2f} ({limit}), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
                 f"signal {one.curvature_signal:.1f}."
             )
             lines += [f"WARNING: {sentence}." for sentence in one.warnings]

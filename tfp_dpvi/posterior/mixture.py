@@ -181,7 +181,8 @@ class Checks:
         found = []
         if self.distance > 1.3 and not self.bend <= 1.0:  # A pilot's small bend makes the distance harmless.
             found.append(
-                f"training did not converge: its mean is {self.distance:.1f} posterior standard deviations off (limit 1.3)"
+                f"training did not converge: its mean is {self.distance:.1f} posterior standard deviations off (limit 1.3); take "
+                "more steps or a higher learning rate next time"
             )
         if self.halves < 0.001:
             found.append(f"the two halves of the window differ (p = {self.halves:.1g}): training did not converge")
@@ -191,7 +192,7 @@ class Checks:
                 "the pilot that resemble the private ones"
             )
         if self.kappa >= 2.4:
-            found.append(f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip")
+            found.append(f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time")
         return found
 
 

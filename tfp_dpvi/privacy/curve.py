@@ -30,8 +30,7 @@ class EpsilonCurve:
         delta: float = 1e-5,
         checkpoints: Sequence[int] = (),
     ) -> None:
-        self.plan = plan
-        self.delta = check.delta(delta)
+        self.plan, self.delta = plan, check.delta(delta)
         self.steps = _grid(plan.num_releases, checkpoints)
         self._prior_events = tuple(prior_events)
         self._found = {self.steps[-1]: plan.epsilon(self.delta, prior_events)}
