@@ -1,8 +1,25 @@
-"""Settings of every test process."""
+"""Settings of every test process.
+
+The random numbers of a test follow from its name, so that it passes always or never: starting weights, noise, records.
+`TFP_DPVI_TEST_SEED=7 make test` takes others, to see which tests may fail by chance.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import random
+import types
+
+import hypothesis
+import pytest
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import keras
+
+SEED = os.environ.get("TFP_DPVI_TEST_SEED", "0")
+hypothesis.settings.register_profile("repeatable", derandomize=SEED == "0", deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_collection_finish():
@@ -10,3 +27,11 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Before a test's fixtures are made. The library asks `os.urandom` for its keys, and finds a stream of this test's."""
+    stream = random.Random(f"{SEED} {item.nodeid}")
+    keras.utils.set_random_seed(stream.getrandbits(31))
+    _random.os = types.SimpleNamespace(urandom=stream.randbytes)

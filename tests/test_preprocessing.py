@@ -68,7 +68,7 @@ def test_neighbours_move_the_sums_by_what_is_stated():
     check_replay(moment_sums)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=True, width=64), min_size=3, max_size=3))
 def test_any_record_is_within_the_bound(record):
     assert np.linalg.norm(contribution(record)) <= math.sqrt(3) + 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import subprocess
 import sys
 
@@ -157,7 +158,7 @@ def test_its_noise_is_the_larger_of_privacys_and_langevins(noise, expected):
     """2 steps of 300 runs: 4,500 normals, whose standard deviation is 6 % off less than once in 1e7."""
     settings = sgld.Settings(sampling_rate=0.5, num_steps=2, step_size=1e-4)
     x = mixture.simulate(1)[0][:2].astype(float)
-    generator = np.random.default_rng()
+    generator = np.random.default_rng(random.getrandbits(32))
     ends = np.array([sgld.run(x, START, 5, settings, noise, generator)[-1] for _ in range(300)])
     assert np.std(ends[:, :15] - ends[:, :15].mean(axis=0)) == pytest.approx(expected * math.sqrt(2), rel=0.06)
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from tfp_dpvi.federated import Factor, guard, product
 
-SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
+SETTINGS = hypothesis.settings(max_examples=60)
 cases = st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 6), st.booleans())
 
 

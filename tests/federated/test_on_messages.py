@@ -1,6 +1,7 @@
 """Privacy on messages: replay on neighbours, noise that does not count on other hospitals', and a refusal where it would drown the signal."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_a_matrix_gets_symmetric_noise_of_its_upper_half(made, monkeypatch):
 
 def test_assignment_to_shards_is_independent_for_each_record():
     """Sizes of two shards of 10 records vary as a binomial: all 5 to 5 has a probability of 0.246^200 < 1e-100."""
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(32))
     sizes = [int(assign(10, 2, rng).sum()) for _ in range(200)]
     assert len(set(sizes)) > 1, "equal parts: one record more would move others"
     x, y = records(10)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def play_round(server, worker, *, during=None):
 @pytest.mark.timeout(900)
 def test_a_worker_killed_at_any_point_of_a_round(tmp_path):
     """Killed at random moments of two rounds: the other goes on, the factor stays, each step is counted, and it comes back."""
-    victim, rng = Worker(tmp_path, 1, rounds=6), np.random.default_rng()
+    victim, rng = Worker(tmp_path, 1, rounds=6), np.random.default_rng(random.getrandbits(32))
     try:
         assert victim.socket.stat().st_mode & 0o777 == 0o600
         with pytest.raises(WorkerError, match="is no Task"):

@@ -512,7 +512,7 @@ def stack(rank, kinds):
     return made
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(architectures())
 def test_random_architectures(case):
     shape, kinds, seed = case

@@ -37,7 +37,7 @@ _vectors = hnp.arrays(np.float32, (3, WIDTH), elements=_floats.map(lambda v: np.
 _losses = hnp.arrays(np.float32, (3,), elements=_floats.map(lambda v: np.float32(v)))
 
 
-@hypothesis.settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(_vectors, _vectors, _losses, _losses, st.integers(0, 2), st.floats(1e-6, 1e6))
 def test_any_gradient_that_hypothesis_finds(x, other_x, loss, other_loss, at, clip):
     """C3, C8: the same, searched by hypothesis, which shrinks what it finds."""

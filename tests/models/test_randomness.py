@@ -142,6 +142,7 @@ def test_keys_come_from_the_operating_system(monkeypatch):
         asked.append(num)
         return bytes(range(num))
 
+    monkeypatch.setattr(_random, "os", os)  # Not the stream of `conftest.py`.
     monkeypatch.setattr(os, "urandom", urandom)
     assert _random.new_key().tobytes() == bytes(range(16))
     assert asked == [16]

@@ -33,7 +33,7 @@ def for_all(*strategies):
 
     def decorate(check):
         def run(examples):
-            settings(max_examples=examples, deadline=None)(given(*strategies)(check))()
+            settings(max_examples=examples)(given(*strategies)(check))()
 
         run.__name__, run.__doc__ = check.__name__, check.__doc__
         return pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])(run)
@@ -132,7 +132,7 @@ def check_curve(setting):
             assert curve(s) >= plan.replace(num_releases=s).epsilon(delta, prior) * (1 - SLACK)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(CURVES)
 @example((PRICED_POISSON_RELATIONS[-1], 4.0, 1.0, 102, 1e-5, [87], True))  # Losses beyond -30 once lost their digits.
 def test_the_curve_is_never_below_and_exact_at_the_end(setting):
@@ -141,7 +141,7 @@ def test_the_curve_is_never_below_and_exact_at_the_end(setting):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CURVES)
 def test_many_curves_are_never_below_and_exact_at_the_end(setting):
     check_curve(setting)
@@ -155,7 +155,7 @@ SCHEMES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SCHEMES, st.floats(0, 1e6), st.integers(0, 10**9), st.floats(1e-6, 1e6), st.floats(0.5, 2), st.floats(1e-9, 1e9))
 def test_json_round_trips(scheme, noise, releases, a, ratio, clip):
     fixed = scheme.name == "fixed_size"

@@ -20,7 +20,7 @@ from tfp_dpvi.privacy import (
     termwise_noise,
 )
 
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 SHIFT = st.one_of(st.floats(1e-6, 1e-2), st.floats(1e-2, 10.0), st.floats(10.0, 1e4))
 SCALE = st.floats(0.05, 50.0)
 SCHEMES = ["blocks", "single", "split"]

@@ -165,7 +165,7 @@ def test_whatever_the_noise_there_are_as_many_levels_and_every_value_has_one(col
         assert np.mean(fine.encode("a", again) == heavy) > 0.5  # A heap stays one.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), bins=st.integers(2, 20), width=st.integers(25, 5000))
 def test_quantile_bins_hold_about_as_many_records(seed, bins, width):
     generator = np.random.default_rng(seed)

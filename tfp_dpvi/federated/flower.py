@@ -82,7 +82,7 @@ class FlowerRun:
         another node. With node keys a node's id is that of its key.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
-      pause: seconds to wait when a node fails or is not here: else an outage of all would use up the rounds at once.
+      pause: seconds that all nodes wait when one fails or is not here: else an outage of all would use up the rounds at once.
     """
 
     def __init__(

@@ -23,12 +23,13 @@ class Schedule:
     rounds: int = 10  # How often each hospital is asked.
     damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
     decay: float = 1.0  # The share in the last round over that in the first, in (0, 1].
+    most_ahead: int = 1  # How many rounds ahead of the slowest that answers; it bounds how stale a change is.
     waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
     one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 
     def __post_init__(self) -> None:
         check.count("rounds", self.rounds, 1)
-        check.count("most_ahead", getattr(self, "most_ahead", 1), 1)
+        check.count("most_ahead", self.most_ahead, 1)
         for name in ("damping", "decay"):
             if check.positive(name, getattr(self, name)) > 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at most 1; pass a share.")
@@ -55,8 +56,8 @@ class Asynchronous(Schedule):
     """Each change is applied when it comes. A hospital waits only for one that answers and is `most_ahead` rounds behind."""
 
     damping: float = 0.4
-    decay: float = 0.39
-    most_ahead: int = 2  # Bounds how stale a change is, too.
+    decay: float = 0.9**9
+    most_ahead: int = 2
     waits: ClassVar[bool] = False
 
 
@@ -145,12 +146,10 @@ class Server:
         over = not asked or (min(asked) >= last and busy.isdisjoint(answering))
         if over or (busy and self.schedule.waits):
             return []
-        until = min(last, min(asked) + (self.schedule.most_ahead if isinstance(self.schedule, Asynchronous) else 1))
-        # One that fell silent and holds up no other does not run ahead of those that answer.
-        away = until if self.schedule.waits else max(asked)
+        until = min(last, min(asked) + self.schedule.most_ahead)
         taking_part = [one for one in self.factors if one not in self.retired and one not in busy]
-        ready = [one for one in taking_part if self._asked[one] < (until if one in answering else away)]
-        return ready[:1] if self.schedule.one_by_one else ready
+        ready = [one for one in taking_part if self._asked[one] < until]
+        return sorted(ready, key=self._asked.__getitem__)[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:
         """Returns the tasks to send now; each counts as sent."""
