@@ -101,6 +101,10 @@ studies-federated: $(STAMP) ## Several hospitals beside the fit that pools their
 bench: $(STAMP) $(JAX)/.installed $(TORCH)/.installed ## Every case beside its peers; with STACK=tf215 TensorFlow Privacy too
 	$(BIN)/python benchmarks/suite.py --jax $(JAX)/bin/python --torch $(TORCH)/bin/python --check
 
+.PHONY: bench-gpu
+bench-gpu: $(STAMP) ## Our own cases on a GPU, into suite_gpu.json; without one it says so and measures nothing
+	$(BIN)/python benchmarks/suite.py --gpu
+
 .PHONY: bench-logistic
 bench-logistic: $(STAMP) ## Logistic regression against TensorFlow Privacy: needs STACK=tf215
 	$(BIN)/python benchmarks/logistic_regression.py

@@ -1,6 +1,6 @@
 """Every case of docs/benchmarks.md, for this library and others.
 
-    python benchmarks/suite.py [--cases logistic ...] [--jax PYTHON] [--torch PYTHON] [--quick] [--check]
+    python benchmarks/suite.py [--cases logistic ...] [--jax PYTHON] [--torch PYTHON] [--quick] [--check] [--gpu]
 
 In each case all programs have the same model, number of records, batch size and optimizer, and run in alternating rounds in one
 tree of processes; compiling is excluded and reported as `first_call_seconds`. Private programs draw an exact Poisson batch and
@@ -9,7 +9,7 @@ fresh noise in every step (TensorFlow Privacy uses batches of a fixed size, in o
 
 `--jax` and `--torch` are interpreters of environments with `benchmarks/peers/jax.txt` and `torch.txt` (`make bench` creates
 them); without one its rows stay empty. `--check` compares the ratios with `benchmarks/reference.json` and exits with status 1
-if one is worse than its threshold. The last line is one JSON object with the ratio of each row.
+if one is worse than its threshold. `--gpu` writes `suite_gpu.json` and, without a GPU, measures nothing. The last line is one JSON object with the ratio of each row.
 """
 
 from __future__ import annotations
@@ -226,6 +226,12 @@ def check(rows: dict[str, Any], reference: pathlib.Path) -> list[str]:
     return worse
 
 
+def gpus() -> list[str]:
+    """The names of the GPUs that TensorFlow sees."""
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [each.get("device_name", "GPU") for each in details]
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+")
@@ -235,7 +241,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     parser.add_argument("--check", action="store_true", help="compare with the stored thresholds")
+    parser.add_argument("--gpu", action="store_true", help="on a GPU, into suite_gpu.json")
     options = parser.parse_args(arguments)
+    if options.gpu and not gpus():
+        print("TensorFlow sees no GPU: nothing is measured. The extra `gpu` installs its libraries.")
+        return {}
     tf.get_logger().setLevel("ERROR")
     began = time.perf_counter()
     peers: dict[str, Peer] = {}
@@ -279,7 +289,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "failed": failed,
         "quick": options.quick,
         "benchmark": "suite",
-        "machine": harness.machine(),
+        "machine": {**harness.machine(), "gpus": gpus()},
         "versions": {
             **harness.versions(
                 tensorflow="tensorflow",
@@ -293,12 +303,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "command": harness.command("suite.py", sys.argv[1:] if arguments is None else arguments),
     }
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "suite.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(
-        times,
-        options.output / "suite.png",
-        f"{harness.cpu_name()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
-    )
+    name = "suite_gpu" if options.gpu else "suite"
+    (options.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    machine = ", ".join([harness.cpu_name(), f"{os.cpu_count()} cores", *gpus(), f"TensorFlow {tf.__version__}"])
+    draw(times, options.output / f"{name}.png", machine)
     print(f"\n{table(rows)}\n")
     worse = check(rows, HERE / "reference.json") if options.check else []
     for line in worse:

@@ -125,6 +125,12 @@ except SystemExit as error:
     assert error.code == 2
 else:
     raise AssertionError("an unknown case was taken")
+small = ["--quick", "--gpu", "--cases", "sampler", "--output", str(reference.parent)]
+suite.gpus = lambda: []
+assert suite.main(small) == dict() and list(reference.parent.glob("suite*")) == []
+suite.gpus = lambda: ["H100"]
+assert suite.main(small)["machine"]["gpus"] == ["H100"]
+assert sorted(path.name for path in reference.parent.glob("suite*")) == ["suite_gpu.json", "suite_gpu.png"]
 """
     )
     environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}
