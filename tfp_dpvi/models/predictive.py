@@ -144,7 +144,13 @@ class PosteriorPredictive(Derived):
         return outcome_of_each(self._likelihood, draws, n, sample_seed)
 
     def _cdf(self, value: Structure) -> tf.Tensor:
-        return tf.reduce_mean(over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws), axis=0)
+        try:
+            return tf.reduce_mean(
+                over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws), axis=0
+            )
+        except NotImplementedError:
+            one = type(_each(self._one)).__name__
+            raise NotImplementedError(f"{one} has no cdf: take np.quantile(sample(1000), 0.9, axis=0).") from None
 
     def quantile(self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object) -> tf.Tensor:
         """Returns quantiles of each outcome; for counts, the smallest value whose `cdf` reaches the probability `value`."""

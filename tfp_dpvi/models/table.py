@@ -30,7 +30,6 @@ class TableModel(DPVI):
         prior: tfd.Distribution | Callable[[], tfd.Distribution],
         surrogate_posterior: tfd.Distribution | str,
         *,
-        method: str = "pairs",  # "gradients" in files of models that an earlier version fitted by gradients.
         target: str | None = None,
         layout: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -39,7 +38,7 @@ class TableModel(DPVI):
             prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
         )
         self._segments = Segments.of(table)
-        self.table, self.method, self.target = table, method, target  # With the model's levels.
+        self.table, self.target = table, target  # With the model's levels.
         self.layout = None if layout is None else Layout.from_config(layout)  # Of synthetic tables, after a fit.
 
     def get_config(self) -> dict[str, Any]:
@@ -53,7 +52,6 @@ class TableModel(DPVI):
         }
         return {
             **super(DPVI, self).get_config(),
-            "method": self.method,
             "target": self.target,
             "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
@@ -113,7 +111,6 @@ class TableModel(DPVI):
             tf.while_loop(lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1)
 
         run(tf.constant(_random.new_key(state.seed)))
-        self.method = "pairs"
         state.plan, state.num_records, state.num_records_declared = plan, released.num_records, declared
         state.inputs = specs_of(Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1))
         self.predict_function = self.test_function = None
@@ -121,8 +118,6 @@ class TableModel(DPVI):
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
-        if self.method == "gradients":
-            return super().caveats
         return (
             "the posterior includes the noise, but assumes independent parameters (mean field) and independent counts: for many "
             "columns its intervals are too narrow.",
