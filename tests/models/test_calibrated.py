@@ -96,6 +96,8 @@ def test_history_and_report(fitted):
 def test_the_summary_says_where_the_variance_comes_from(fitted):
     model, _, _ = fitted
     summary = model.posterior_summary()
+    assert "No fit" in str(model_of().posterior_summary())
+    assert "No fit" not in str(summary)
     assert summary.names == ["w[0]", "w[1]"]
     shares = np.stack([summary.columns[name] for name in ("noise", "data", "prior")])
     np.testing.assert_allclose(shares.sum(axis=0), 1.0)

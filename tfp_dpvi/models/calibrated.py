@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.simulation import PairSimulator
 
 LOG = logging.getLogger("tfp_dpvi")
-FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
-"""Exceptions for arrays that are not finite or not of full rank."""
+FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)  # Arrays that are not finite or not of full rank.
 _NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
 # Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5

@@ -17,8 +17,7 @@ from tfp_dpvi.models.coordinates import Coordinates
 if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
 
-MOST_COORDINATES = 50
-"""Maximal number of parameters that a likelihood reads. For more, noise dominates their curvature matrix."""
+MOST_COORDINATES = 50  # That a likelihood reads. For more, noise dominates their curvature matrix.
 
 _NUM_TRIED = 5
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)

@@ -8,8 +8,7 @@ from tfp_dpvi._tf import function_of_model, tf, tfd
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.predictive import posterior_draws
 
-_TIMES_WIDER, _LEAST = 10.0, 3.0
-"""Ratio of the surrogate's to the prior's standard deviation on the real line that no posterior reaches."""
+_TIMES_WIDER, _LEAST = 10.0, 3.0  # No posterior's standard deviation on the real line is so many times the prior's.
 
 
 class Spread:

@@ -23,6 +23,7 @@ class PosteriorSummary:
     names: list[str]  # Of the parameters' entries, such as "w[0]".
     columns: dict[str, np.ndarray]
     checks: Checks | None  # None if the posterior is the raw surrogate.
+    fitted: bool = True
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
@@ -30,7 +31,9 @@ class PosteriorSummary:
         for number, name in enumerate(self.names):
             lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
         one = self.checks
-        if one is None:
+        if not self.fitted:
+            lines.append("No fit is recorded: unless weights were loaded, these are starting values.")
+        elif one is None:
             lines.append("Not calibrated: the spread includes neither the added noise nor the bias of clipping.")
         else:
             limit = f"no limit, as the bend is {one.bend:.2g}" if one.bend <= 1.0 else "limit 1.3"
@@ -42,7 +45,9 @@ class PosteriorSummary:
         return "\n".join(lines)
 
 
-def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None) -> PosteriorSummary:
+def summarise(
+    draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None, fitted: bool
+) -> PosteriorSummary:
     """Returns the table of posterior draws."""
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
@@ -55,4 +60,4 @@ def summarise(draws: Structure, coordinates: Coordinates, calibrated: Calibrated
         if coordinates.sizes == [part[0].size for part in parts]:  # Not for a simplex, for instance.
             own = calibrated.shares
         columns.update(zip(("noise", "data", "prior"), own.T, strict=True))
-    return PosteriorSummary(names, columns, None if calibrated is None else calibrated.checks)
+    return PosteriorSummary(names, columns, None if calibrated is None else calibrated.checks, fitted)

@@ -17,11 +17,10 @@ from tfp_dpvi.models.predictive import has_classes, mean_of
 if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
 
-_NUM = 3
-"""Number of records that a likelihood is traced on: 1 would hide a shape that broadcasts."""
-_FEW = 30
-"""Number of records up to which a parameter of the same length may be a coincidence."""
+_NUM = 3  # Records that a likelihood is traced on: 1 would hide a shape that broadcasts.
+_FEW = 30  # Records up to which a parameter of the same length may be a coincidence.
 _AT_ONCE = 65_536
+_NODE = r"'\{\{node .*?\}\} = (\w+)\[.*?\]\(.*?\)'"  # TensorFlow's dump of an operation.
 
 
 def check_likelihood(model: DPVI, records: Records) -> None:
@@ -42,7 +41,8 @@ def check_likelihood(model: DPVI, records: Records) -> None:
         shapes = tf.nest.map_structure(lambda spec: spec and f"{spec.dtype.name}{spec.shape.as_list()}", specs)
         table = " A table is a dict of its columns, x['name']; x.to_numpy() makes one array."
         raise ValueError(
-            f"likelihood failed on a batch of {_NUM} records with x, y = {shapes}: {type(error).__name__}: {error}"
+            f"likelihood failed on a batch of {_NUM} records with x, y = {shapes}: {type(error).__name__}: "
+            + re.sub(_NODE, r"\1", str(error))
             + (table if isinstance(records.x, dict) else "")
         ) from error
     if log_prob.shape.rank is None or log_prob.shape.as_list() != [_NUM]:

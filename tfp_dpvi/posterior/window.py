@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 
-BURN_IN = 0.3
-"""Fraction of a fit's steps before the window."""
+BURN_IN = 0.3  # Fraction of a fit's steps before the window.
 
 MOST_KAPPA = 2.5
 

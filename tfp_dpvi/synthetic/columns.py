@@ -18,8 +18,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 
 MISSING = -1
-FINEST = 16**4
-"""The maximal number of bins of a private histogram of a number."""
+FINEST = 16**4  # The maximal number of bins of a private histogram of a number.
 
 
 @dataclasses.dataclass(frozen=True)
