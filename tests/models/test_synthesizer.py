@@ -228,7 +228,7 @@ def make_gains(num=4000, seed=0):
 
 
 def test_zeros_and_heaps_survive_the_defaults(tmp_path):
-    """In 54 fits the share of zeros was 0.013 too small, with a standard deviation of 0.007, and half of the heap's was left."""
+    """In 54 fits the share of zeros was 0.013 too small, with a standard deviation of 0.007. Half of the heap is at its neighbour, in its finest bin."""
     data, ledger = make_gains(), dpvi.PrivacyLedger()
     synthesizer = dpvi.Synthesizer(ZERO_INFLATED, 8).fit(data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=500)
     report = synthesizer.privacy_report()

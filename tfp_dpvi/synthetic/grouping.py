@@ -16,8 +16,8 @@ from tfp_dpvi.synthetic.columns import Categorical, Column, Numeric
 
 _BRANCHES = 16
 _SPLIT = 4.0  # Counts, in standard deviations of the noise, from which a node's children are examined, ...
+_LIKELY = 2.5  # ... if the node holds 0, a bound or a declared spike, where heaps are likely, ...
 _SEEN = 2.0  # ... and from which a child is separated from its neighbours.
-
 _FEW = 5  # Number of levels below which one may normally have most records.
 
 Cell = tuple[int, int, float]
@@ -104,7 +104,8 @@ def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped
     fine = column.fine
     assert isinstance(column, Numeric)
     assert isinstance(fine, Numeric)
-    cells = _cells(counts, deviation, fine.num_levels, 0, 0, max(float(counts[0].sum()), 1.0))
+    likely = fine.bins_of(np.array(column.special))
+    cells = _cells(counts, deviation, likely, 0, 0, max(float(counts[0].sum()), 1.0))
     alone = {int(place) for place in fine.bins_of(np.array(column.spikes))}
     cells, ends = _divided(cells, alone, column.num_levels)
     starts = fine.edges[[low for low, _, _ in cells]]
@@ -138,30 +139,28 @@ def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation:
     return _grouped(column, column, groups, masses, np.ones(column.num_levels))
 
 
-def _cells(counts: list[np.ndarray], deviation: float, num: int, depth: int, node: int, mass: float) -> list[Cell]:
+def _cells(tree: list[np.ndarray], sd: float, likely: np.ndarray, depth: int, node: int, mass: float) -> list[Cell]:
     """Returns the cells that are distinguished below a node; indistinct neighbours are one cell."""
-    width = _BRANCHES ** (len(counts) - 1 - depth)
-    children = range(node * _BRANCHES if depth else 0, min((node + 1) * _BRANCHES, len(counts[depth])))
-    found = {child: float(counts[depth][child]) for child in children}
-    seen = {child: count for child, count in found.items() if count > _SEEN * deviation}
+    width = _BRANCHES ** (len(tree) - 1 - depth)
+    children = range(node * _BRANCHES if depth else 0, min((node + 1) * _BRANCHES, len(tree[depth])))
+    found = {child: float(tree[depth][child]) for child in children}
+    seen = {child: count for child, count in found.items() if count > _SEEN * sd}
     total, rest = sum(seen.values()), len(found) - len(seen)
     scale = mass / total if total > mass or (total > 0.0 and rest == 0) else 1.0
     share = max(mass - scale * total, 0.0) / max(rest, 1)
     cells: list[Cell] = []
-    merging = False
     for child in children:
-        low, high = child * width, min((child + 1) * width, num)
+        low, high = child * width, min((child + 1) * width, len(tree[-1]))
         if child not in seen:
-            if merging:
+            if child - 1 in found and child - 1 not in seen:
                 cells[-1] = (cells[-1][0], high, cells[-1][2] + share)
             else:
                 cells.append((low, high, share))
-            merging = True
             continue
-        merging = False
         here = scale * seen[child]
-        if width > 1 and here > _SPLIT * deviation:
-            cells += _cells(counts, deviation, num, depth + 1, child, here)
+        enough = _LIKELY if ((low <= likely) & (likely < high)).any() else _SPLIT
+        if width > 1 and here > enough * sd:
+            cells += _cells(tree, sd, likely, depth + 1, child, here)
         else:
             cells.append((low, high, here))
     return cells
