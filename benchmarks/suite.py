@@ -9,7 +9,8 @@ fresh noise in every step (TensorFlow Privacy uses batches of a fixed size, in o
 
 `--jax` and `--torch` are interpreters of environments with `benchmarks/peers/jax.txt` and `torch.txt` (`make bench` creates
 them); without one its rows stay empty. `--check` compares the ratios with `benchmarks/reference.json` and exits with status 1
-if one is worse than its threshold. `--gpu` writes `suite_gpu.json` and, without a GPU, measures nothing. The last line is one JSON object with the ratio of each row.
+if one is worse than its threshold. `--gpu` writes `suite_gpu.json` and, without a GPU, measures nothing. The last line is one JSON
+object with the ratio of each row.
 """
 
 from __future__ import annotations
@@ -243,6 +244,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--check", action="store_true", help="compare with the stored thresholds")
     parser.add_argument("--gpu", action="store_true", help="on a GPU, into suite_gpu.json")
     options = parser.parse_args(arguments)
+    if options.gpu and options.check:
+        parser.error("--check: the thresholds are those of a CPU; leave it out with --gpu")
     if options.gpu and not gpus():
         print("TensorFlow sees no GPU: nothing is measured. The extra `gpu` installs its libraries.")
         return {}

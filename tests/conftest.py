@@ -1,7 +1,8 @@
 """Settings of every test process.
 
-The random numbers of a test follow from its name, so that it passes always or never: starting weights, noise, records.
-`TFP_DPVI_TEST_SEED=7 make test` takes others, to see which tests may fail by chance.
+The random numbers of a test follow from its name, so that none fails by chance: starting weights, noise, records. A fixture of
+a module follows the test that asks for it first; processes that a test starts have keys from the operating system.
+`TFP_DPVI_TEST_SEED=7 make test` takes others, and hypothesis its own, to see which tests may fail by chance.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from tfp_dpvi._tf import keras
 SEED = os.environ.get("TFP_DPVI_TEST_SEED", "0")
 hypothesis.settings.register_profile("repeatable", derandomize=SEED == "0", deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_report_header():
+    return f"TFP_DPVI_TEST_SEED={SEED}"
 
 
 def pytest_collection_finish():

@@ -1,7 +1,7 @@
 """Tests of distributions with a stated false-alarm rate.
 
-Keys come from the operating system, so that every run looks at other randomness. Each p-value is compared with
-`ALPHA` = 1e-9; a run of all tests looks at fewer than 500 of them, so it raises a false alarm with a probability below
+Keys follow from a test's name and `TFP_DPVI_TEST_SEED` (`tests/conftest.py`). Each p-value is compared with
+`ALPHA` = 1e-9; a run of all tests with another seed looks at fewer than 500 of them, so it raises a false alarm with a probability below
 5e-7 (p-values of large samples, by asymptotic laws, which are good to a small factor at these sizes).
 """
 

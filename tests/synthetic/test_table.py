@@ -320,15 +320,15 @@ def test_rare_categories_share_by_what_the_noisy_counts_can_tell():
 
 
 def test_a_heap_at_a_bound_survives_noise_that_may_hide_others():
-    """80 records with noise of sd 14 have a bin of their own in 0.965 of 200 histograms; by the threshold of other places in 0.61.
+    """80 records with noise of sd 14 have a bin of their own in 0.93 to 0.97 of histograms; by the threshold of other places in 0.61.
 
-    A smooth column gets no such bin. 40 draws: at least 33 has a false alarm below 1e-4 in a run of another seed.
+    A smooth column gets no such bin. Fewer than 75 of 100 at 0.93: below 1e-8.
     """
-    column, generator = Integer(0, 99_999), np.random.default_rng(3)
+    column, generator = Integer(0, 99_999), np.random.default_rng(random.getrandbits(32))
     for num in (80, 0):
         values = generator.normal(50_000, 12_000, 4000).clip(0, 99_000).round()
         values[:num] = 99_999
         exact = histograms(column, column.fine.bins_of(values))
-        noisy = ([part + 14.0 * generator.normal(size=len(part)) for part in exact] for _ in range(40))
+        noisy = ([part + 14.0 * generator.normal(size=len(part)) for part in exact] for _ in range(100))
         alone = sum(group(column, counts, 14.0).column.edges[-2] == 99_999 for counts in noisy)
-        assert alone >= 33 if num else alone == 0
+        assert alone >= 75 if num else alone == 0

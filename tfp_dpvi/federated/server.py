@@ -23,7 +23,7 @@ class Schedule:
     rounds: int = 10  # How often each hospital is asked.
     damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
     decay: float = 1.0  # The share in the last round over that in the first, in (0, 1].
-    most_ahead: int = 1  # How many rounds ahead of the slowest that answers; it bounds how stale a change is.
+    most_ahead: int = 1  # Rounds ahead of the slowest that answers: how stale a change, how many an absent one loses.
     waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
     one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 

@@ -220,7 +220,8 @@ class DPVI(base.DistributionModel):
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
         """Returns a table of `posterior`, from draws: means, quantiles, and shares of noise, data and prior in each variance."""
         draws = posterior_draws(self.posterior, num_draws, seed)
-        return summarise(draws, Coordinates(self.prior), self._calibrated(), self._dp.plan is not None)
+        fitted = self._dp.plan is not None or self._dp.progress.steps > 0
+        return summarise(draws, Coordinates(self.prior), self._calibrated(), fitted)
 
     def released_logs(self, accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:
         """See `DPModel`."""

@@ -150,7 +150,7 @@ class PosteriorPredictive(Derived):
             )
         except NotImplementedError:
             one = type(_each(self._one)).__name__
-            raise NotImplementedError(f"{one} has no cdf: take np.quantile(sample(1000), 0.9, axis=0).") from None
+            raise NotImplementedError(f"{one} has no cdf: take quantiles and shares of sample(1000).") from None
 
     def quantile(self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object) -> tf.Tensor:
         """Returns quantiles of each outcome; for counts, the smallest value whose `cdf` reaches the probability `value`."""

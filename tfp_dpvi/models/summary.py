@@ -31,7 +31,7 @@ class PosteriorSummary:
         for number, name in enumerate(self.names):
             lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
         one = self.checks
-        if not self.fitted:
+        if one is None and not self.fitted:
             lines.append("No fit is recorded: unless weights were loaded, these are starting values.")
         elif one is None:
             lines.append("Not calibrated: the spread includes neither the added noise nor the bias of clipping.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NUM = 3  # Records that a likelihood is traced on: 1 would hide a shape that broadcasts.
 _FEW = 30  # Records up to which a parameter of the same length may be a coincidence.
 _AT_ONCE = 65_536
-_NODE = r"'\{\{node .*?\}\} = (\w+)\[.*?\]\(.*?\)'"  # TensorFlow's dump of an operation.
+_NODE = r"'\{\{node [^}]*\}\} = (\w+)\[.*?\]\(.*?\)'"  # TensorFlow's dump of an operation.
 
 
 def check_likelihood(model: DPVI, records: Records) -> None:
