@@ -391,6 +391,17 @@ def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
     assert found.fit_settings == {"batch_size": 1000, "epochs": 60}
 
 
+def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
+    x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
+    model, settings = dpvi.DPVI(prior, likelihood), {"num_records": 5000, "epsilon": 1.0, "delta": 1e-5}
+    usual, low = dpvi.pilot(model, x, **settings), dpvi.pilot(model, x, **settings, learning_rate=0.05)
+    assert low.learning_rate == 0.05
+    assert low.learning_rate * low.last_rate == pytest.approx(usual.learning_rate * usual.last_rate)
+    assert dpvi.pilot(model, x, **settings, learning_rate=1e-6).last_rate == 1.0  # The rate never rises.
+    with pytest.raises(ValueError, match=r"learning_rate=0.*greater than 0"):
+        dpvi.pilot(model, x, **settings, learning_rate=0.0)
+
+
 @pytest.mark.slow  # A case of the pilot of which others are quick.
 def test_directions_without_information_do_not_choose_the_clip():
     """Four copies of one input: the clip still depends on epsilon."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _NUM_DRAWS = 64
 _STEPS, _RATE = 300, 0.2
-_LEARNING_RATE = 0.1
 _CLIPS = (1.0, 1.4, 2.0)  # Relative to the median norm of a pair's gradient.
 _FALLS = 0.4  # The fraction of steps over which it decays.
 _RELAXATIONS = 2.0  # Of the iterates in the window: more add jitter, fewer leave its mean far from the posterior's.
@@ -57,13 +56,21 @@ class Pilot:
 
 
 def pilot(
-    model: DPVI, x: Structure | None = None, *, num_records: int, epsilon: float, delta: float, seed: int = 0
+    model: DPVI,
+    x: Structure | None = None,
+    *,
+    num_records: int,
+    epsilon: float,
+    delta: float,
+    learning_rate: float = 0.1,
+    seed: int = 0,
 ) -> Pilot:
     """Proposes clip, learning rate, batch size and epochs for `DPVI(clipping="paired")`, at no privacy cost.
 
     Draws parameters from the prior and pairs of outcomes from the likelihood, at public or synthetic inputs `x` that resemble
     the private ones, at least ten records (None for models of whole records). The model keeps the inputs: they give a prior of
-    the curvature's shape, which narrows its posterior. N, epsilon and delta are those of the planned fit.
+    the curvature's shape, which narrows its posterior. N, epsilon and delta are those of the planned fit. `learning_rate` is that
+    of Adam's first step; halve it for a posterior with several modes, since large noisy steps can end in a wrong one.
 
     Raises:
       ValueError: the paired clip does not apply to the model, or an argument does not fit.
@@ -73,14 +80,12 @@ def pilot(
     A function of the model and of its arguments, which are public.
     """
     num_records = check.count("num_records", num_records, 1)
+    learning_rate = check.positive("learning_rate", learning_rate)
     simulator = PairSimulator(model, x)
     generator = np.random.default_rng(seed)
-    medians, drawn = [], []
     vectors = simulator.pairing.coordinates.prior_draws(_NUM_DRAWS, generator.integers(2**31, size=2))
-    for vector in vectors:
-        drawn.append(simulator.pairs(vector, generator, 512))
-        if len(drawn[-1].deltas):
-            medians.append(np.median(np.linalg.norm(drawn[-1].deltas, axis=1)))
+    drawn = [simulator.pairs(vector, generator, 512) for vector in vectors]
+    medians = [np.median(np.linalg.norm(pairs.deltas, axis=1)) for pairs in drawn if len(pairs.deltas)]
     if not medians:
         raise ValueError("pilot: no simulated pair has a finite gradient: check the prior with prior_predictive.")
     model.calibration.use(simulator)
@@ -103,11 +108,11 @@ def pilot(
     def spread(clip: float) -> float:
         noise = (plan.deviation * clip * num_records / batch) ** 2 / count
         found = [pairs.spread(num_records, clip, noise, precision) for pairs in usable]
-        return float(np.median([one for one in found if math.isfinite(one)] or [_LEARNING_RATE]))
+        return float(np.median([one for one in found if math.isfinite(one)] or [learning_rate]))
 
     clip = min((share * median for share in _CLIPS), key=spread)
     last = _RELAXATIONS * spread(clip) / math.sqrt(count)
-    return Pilot(clip, _LEARNING_RATE, min(last / _LEARNING_RATE, 1.0), batch, epochs)
+    return Pilot(clip, learning_rate, min(last / learning_rate, 1.0), batch, epochs)
 
 
 class PairSimulator:

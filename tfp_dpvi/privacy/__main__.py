@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        found = _show(options) if options.command == "show" else _plan(options)
+        found = _answer(options)
     except (BudgetExhaustedError, LedgerError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -70,14 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> planner.PrivacyOutlook:
-    asked = {name: value for name, value in vars(options).items() if name not in ("json", "command")}
+def _answer(options: argparse.Namespace) -> planner.PrivacyOutlook | PrivacyReport:
+    asked = {name: value for name, value in vars(options).items() if name not in ("json", "command", "ledger")}
+    if options.command == "show":
+        return PrivacyReport.from_ledger(PrivacyLedger(options.ledger, read_only=True), **asked)
     return planner.plan_privacy(**asked)
-
-
-def _show(options: argparse.Namespace) -> PrivacyReport:
-    asked = {name: getattr(options, name) for name in ("delta", "accountant", "num_records")}
-    return PrivacyReport.from_ledger(PrivacyLedger(options.ledger, read_only=True), **asked)
 
 
 if __name__ == "__main__":

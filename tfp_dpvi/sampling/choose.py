@@ -60,7 +60,8 @@ def make_sampler(
         raise ValueError(
             f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling has no accounting here."
         )
-    most = physical_batch_size or _most_at_once(needs)
+    limits = (_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES) if needs.batchwise else (num_available, _MAX_BYTES)
+    most = physical_batch_size or max(1, min(limits[0], limits[1] // max(1, needs.bytes_each)))
     mean = num_available * batch_size / num_records
     full = batch_size >= num_records
     # If the whole sample is needed at once: ten standard deviations are never exceeded.
@@ -82,12 +83,6 @@ def make_sampler(
         if sampler.physical_batch_size <= most:
             return sampler
     return make(num_available, num_records, batch_size, most)
-
-
-def _most_at_once(needs: BatchNeeds) -> int:
-    if needs.batchwise:
-        return max(1, min(_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES // max(1, needs.bytes_each)))
-    return max(1, _MAX_BYTES // max(1, needs.bytes_each))
 
 
 def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
