@@ -395,6 +395,7 @@ def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
     x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
     model, settings = dpvi.DPVI(prior, likelihood), {"num_records": 5000, "epsilon": 1.0, "delta": 1e-5}
     usual, low = dpvi.pilot(model, x, **settings), dpvi.pilot(model, x, **settings, learning_rate=0.05)
+    assert float(low.optimizer(5000, noise_multiplier=1.0).learning_rate) == pytest.approx(low.learning_rate)
     assert low.learning_rate == 0.05
     assert low.learning_rate * low.last_rate == pytest.approx(usual.learning_rate * usual.last_rate)
     assert dpvi.pilot(model, x, **settings, learning_rate=1e-6).last_rate == 1.0  # The rate never rises.

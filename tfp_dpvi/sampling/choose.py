@@ -60,8 +60,8 @@ def make_sampler(
         raise ValueError(
             f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling has no accounting here."
         )
-    limits = (_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES) if needs.batchwise else (num_available, _MAX_BYTES)
-    most = physical_batch_size or max(1, min(limits[0], limits[1] // max(1, needs.bytes_each)))
+    rows, size = (_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES) if needs.batchwise else (num_available, _MAX_BYTES)
+    most = physical_batch_size or max(1, min(rows, size // max(1, needs.bytes_each)))
     mean = num_available * batch_size / num_records
     full = batch_size >= num_records
     # If the whole sample is needed at once: ten standard deviations are never exceeded.
