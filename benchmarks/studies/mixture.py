@@ -221,7 +221,7 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     wrong = {
         name: f"{sum(row['found'] < NUM_COMPONENTS for row in found)} of {len(found)}" for name, found in rows.items()
     }
-    labels = {**LABELS, "pilots_rate": f"the same at the pilot's rate of {PILOTS_RATE:g}"}
+    labels = {**LABELS, "pilots_rate": f"paired clip at the pilot's rate of {PILOTS_RATE:g}"}
     at_one = ", ".join(f"{label} {wrong.get(f'{name}-1')}" for name, label in labels.items())
     _draw(rows, below, folder)
     lines += ["", f"Fits with a wrong mode at epsilon 1: {at_one}, without privacy {wrong.get('nonprivate')}.", ""]
