@@ -27,7 +27,7 @@ NUM_COMPONENTS, VARIANCE, DELTA = len(CENTRES), 0.5, 1e-3
 NUM_RECORDS, NUM_TEST, NUM_FRESH = 2000, 100, 10_000
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 STEPS, RATE, CLIP, EMA = 250, 0.05, 1.0, 0.98  # Those of examples/gaussian_mixture.py, chosen on other data.
-# At the pilot's rate noise can move components from mode to mode; the other was chosen on other data.
+# At the pilot's rate noise can move components from mode to mode; the other was chosen by benchmarks/mixture_rates.py.
 PILOTS_RATE, PAIRED_RATE = 0.1, 0.04
 # DP-SGLD's settings are the best of these by the truth of other data sets, which is impossible for a user.
 SGLD_GRID = [
@@ -191,7 +191,9 @@ COMPARED = (("paired", 1), ("sgld", 1))  # With more seeds, as without privacy: 
 MANY = 100
 CELLS = [
     Cell("nonprivate", dpvi_cell(math.inf), num=MANY),
-    Cell("pilots_rate-1", dpvi_cell(1.0, gradients="aligned", clipping="paired", rate=PILOTS_RATE), num=MANY),
+    Cell(
+        "pilots_rate-1", dpvi_cell(1.0, gradients="aligned", clipping="paired", rate=PILOTS_RATE), num=MANY, full=True
+    ),
     *(
         Cell(f"{name}-{epsilon:g}", make(epsilon), num=MANY if (name, epsilon) in COMPARED else 10)
         for name, make in METHODS.items()

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import mixture_rates
 import numpy as np
 import pytest
 import run_studies
@@ -17,6 +18,7 @@ from support.toy import Toy, records, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.models import Pilot
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan
 
 tfd = tfp.distributions
@@ -43,6 +45,33 @@ def test_a_cell_goes_on_where_it_stopped(tmp_path):
     assert made == [1, 2, 3, 3, 4]
     assert [row["value"] for row in cells.load(path)] == [1, 4, 9, 16]
     assert json.loads(path.read_text())["cell"] == "cell"
+
+
+def test_the_numpy_copy_has_the_scores_of_the_model():
+    rng = np.random.default_rng(0)
+    vectors, x = (
+        rng.normal(size=(1, mixture_rates.SIZE)).astype("float32"),
+        rng.normal(size=(1, 7, 2)).astype("float32"),
+    )
+    parts = [tf.constant(part) for part in np.split(vectors[0], [10, 15])]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(parts)
+        means, raw, logits = parts
+        weights = tfp.bijectors.SoftmaxCentered().forward(logits)
+        params = {"means": tf.reshape(means, [5, 2]), "variances": 1 / tf.nn.softplus(raw), "weights": weights}
+        log_probs = mixture.likelihood(params).log_prob(x[0])
+    expected = tf.concat([tape.jacobian(log_probs, part) for part in parts], axis=1)
+    np.testing.assert_allclose(
+        mixture_rates.scores(x, *mixture_rates.unpack(vectors))[0], expected, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_the_numpy_copy_finds_all_centres_without_noise(monkeypatch):
+    monkeypatch.setattr(mixture_rates, "SETS_AT_ONCE", 3)
+    settings = Pilot(l2_norm_clip=1.5, learning_rate=0.04, last_rate=1.0, batch_size=400, epochs=40)
+    np.testing.assert_array_equal(mixture_rates.found_centres(settings, deviation=0.0, seed=1), 5)
+    lost = mixture_rates.found_centres(settings, deviation=1000.0, seed=1)
+    assert min(lost) < 5  # Noise of 70 times that of epsilon 1.
 
 
 def test_fits_start_anew():
