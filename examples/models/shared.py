@@ -3,8 +3,9 @@
     python examples/models/radon.py [--num 10000] [--epsilon 1] [--delta 1e-5] [--seed 2026] [--output outputs/models]
 
 A model is a module with `prior()`, `likelihood(params, x)` or `likelihood(params)`, and `inputs(num, generator)`: public or
-synthetic inputs, or None for likelihoods of whole records. Optional are `surrogate(prior)`, `CLIPPING`, and `closed_form(x, y)`,
-draws from the exact posterior; the default is Hamiltonian Monte Carlo. Truths are drawn from the prior.
+synthetic inputs, or None for likelihoods of whole records. Optional are `surrogate(prior)`, `CLIPPING`,
+`NUM_SYNTHETIC`, how many inputs the pilot gets, and `closed_form(x, y)`, draws from the exact posterior; the default is Hamiltonian
+Monte Carlo. Truths are drawn from the prior.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def simulate(family: Family, num: int, seed: int) -> tuple[Any, Any, Any]:
 
 def made_up(family: Family) -> Any:
     """Returns synthetic inputs that resemble the private ones, or None."""
-    return family.inputs(1000, np.random.default_rng(7))
+    return family.inputs(getattr(family, "NUM_SYNTHETIC", 1000), np.random.default_rng(7))
 
 
 def make_model(family: Family, clipping: str | None = None) -> dpvi.DPVI:
