@@ -86,7 +86,7 @@ test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new ran
 	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) $(RUN_TESTS) -m slow $(PYTEST_ARGS)
 
 .PHONY: studies
-studies: $(STAMP) ## Ten models, the 2017 paper's mixture, d3p's groups, the bars: goes on where it stopped; FULL=1 adds hours
+studies: $(STAMP) ## Ten models, the 2017 paper's mixture, d3p's groups, the bars: goes on where it stopped; FULL=1 adds two long cells
 	$(BIN)/python benchmarks/run_studies.py --write $(if $(FULL),--full)
 
 .PHONY: study-logistic

@@ -2,7 +2,7 @@
 
     python benchmarks/run_studies.py [mixture hierarchical bars families] [--cells NAME ...] [--num N] [--jobs 2] [--full] [--write]
 
-A cell is one setting of a study; its file has a row for each seed. Cells that take hours run only with `--full`. At the end each
+A cell is one setting of a study; its file has a row for each seed. Two long cells run only with `--full`. At the end each
 study draws its pictures and prints its table; `--write` writes both into the pages of docs/.
 """
 
@@ -25,10 +25,10 @@ STUDIES = ("families", "mixture", "hierarchical", "bars")
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="*", help=f"of {', '.join(STUDIES)}; default all")
-    parser.add_argument("--cells", nargs="*", help="only these, or those whose names begin so")
+    parser.add_argument("--cells", nargs="*", help="only these")
     parser.add_argument("--num", type=int, help="at most so many seeds of each cell")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once; 0 runs the cells in this one")
-    parser.add_argument("--full", action="store_true", help="the cells that take hours too")
+    parser.add_argument("--full", action="store_true", help="the long cells too")
     parser.add_argument("--report", action="store_true", help="only draw and print what is there")
     parser.add_argument("--write", action="store_true", help="write tables and pictures into docs/ too")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/studies"))
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     todo = []
     for name, study in chosen.items():
         for cell in study.CELLS:
-            wanted = not options.cells or any(cell.name.startswith(prefix) for prefix in options.cells)
+            wanted = not options.cells or cell.name in options.cells
             if wanted and not options.report and (options.full or not cell.full):
                 path, num = options.out / name / f"{cell.name}.json", min(cell.num, options.num or cell.num)
                 if len(cells.load(path)) < num:

@@ -31,7 +31,7 @@ class Cell:
       name: name of its file.
       make: called once in a separate process; returns a function that makes the row of a seed.
       num: number of seeds.
-      full: whether it takes hours and runs only with `--full`.
+      full: whether it is long and runs only with `--full`.
     """
 
     name: str

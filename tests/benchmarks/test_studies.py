@@ -253,6 +253,13 @@ def test_the_driver_reports_what_is_there(tmp_path, capsys):
     assert (tmp_path / "hierarchical" / "auc.png").exists()
 
 
+def test_cells_are_chosen_by_their_whole_names(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(cells, "run", lambda cell, path, num: ran.append(cell.name))
+    run_studies.main(["hierarchical", "--cells", "steps-100", "--jobs=0", "--full", f"--out={tmp_path}"])
+    assert ran == ["steps-100"]
+
+
 def test_blocks_of_a_page_are_written_between_their_marks(tmp_path):
     page, begin = tmp_path / "page.md", "<!-- bars: begin, written by benchmarks/run_studies.py -->\n"
     page.write_text(f"a\n{begin}old\n<!-- bars: end -->\nb\n")
