@@ -6,7 +6,7 @@ import pytest
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.models.bend import Bend
-from tfp_dpvi.models.simulation import PairSimulator
+from tfp_dpvi.models.simulation import Pairs, PairSimulator
 
 tfd = tfp.distributions
 CLIP, AT = 1.0, np.array([-3.0, 0.7])  # A few per cent of ones.
@@ -23,7 +23,7 @@ def simulated():
     )
     simulator = PairSimulator(model, x)
     guesses = AT + generator.normal(size=(16, 2))
-    return x, simulator, *Bend.of(simulator, PATH, guesses, CLIP, 1000, generator)
+    return x, simulator, Bend.of(simulator, PATH, guesses, CLIP, generator)
 
 
 def sums(x, theta):
@@ -38,7 +38,7 @@ def sums(x, theta):
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
     """With A = G(theta), what a release at theta shows, the score is m(theta). Seeded; 6 % is the simulation's error here."""
-    x, simulator, bend, _ = simulated
+    x, simulator, bend = simulated
     theta = AT + np.array(away)
     mean, slope = sums(x, theta)
     root = bend.root.numpy().astype(float)
@@ -61,5 +61,7 @@ def test_the_first_slope_in_place_of_that_at_theta_is_caught(simulated):
 
 
 def test_the_simulated_curvature_is_that_of_the_path(simulated):
-    x, _, _, prior = simulated
+    x, simulator, _ = simulated
+    generator = np.random.default_rng(0)
+    prior = Pairs.joined([simulator.pairs(at, generator, 1024, 8) for at in PATH]).curvature_prior(1000, CLIP)
     np.testing.assert_allclose(prior.curvature, 1000 * sums(x, AT)[1], rtol=0.12, atol=0.05 * prior.curvature.max())

@@ -448,3 +448,18 @@ def test_the_pilot_refuses_what_it_cannot_simulate():
         dpvi.pilot(model, np.zeros((10, 51), "float32"), num_records=100, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="public inputs"):
         dpvi.pilot(dpvi.DPVI(prior, likelihood, clipping="paired"), num_records=100, epsilon=1.0, delta=1e-5)
+
+
+def test_equally_informed_groups_have_equal_intervals():
+    """Their simulation with 1,024 pairs, 51 a group, was taken as exact: the widest was 1.9 times the narrowest."""
+    num = 20
+    groups = tfd.JointDistributionNamed({"mean": tfd.Sample(tfd.Normal(0.0, 1.0), num)})
+    model = dpvi.DPVI(groups, lambda params, x: tfd.Normal(tf.gather(params["mean"], x), 0.5))
+    inputs = np.tile(np.arange(num, dtype="int32"), 500)
+    x = inputs[:4000]
+    y = np.random.default_rng(0).normal(size=len(x)).astype("float32") * 0.5
+    settings = dpvi.pilot(model, inputs, num_records=len(x), epsilon=1.0, delta=1e-5)
+    model.compile(settings.optimizer(len(x)), epsilon=1.0, delta=1e-5)
+    model.fit(x, y, **settings.fit_settings, verbose=0)
+    spread = np.std(model.posterior_sample(4000, seed=0)["mean"], axis=0)
+    assert spread.max() < 1.5 * spread.min()

@@ -8,8 +8,7 @@ import numpy as np
 from scipy import special
 
 from tfp_dpvi._tf import Structure, tf, tfp
-from tfp_dpvi.models.simulation import PairSimulator, clipped, curvature_prior
-from tfp_dpvi.posterior.curvature import CurvaturePrior
+from tfp_dpvi.models.simulation import PairSimulator, clipped
 
 _MOST_WEIGHT = 5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
 _RIDGE = 1e-3
@@ -44,10 +43,9 @@ class Bend(NamedTuple):
         path: np.ndarray,
         guesses: np.ndarray,
         clip: float,
-        num_records: int,
         generator: np.random.Generator,
-    ) -> tuple[Bend, CurvaturePrior]:
-        """Simulates pairs and sums over a path; also returns the simulation's prior of the curvature.
+    ) -> Bend:
+        """Simulates pairs and sums over a path.
 
         `path` has the parameters of the window's steps, with mean theta_bar, [b, D]; pairs are drawn at `guesses`, [k, D].
         """
@@ -79,15 +77,10 @@ class Bend(NamedTuple):
         weighted = [one[..., None] * psi for one in along]
         means = [one.sum(axis=0) / 2.0 for one in weighted]
         slopes = [one.transpose(1, 2, 0) @ deltas.transpose(1, 0, 2) / 4.0 for one in weighted]
-        # At theta_bar: G and the prior of the curvature.
         first, second = (one[0] for one in weights_of(path.mean(axis=0, keepdims=True)))
-        pair = first * along[1] + second * along[0]
-        prior = curvature_prior(
-            psi.reshape(-1, psi.shape[-1]), deltas.reshape(-1, psi.shape[-1]), pair.reshape(-1) / 2.0, clip, num_records
-        )
         size = psi.shape[-1]
         slope = np.tensordot(first, slopes[1], axes=1) + np.tensordot(second, slopes[0], axes=1)
-        slope = (slope + slope.T) / 2.0
+        slope = (slope + slope.T) / 2.0  # G at theta_bar.
         root = np.linalg.cholesky(slope + _RIDGE * np.trace(slope) / size * np.eye(size))
         inverse = np.linalg.inv(root)
         means = [one @ inverse.T for one in means]
@@ -97,7 +90,7 @@ class Bend(NamedTuple):
         tensors = (*base, means[1], means[0], slopes[1], slopes[0], root, factor / np.trace(factor))
         own, other, ahead, behind, *both_slopes, root, factor = (tf.constant(part, dtype) for part in tensors)
         x, outcomes = tf.nest.map_structure(tf.constant, (x, outcomes))
-        return cls(x, outcomes, (own, other), ahead, behind, tuple(both_slopes), root, factor), prior
+        return cls(x, outcomes, (own, other), ahead, behind, tuple(both_slopes), root, factor)
 
     def score(self, simulator: PairSimulator, points: tf.Tensor, relative: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
         """Returns `L^-1` times the expected score at points [b, D], shape [b, d]; `relative` is W, [b, d, d], `share` w."""

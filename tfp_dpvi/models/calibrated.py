@@ -16,6 +16,7 @@ from tfp_dpvi.gradients import Clip
 from tfp_dpvi.models.bend import Bend
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import CannotPairError, Pairing, specs_of
+from tfp_dpvi.models.simulation import Pairs, PairSimulator
 from tfp_dpvi.posterior import curvature
 from tfp_dpvi.posterior import mixture as mixtures
 from tfp_dpvi.posterior import window as windows
@@ -25,11 +26,12 @@ from tfp_dpvi.training import Mechanism
 
 if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
-    from tfp_dpvi.models.simulation import PairSimulator
 
 LOG = logging.getLogger("tfp_dpvi")
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)  # Arrays that are not finite or not of full rank.
-_NUM_PAIRS, _ROUNDS, _NUM_PLACES, _PAIRS_A_COORDINATE = 1024, 32, 64, 5
+_NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
+# Pairs that show the curvature's shape: many, since a coordinate that few records inform sees few of them.
+_NUM_PAIRS, _ROUNDS, _APART = 1024, 8, 4  # At each fourth place of the path.
 # Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
 
@@ -89,7 +91,7 @@ class Calibrator:
         mismatch, bends = math.nan, False
         if simulator is not None:
             path = self._path(window, generator)
-            pairs = simulator.pairs(path.mean(axis=0), generator, _NUM_PAIRS, _ROUNDS)
+            pairs = Pairs.joined([simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS) for one in path[::_APART]])
             if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
                 simulated = pairs.curvature_prior(noise.num_records, noise.clip)
                 mismatch = simulated.mismatch(window)
@@ -110,9 +112,9 @@ class Calibrator:
         if simulator is not None and bends:
             guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
             try:
-                bend, known = Bend.of(simulator, path, guesses, noise.clip, noise.num_records, generator)
-                drawn = curvature.draw_curvature(window, known, generator)
-                curve = self._curve(bend, window, *drawn, known.release_share(window))
+                bend = Bend.of(simulator, path, guesses, noise.clip, generator)
+                drawn = curvature.draw_curvature(window, prior, generator)
+                curve = self._curve(bend, window, *drawn, prior.release_share(window))
                 bent = mixtures.refined_mixture(mixture, curve, generator)
                 linear, mixture, (slopes, matrices) = mixture, bent, drawn
             except FAILURES as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -199,31 +200,32 @@ class Pairs:
             return math.nan
         return float(np.median(np.sqrt(np.diag(np.linalg.inv(total)))))
 
+    @classmethod
+    def joined(cls, drawn: Sequence[Pairs]) -> Pairs:
+        """Returns the pairs of several draws as those of one."""
+        x, outcomes, deltas = tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts), *[(one.x, one.outcomes, one.deltas) for one in drawn]
+        )
+        return cls(x, outcomes, deltas, float(np.mean([one.share for one in drawn])))
+
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
         """Returns the simulation's prior of the curvature at its parameters, for N records."""
-        psi, num = clipped(self.deltas, clip), len(self.deltas)
-        prior = curvature_prior(psi, self.deltas, np.full(num, self.share / num), clip, num_records)
+        psi, (num, size) = clipped(self.deltas, clip), self.deltas.shape
+        factor = num_records * self.share / (2.0 * num)
+        matrix, slope = factor * psi.T @ psi, factor * psi.T @ self.deltas
+        ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
+        shown = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
+        kappa = float(factor * np.sum(shown) / np.trace(matrix))
         # Squared errors of the means over n independent pairs and over N records.
-        error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * (num_records * self.share / (2.0 * num)) ** 2
-        return dataclasses.replace(prior, error=float(error * (1.0 + num / (num_records * self.share))))
-
-
-def curvature_prior(
-    psi: np.ndarray, deltas: np.ndarray, weights: np.ndarray, clip: float, num_records: int
-) -> CurvaturePrior:
-    """Returns the prior of the curvature of N records from clipped and unclipped differences of scores, shape [n, d].
-
-    Weights of the pairs, shape [n], leave out those of equal pairs.
-    """
-    size = psi.shape[1]
-    weighted = (num_records / 2.0 * weights[:, None]).astype(psi.dtype) * psi
-    matrix, slope = (np.asarray(weighted.T @ one, np.float64) for one in (psi, deltas))
-    ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
-    shown = np.minimum(np.sum(psi * deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
-    kappa = float(num_records / 2.0 * (weights @ shown) / np.trace(matrix))
-    return CurvaturePrior(
-        matrix + ridge, (_DEGREES * size,), _LOG_FACTOR_SD, (kappa, _KAPPA_SD * kappa), (slope + slope.T) / 2.0 + ridge
-    )
+        error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * factor**2
+        return CurvaturePrior(
+            matrix + ridge,
+            (_DEGREES * size,),
+            _LOG_FACTOR_SD,
+            (kappa, _KAPPA_SD * kappa),
+            (slope + slope.T) / 2.0 + ridge,
+            float(error * (1.0 + num / (num_records * self.share))),
+        )
 
 
 def clipped(deltas: np.ndarray, clip: float) -> np.ndarray:
