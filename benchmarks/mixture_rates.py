@@ -3,8 +3,8 @@
     python benchmarks/mixture_rates.py [--num 512] [--output docs/figures/mixture_rates.json]
 
 A copy of the step in NumPy for many simulated data sets at once: clipped differences of scores of records and of their twins,
-noise, Adam. Settings and noise are the library's; the arithmetic shares no code with it. It differs in two ways: a batch has 400
-records instead of 400 expected, and the fit is the mean of the last 70 % of steps, without a correction. Ten minutes on one core.
+noise, Adam. Settings and noise are the library's; the arithmetic shares no code with it. It has float64, batches of 400
+records instead of 400 expected, and as the fit the mean of the last 70 % of steps, without a correction. Ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def found_centres(settings, deviation, seed):
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=512, help="data sets at each rate")
+    parser.add_argument("--num", type=int, default=512, help="data sets at each rate, in multiples of 64")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/mixture_rates.json"))
     options = parser.parse_args(arguments)
     rows = []

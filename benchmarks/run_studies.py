@@ -34,6 +34,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/studies"))
     options = parser.parse_args(arguments)
     chosen = {name: importlib.import_module(f"studies.{name}") for name in options.studies or STUDIES}
+    known = {cell.name for study in chosen.values() for cell in study.CELLS}
+    if unknown := {*(options.cells or ())} - known:
+        parser.error(f"--cells: {sorted(unknown)} are none of {sorted(known)}")
     todo = []
     for name, study in chosen.items():
         for cell in study.CELLS:

@@ -258,6 +258,8 @@ def test_cells_are_chosen_by_their_whole_names(monkeypatch, tmp_path):
     monkeypatch.setattr(cells, "run", lambda cell, path, num: ran.append(cell.name))
     run_studies.main(["hierarchical", "--cells", "steps-100", "--jobs=0", "--full", f"--out={tmp_path}"])
     assert ran == ["steps-100"]
+    with pytest.raises(SystemExit):
+        run_studies.main(["hierarchical", "--cells", "steps", f"--out={tmp_path}"])
 
 
 def test_blocks_of_a_page_are_written_between_their_marks(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from tfp_dpvi._tf import Structure, tf, tfp
-from tfp_dpvi.models.simulation import PairSimulator, clipped
+from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped
 
 _MOST_WEIGHT = 5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
 _RIDGE = 1e-3
@@ -53,9 +53,8 @@ class Bend(NamedTuple):
         num_each = _NUM_PAIRS // len(guesses)
         drawn = [simulator.pairs(guess, generator, num_each, _ROUNDS) for guess in guesses]
         simulated = np.array([len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn])
-        x, outcomes = tf.nest.map_structure(
-            lambda *each: np.concatenate(each), *[(one.x, one.outcomes) for one in drawn]
-        )
+        joined = Pairs.joined(drawn)
+        x, outcomes = joined.x, joined.outcomes
 
         def log_probs(places: np.ndarray) -> list[np.ndarray]:
             found = simulator.log_probs(tf.constant(places, dtype), x, outcomes)

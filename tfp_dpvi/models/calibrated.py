@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("tfp_dpvi")
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)  # Arrays that are not finite or not of full rank.
 _NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
-# Pairs that show the curvature's shape: many, since a coordinate that few records inform sees few of them.
-_NUM_PAIRS, _ROUNDS, _APART = 1024, 8, 4  # At each fourth place of the path.
+# Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
+_NUM_PAIRS, _ROUNDS, _SHAPE_PLACES = 1024, 8, 16
 # Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
 
@@ -91,7 +91,7 @@ class Calibrator:
         mismatch, bends = math.nan, False
         if simulator is not None:
             path = self._path(window, generator)
-            pairs = Pairs.joined([simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS) for one in path[::_APART]])
+            pairs = Pairs.joined([simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS) for one in path[:_SHAPE_PLACES]])
             if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
                 simulated = pairs.curvature_prior(noise.num_records, noise.clip)
                 mismatch = simulated.mismatch(window)
@@ -99,8 +99,7 @@ class Calibrator:
                 prior = simulated if bends else prior
             else:
                 LOG.info("The pilot's simulation has too few pairs here: the posterior is computed without it.")
-        # If a bend follows, this posterior is its starting point.
-        slopes, matrices = curvature.draw_curvature(window, prior, generator, num_steps=0 if bends else 16)
+        slopes, matrices = curvature.draw_curvature(window, prior, generator)
         terms = mixtures.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
             mixture = mixtures.exact_mixture(terms, *self._normal)
@@ -113,10 +112,8 @@ class Calibrator:
             guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
             try:
                 bend = Bend.of(simulator, path, guesses, noise.clip, generator)
-                drawn = curvature.draw_curvature(window, prior, generator)
-                curve = self._curve(bend, window, *drawn, prior.release_share(window))
-                bent = mixtures.refined_mixture(mixture, curve, generator)
-                linear, mixture, (slopes, matrices) = mixture, bent, drawn
+                curve = self._curve(bend, window, slopes, matrices, prior.release_share(window))
+                linear, mixture = mixture, mixtures.refined_mixture(mixture, curve, generator)
             except FAILURES as error:
                 LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
         checks = mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch)

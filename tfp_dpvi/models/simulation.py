@@ -132,6 +132,7 @@ class PairSimulator:
             y = model.distribution_at(params, tf.nest.map_structure(tf.constant, rows.x)).sample(seed=[0, 1])
             records = dataclasses.replace(rows, y=tf.nest.map_structure(lambda part: part.numpy(), y))
         self._x, self._num = records.x, records.num
+        self._num_inputs = math.inf if x is None else float(records.num)
         try:
             self.pairing = Pairing(model, records)
         except CannotPairError as reason:
@@ -168,7 +169,7 @@ class PairSimulator:
             found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
             simulated, differing = simulated + num, differing + int(kept.sum())
         x, first, second, deltas, *_ = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
-        return Pairs(x, (first, second), deltas.astype(np.float64), differing / simulated)
+        return Pairs(x, (first, second), deltas.astype(np.float64), differing / simulated, self._num_inputs)
 
     def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
         """Returns differences of n pairs' scores at parameters [b, D], zero if not finite: [b, n, d], the model's dtype."""
@@ -185,6 +186,7 @@ class Pairs:
     outcomes: tuple[Structure, Structure]
     deltas: np.ndarray  # Differences of the outcomes' scores, shape [n, d].
     share: float  # The fraction of simulated pairs that differ.
+    num_inputs: float  # From which x was drawn.
 
     def spread(self, num_records: int, clip: float, noise: float, precision: np.ndarray) -> float:
         """Returns the posterior's median standard deviation for N records, or NaN if simulated curvatures overflow.
@@ -202,21 +204,21 @@ class Pairs:
 
     @classmethod
     def joined(cls, drawn: Sequence[Pairs]) -> Pairs:
-        """Returns the pairs of several draws as those of one."""
+        """Returns pairs of several parameters as those of one; their shares should be similar."""
         x, outcomes, deltas = tf.nest.map_structure(
             lambda *parts: np.concatenate(parts), *[(one.x, one.outcomes, one.deltas) for one in drawn]
         )
-        return cls(x, outcomes, deltas, float(np.mean([one.share for one in drawn])))
+        return cls(x, outcomes, deltas, float(np.mean([one.share for one in drawn])), drawn[0].num_inputs)
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns the simulation's prior of the curvature at its parameters, for N records."""
+        """Returns the simulation's prior of the curvature for N records."""
         psi, (num, size) = clipped(self.deltas, clip), self.deltas.shape
         factor = num_records * self.share / (2.0 * num)
         matrix, slope = factor * psi.T @ psi, factor * psi.T @ self.deltas
         ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
         shown = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
         kappa = float(factor * np.sum(shown) / np.trace(matrix))
-        # Squared errors of the means over n independent pairs and over N records.
+        # Squared errors of the means over n independent pairs, over N records and over the inputs.
         error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * factor**2
         return CurvaturePrior(
             matrix + ridge,
@@ -224,7 +226,7 @@ class Pairs:
             _LOG_FACTOR_SD,
             (kappa, _KAPPA_SD * kappa),
             (slope + slope.T) / 2.0 + ridge,
-            float(error * (1.0 + num / (num_records * self.share))),
+            float(error * (1.0 + num / (num_records * self.share) + num / self.num_inputs)),
         )
 
 

@@ -12,6 +12,7 @@ from scipy import linalg, special, stats
 from tfp_dpvi.posterior.window import MOST_KAPPA, Window
 
 NUM_DRAWS = 32
+_NUM_STEPS = 16  # Of HMC.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +92,13 @@ class CurvaturePrior:
 
 
 def draw_curvature(
-    window: Window, prior: CurvaturePrior, generator: np.random.Generator, num_steps: int = 16
+    window: Window, prior: CurvaturePrior, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns draws of (A, M): the slope of the expected score, and half the variance of a step's pairs.
 
-    Arrays of shape [K, d, d]; K = 1 without noise. HMC takes `num_steps` from draws of the Laplace approximation.
+    Arrays of shape [K, d, d]; K = 1 without noise.
     """
-    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator, num_steps)
+    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
@@ -122,12 +123,12 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     return roots @ relative @ np.swapaxes(roots, 1, 2)
 
 
-def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator, num_steps: int) -> np.ndarray:
+def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator) -> np.ndarray:
     """Returns draws of M, with numbers proportional to the probabilities of the degrees of freedom."""
     edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
     drawn = [
-        _Bartlett(window, prior, degrees).draws(num, generator, num_steps)
+        _Bartlett(window, prior, degrees).draws(num, generator)
         for degrees, num in zip(prior.degrees, numbers, strict=True)
         if num
     ]
@@ -152,15 +153,13 @@ class _Bartlett:
         self._size = size
         self._shape = self._nu - np.arange(self._rank)  # Degrees of the chi-squared variables on the diagonal.
 
-    def draws(self, num: int, generator: np.random.Generator, num_steps: int) -> np.ndarray:
+    def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
         mode, root = self.laplace()
         normals = generator.normal(size=(num, len(mode)))
         start = mode + linalg.solve_triangular(root, normals.T, trans=1, lower=True).T
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
         start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Larger traces would make HMC diverge.
-        if not num_steps:
-            return self.matrices(start)
         # Proposals in float32, at half the time: the acceptance step corrects their error.
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
@@ -172,7 +171,7 @@ class _Bartlett:
             value, gradient = self.log_density(mode + times_inverse(z, 0))
             return value, times_inverse(gradient, 1)
 
-        z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=num_steps, num_leapfrogs=5)
+        z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=_NUM_STEPS, num_leapfrogs=5)
         return self.matrices(mode + times_inverse(z[-1], 0))
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
