@@ -67,7 +67,7 @@ OF_OTHERS = {
 TENSORFLOW = ("tensorflow", "tensorflow_probability", "keras", "tf_keras")
 
 LIMITS = {
-    "lines": 18_934,  # The aim was 10,500, and 900, 1,500, 800 and 1,200 for four features.
+    "lines": 18_928,  # The aim was 10,500, and 900, 1,500, 800 and 1,200 for four features.
     "lines of the longest file": 450,
     "lines of the longest function": 60,
     "`Any` and `object` annotations": 249,
