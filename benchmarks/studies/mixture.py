@@ -27,7 +27,7 @@ NUM_COMPONENTS, VARIANCE, DELTA = len(CENTRES), 0.5, 1e-3
 NUM_RECORDS, NUM_TEST, NUM_FRESH = 2000, 100, 10_000
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
 STEPS, RATE, CLIP, EMA = 250, 0.05, 1.0, 0.98  # Those of examples/gaussian_mixture.py, chosen on other data.
-# At the pilot's rate noise can move components from mode to mode; the other was chosen by benchmarks/mixture_rates.py.
+# At the pilot's rate noise can move components from mode to mode; benchmarks/mixture_rates.py compares rates.
 PILOTS_RATE, PAIRED_RATE = 0.1, 0.04
 # DP-SGLD's settings are the best of these by the truth of other data sets, which is impossible for a user.
 SGLD_GRID = [
