@@ -22,7 +22,14 @@ import harness
 import numpy as np
 from dp_accounting import pld
 
-from tfp_dpvi.privacy import EpsilonCurve, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan, database
+from tfp_dpvi.privacy import (
+    EpsilonCurve,
+    FullBatch,
+    PoissonSampling,
+    PrivacyLedger,
+    PrivacyPlan,
+    database,
+)
 
 # (target epsilon, records, batch size, steps)
 SETTINGS = (
@@ -51,11 +58,18 @@ def plain_search(epsilon, delta, probability, steps):
     """dp_accounting's own calibration of the same plan."""
 
     def event(noise):
-        single = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise))
+        single = dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise)
+        )
         return dp_accounting.SelfComposedDpEvent(single, steps)
 
     return dp_accounting.calibrate_dp_mechanism(
-        pld.PLDAccountant, event, epsilon, delta, dp_accounting.LowerEndpointAndGuess(0.3, 1.0), tol=1e-3
+        pld.PLDAccountant,
+        event,
+        epsilon,
+        delta,
+        dp_accounting.LowerEndpointAndGuess(0.3, 1.0),
+        tol=1e-3,
     )
 
 
@@ -72,7 +86,9 @@ def accounting(against):
                     neighboring_relation=relation,  # noqa: B023
                 )
             )
-            _, curve = timed(lambda: EpsilonCurve(plan, (), 1e-6, range(0, steps + 1, -(-records // batch))))  # noqa: B023
+            _, curve = timed(
+                lambda: EpsilonCurve(plan, (), 1e-6, range(0, steps + 1, -(-records // batch)))  # noqa: B023
+            )
             row = {
                 "epsilon": epsilon,
                 "probability": round(batch / records, 7),
@@ -85,7 +101,10 @@ def accounting(against):
             }
             if against and relation == "add_or_remove_one":
                 noise, seconds = timed(lambda: plain_search(epsilon, 1e-6, batch / records, steps))  # noqa: B023
-                row |= {"dp_accounting_s": round(seconds, 3), "dp_accounting_noise_multiplier": noise}
+                row |= {
+                    "dp_accounting_s": round(seconds, 3),
+                    "dp_accounting_noise_multiplier": noise,
+                }
             yield row
 
 
@@ -95,7 +114,9 @@ def ledger():
         for name, path in (("memory", None), ("file", os.path.join(folder, "ledger"))):
             with PrivacyLedger(path) as book:
                 count = 500
-                _, seconds = timed(lambda: [book.confirm(book.reserve(plan, 50)) for _ in range(count)])  # noqa: B023
+                _, seconds = timed(
+                    lambda: [book.confirm(book.reserve(plan, 50)) for _ in range(count)]  # noqa: B023
+                )
                 yield f"reserve_and_confirm_{name}_ms", round(1000 * seconds / count, 4)
 
 
@@ -115,7 +136,9 @@ def bare_commits():
                     with book._database.write() as connection:
                         connection.execute(one_row)
 
-                costs = [(timed(bare)[1], timed(lambda: book.reserve(plan, 1))[1]) for _ in range(300)]
+                costs = [
+                    (timed(bare)[1], timed(lambda: book.reserve(plan, 1))[1]) for _ in range(300)
+                ]
                 one, other = (statistics.median(values) for values in zip(*costs, strict=True))
                 yield {
                     "ledger": name,
@@ -152,7 +175,11 @@ def share_of_a_fit(repetitions=5):
             for where, path in (("memory", None), ("file", os.path.join(folder, "ledger"))):
                 book = PrivacyLedger(path)
                 prior = tfd.Sample(tfd.Normal(0.0, 1.0), 20)
-                model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), clipping="flat")
+                model = dpvi.DPVI(
+                    prior,
+                    lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)),
+                    clipping="flat",
+                )
                 optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
                     l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.01
                 )
@@ -160,7 +187,9 @@ def share_of_a_fit(repetitions=5):
                 rows = []
                 for _ in range(repetitions + 1):
                     spent = 0.0
-                    _, seconds = timed(lambda: model.fit(x, y, batch_size=100, epochs=steps // 100, verbose=0))  # noqa: B023
+                    _, seconds = timed(
+                        lambda: model.fit(x, y, batch_size=100, epochs=steps // 100, verbose=0)  # noqa: B023
+                    )
                     rows.append((seconds, spent))
                 book.close()
                 fits, ledgers = zip(*rows[1:], strict=True)  # The first compiles.
@@ -187,8 +216,12 @@ def line(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against-dp-accounting", action="store_true", help="also time its plain search (minutes)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--against-dp-accounting", action="store_true", help="also time its plain search (minutes)"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT)
     options = parser.parse_args()
     result = {
@@ -198,9 +231,18 @@ def main():
         "ledger": dict(ledger()),
         "over_a_bare_commit": list(bare_commits()),
         "share_of_a_fit": list(share_of_a_fit()),
-        "targets": {"calibration_s": 3, "to_1e4_steps_s": 1, "curve_s": 1, "share": 0.05, "ratio": 3, "import_s": 2.5},
+        "targets": {
+            "calibration_s": 3,
+            "to_1e4_steps_s": 1,
+            "curve_s": 1,
+            "share": 0.05,
+            "ratio": 3,
+            "import_s": 2.5,
+        },
         "machine": harness.machine(),
-        "versions": harness.versions(tensorflow="tensorflow", dp_accounting="dp-accounting", sqlalchemy="sqlalchemy"),
+        "versions": harness.versions(
+            tensorflow="tensorflow", dp_accounting="dp-accounting", sqlalchemy="sqlalchemy"
+        ),
         "command": "python benchmarks/accounting.py",
     }
     options.output.write_text(json.dumps(result, indent=1) + "\n")
@@ -208,14 +250,21 @@ def main():
         print(line(row))
     print(result["ledger"], f"import {result['import_without_tensorflow_s']} s")
     missed = [
-        *(row for row in result["accounting"] if row["calibration_s"] > (1.5 if row["steps"] <= 10_000 else 4.5)),
+        *(
+            row
+            for row in result["accounting"]
+            if row["calibration_s"] > (1.5 if row["steps"] <= 10_000 else 4.5)
+        ),
         *(row for row in result["accounting"] if row["curve_s"] > 1.5),
         *(row for row in result["over_a_bare_commit"] if row["ratio"] > 4.5),
         *(row for row in result["share_of_a_fit"] if row["share"] > 0.075),
     ]
     for row in missed:
         print("MISSED:", line(row))
-    slow = result["import_without_tensorflow_s"] > 3.75 or result["ledger"]["reserve_and_confirm_memory_ms"] > 1.5
+    slow = (
+        result["import_without_tensorflow_s"] > 3.75
+        or result["ledger"]["reserve_and_confirm_memory_ms"] > 1.5
+    )
     return int(bool(missed) or slow)
 
 

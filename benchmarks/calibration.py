@@ -60,7 +60,9 @@ def poisson(width):
 
 
 def negative_binomial(width):
-    prior = tfd.JointDistributionNamed({**coefficients(width, 0.3, (1.0, 0.5)), "r": tfd.LogNormal(1.0, 0.5)})
+    prior = tfd.JointDistributionNamed(
+        {**coefficients(width, 0.3, (1.0, 0.5)), "r": tfd.LogNormal(1.0, 0.5)}
+    )
 
     def likelihood(params, x):
         return tfd.NegativeBinomial(params["r"], logits=eta(params, x) - tf.math.log(params["r"]))
@@ -114,7 +116,12 @@ MODELS = {
     "rare20": (lambda: rare(20), normals(np.ones(19)), normals(np.ones(19))),
     "groups": (lambda: hierarchical(20, 3), with_groups(20, 3), with_groups(20, 3)),
 }
-SIZES = {"logistic5": (1000, 5000, 20_000), "logistic20": (5000, 20_000), "rare20": (20_000,), "groups": (20_000,)}
+SIZES = {
+    "logistic5": (1000, 5000, 20_000),
+    "logistic20": (5000, 20_000),
+    "rare20": (20_000,),
+    "groups": (20_000,),
+}
 ONE = ("vague5", "scaled5", "wrong5", "rare20", "groups")  # At epsilon 1 only.
 CELLS = [
     f"{model}-{size}-{eps}"
@@ -137,7 +144,9 @@ class NonPrivate:
                 with tf.GradientTape() as inner:
                     inner.watch(vector)
                     params = coordinates.constrain(tf.split(vector, coordinates.sizes))
-                    value = coordinates.log_prior(vector) + tf.reduce_sum(likelihood(params, x).log_prob(y))
+                    value = coordinates.log_prior(vector) + tf.reduce_sum(
+                        likelihood(params, x).log_prob(y)
+                    )
                 gradient = inner.gradient(value, vector)
             return value, gradient, outer.jacobian(gradient, vector)
 
@@ -167,7 +176,9 @@ class Fits:
 
     def __init__(self, make, clipping, x_public, num_records, epsilon, x, y, clip=None):
         self.model = dpvi.DPVI(*make(), clipping=clipping)
-        self.pilot = dpvi.pilot(self.model, x_public, num_records=num_records, epsilon=epsilon, delta=DELTA)
+        self.pilot = dpvi.pilot(
+            self.model, x_public, num_records=num_records, epsilon=epsilon, delta=DELTA
+        )
         clip = clip or self.pilot.l2_norm_clip
         self.settings = dict(self.pilot.fit_settings, verbose=0)
 
@@ -184,7 +195,9 @@ class Fits:
             PrivacyLedger(), epsilon=epsilon, delta=DELTA, num_releases=steps
         )
         self.noise = calibrated.noise_multiplier
-        compiled(self.noise, "rdp")  # Faster, for the noise is set: this ledger grows with every data set.
+        compiled(
+            self.noise, "rdp"
+        )  # Faster, for the noise is set: this ledger grows with every data set.
         self.start, self.without = self.model.get_weights(), None
 
     def draws(self, x, y, coordinates):
@@ -204,7 +217,9 @@ class Fits:
         if self.without is None:
             self.without = Calibrator(model.calibration.pairing, model.surrogate_posterior, None)
         found = self.without(dp.accumulated, dp.mechanism)
-        return flat_draws(found.distribution.sample(NUM_DRAWS, seed=1), coordinates), bool(found.checks.warnings)
+        return flat_draws(found.distribution.sample(NUM_DRAWS, seed=1), coordinates), bool(
+            found.checks.warnings
+        )
 
 
 def flat_draws(drawn, coordinates):
@@ -217,7 +232,9 @@ def log_likelihood(likelihood, coordinates):
     @tf.function(autograph=False)
     def of_each(vectors, x, y):
         def one(vector):
-            return likelihood(coordinates.constrain(tf.split(vector, coordinates.sizes)), x).log_prob(y)
+            return likelihood(
+                coordinates.constrain(tf.split(vector, coordinates.sizes)), x
+            ).log_prob(y)
 
         return tf.map_fn(one, vectors)
 
@@ -236,7 +253,11 @@ def run(cell, num, baseline, seed):
     generator = np.random.default_rng(seed)
 
     def outcomes(params, x):
-        return likelihood(params, x).sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32)).numpy()
+        return (
+            likelihood(params, x)
+            .sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32))
+            .numpy()
+        )
 
     def records():
         x = inputs(generator, size)
@@ -248,9 +269,17 @@ def run(cell, num, baseline, seed):
     x_public = public(np.random.default_rng(7), 1000)
     x, y, *_ = records()
     paired = Fits(make, "paired", x_public, size, epsilon, x, y)
-    flat = {clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip) for clip in ((1.0, None) if baseline else ())}
-    exact, predictive = NonPrivate(prior, likelihood, coordinates), log_likelihood(likelihood, coordinates)
-    prior_draws = tf.concat(coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1).numpy()
+    flat = {
+        clip: Fits(make, "flat", x_public, size, epsilon, x, y, clip)
+        for clip in ((1.0, None) if baseline else ())
+    }
+    exact, predictive = (
+        NonPrivate(prior, likelihood, coordinates),
+        log_likelihood(likelihood, coordinates),
+    )
+    prior_draws = tf.concat(
+        coordinates.flatten_batch(prior.sample(NUM_DRAWS, seed=3)), axis=-1
+    ).numpy()
     rows, checks, took, begun = {"paired": [], "no inputs": []}, [], [], time.perf_counter()
     warned = {"paired": [], "no inputs": []}
     rows.update({f"flat, clip {clip or 'pilot'}": [] for clip in flat}, prior=[])
@@ -316,19 +345,29 @@ def run(cell, num, baseline, seed):
         if flat:  # On the data sets that flat clipping was run on.
             same = found[:baseline]
             summary[kind]["same_crps"] = float(np.mean([row["crps"].mean() for row in same]))
-            summary[kind]["same_log_likelihood"] = round(float(np.mean([row["log_likelihood"] for row in same])), 5)
+            summary[kind]["same_log_likelihood"] = round(
+                float(np.mean([row["log_likelihood"] for row in same])), 5
+            )
     return summary
 
 
 def pooled(old, new):
     """Returns the figures of two runs of a cell as those of one; quantiles of the checks are the second's."""
     nums = np.array([old["num"], new["num"]])
-    flats = np.array([run["flat, clip pilot"]["num"] if "flat, clip pilot" in run else 0 for run in (old, new)])
+    flats = np.array(
+        [run["flat, clip pilot"]["num"] if "flat, clip pilot" in run else 0 for run in (old, new)]
+    )
     summary = {**old, **new, "num": int(nums.sum()), "seconds": old["seconds"] + new["seconds"]}
     summary["revision"] = ", ".join(sorted({*old["revision"].split(", "), new["revision"]}))
     both = [old["warned"], new["warned"]]
-    summary["warned"] = {kind: float(np.average([one[kind] for one in both], weights=nums)) for kind in both[0]}
-    for kind in [kind for kind, one in old.items() if isinstance(one, dict) and "coverage" in one and kind in new]:
+    summary["warned"] = {
+        kind: float(np.average([one[kind] for one in both], weights=nums)) for kind in both[0]
+    }
+    for kind in [
+        kind
+        for kind, one in old.items()
+        if isinstance(one, dict) and "coverage" in one and kind in new
+    ]:
         first, second = old[kind], new[kind]
         n, m = first["num"], second["num"]
         summary[kind] = {**first, "num": n + m}
@@ -341,7 +380,9 @@ def pooled(old, new):
                 squares = n * (n - 1) * values[0] ** 2 + m * (m - 1) * values[1] ** 2 + apart
                 found = np.sqrt(squares / (n + m - 1) / (n + m))
             else:
-                found = np.average(values, axis=0, weights=flats if name.startswith("same") else [n, m])
+                found = np.average(
+                    values, axis=0, weights=flats if name.startswith("same") else [n, m]
+                )
             summary[kind][name] = found.round(5).tolist()
     return summary
 
@@ -353,18 +394,33 @@ def made(cell, arguments):
     have = old["num"] if old else 0
     if have >= arguments.num:
         return old
-    if arguments.jobs > 1:  # In a process of its own: traces and constants of many models fill the memory.
-        options = [f"--{name}={getattr(arguments, name)}" for name in ("num", "baseline", "seed", "out")]
-        subprocess.run([sys.executable, __file__, "--jobs=1", "--cells", cell, *options], check=True, stdout=sys.stderr)
+    if (
+        arguments.jobs > 1
+    ):  # In a process of its own: traces and constants of many models fill the memory.
+        options = [
+            f"--{name}={getattr(arguments, name)}" for name in ("num", "baseline", "seed", "out")
+        ]
+        subprocess.run(
+            [sys.executable, __file__, "--jobs=1", "--cells", cell, *options],
+            check=True,
+            stdout=sys.stderr,
+        )
     else:
         versions = {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "machine": platform.processor(),
-            "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
+            "revision": subprocess.check_output(
+                ["git", "describe", "--always", "--dirty"], text=True
+            ).strip(),
         }
         flat = old["flat, clip pilot"]["num"] if old else 0
-        new = {**run(cell, arguments.num - have, max(0, arguments.baseline - flat), arguments.seed + have), **versions}
+        new = {
+            **run(
+                cell, arguments.num - have, max(0, arguments.baseline - flat), arguments.seed + have
+            ),
+            **versions,
+        }
         path.write_text(json.dumps(pooled(old, new) if old else new, indent=1))
     return json.loads(path.read_text())
 
@@ -408,9 +464,13 @@ def table(done):
     ]
     for one in done:
         paired, warned = one["paired"], one["warned"]
-        warned = warned if isinstance(warned, dict) else {"paired": warned, "no inputs": math.nan}  # Of older files.
+        warned = (
+            warned if isinstance(warned, dict) else {"paired": warned, "no inputs": math.nan}
+        )  # Of older files.
         name = one["cell"].split("-")
-        name = f"{name[0]}, {int(name[1]):,}, {float(name[2]):g}" + ("" if "revision" in one else " †")
+        name = f"{name[0]}, {int(name[1]):,}, {float(name[2]):g}" + (
+            "" if "revision" in one else " †"
+        )
         others = [
             f"{one[kind]['coverage']:.2f}, {one[kind]['width']:.2f}" if kind in one else ""
             for kind in ("no inputs", "flat, clip 1.0", "flat, clip pilot")
@@ -432,10 +492,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", nargs="*", default=CELLS)
     parser.add_argument("--num", type=int, default=200)
-    parser.add_argument("--baseline", type=int, default=40, help="data sets on which flat clipping is run too")
+    parser.add_argument(
+        "--baseline", type=int, default=40, help="data sets on which flat clipping is run too"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration"))
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration")
+    )
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
@@ -443,7 +507,11 @@ def main():
     draw(done, arguments.out / "coverage.png")
     print(table(done))
     kinds = ("paired", "no inputs", "flat, clip 1.0", "flat, clip pilot", "prior")
-    print(json.dumps({one["cell"]: {kind: one[kind] for kind in kinds if kind in one} for one in done}))
+    print(
+        json.dumps(
+            {one["cell"]: {kind: one[kind] for kind in kinds if kind in one} for one in done}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -28,22 +28,32 @@ from data import load_abalone, load_adult
 
 tfd = tfp.distributions
 # What loads them, the share of the records that is fitted, and how many are public.
-DATA = {"adult": (load_adult, 1.0, 0), "abalone": (load_abalone, 0.8, 0), "abalone_rows": (load_abalone, 0.8, 300)}
+DATA = {
+    "adult": (load_adult, 1.0, 0),
+    "abalone": (load_abalone, 0.8, 0),
+    "abalone_rows": (load_abalone, 0.8, 300),
+}
 
 
 def model_of(width):
     """Returns a prior and a likelihood: an intercept, and coefficients of standardised columns."""
-    prior = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "w": tfd.Sample(tfd.Normal(0.0, 1.0), width)})
+    prior = tfd.JointDistributionNamed(
+        {"b": tfd.Normal(0.0, 1.0), "w": tfd.Sample(tfd.Normal(0.0, 1.0), width)}
+    )
 
     def likelihood(params, x):
-        return tfd.Bernoulli(logits=params["b"] + tf.linalg.matvec(x, params["w"]), dtype=tf.float32)
+        return tfd.Bernoulli(
+            logits=params["b"] + tf.linalg.matvec(x, params["w"]), dtype=tf.float32
+        )
 
     return prior, likelihood
 
 
 def accuracy(draws, x, y, coordinates):
     """Of the mean probability over draws, which are flattened: shape [S, d]."""
-    params = coordinates.constrain(tf.split(tf.constant(draws, tf.float32), coordinates.sizes, axis=-1))
+    params = coordinates.constrain(
+        tf.split(tf.constant(draws, tf.float32), coordinates.sizes, axis=-1)
+    )
     logits = params["b"].numpy()[:, None] + params["w"].numpy() @ x.T
     return float(np.mean((np.mean(1.0 / (1.0 + np.exp(-logits)), axis=0) > 0.5) == y))
 
@@ -72,7 +82,9 @@ def run(name, num_fits, epsilon):
         order = generator.permutation(len(x))
         own, test = (order, order) if share == 1.0 else (order[:size], order[size:])
         mean, sd = exact.fit(np.zeros(width + 1), x[own], y[own])
-        gaussian = mean + generator.normal(size=(500, width + 1)) * sd  # Means of its predictions alone are read.
+        gaussian = (
+            mean + generator.normal(size=(500, width + 1)) * sd
+        )  # Means of its predictions alone are read.
         without.append(accuracy(gaussian, x[test], y[test], coordinates))
         for clipping, one in fits.items():
             begun = time.perf_counter()
@@ -88,7 +100,12 @@ def run(name, num_fits, epsilon):
                 found = one.model._calibrated().checks
                 row["warned"] = bool(found.warnings)
             rows[clipping].append(row)
-    summary = {"num_records": size, "num_fits": num_fits, "epsilon": epsilon, "seconds": float(np.median(seconds))}
+    summary = {
+        "num_records": size,
+        "num_fits": num_fits,
+        "epsilon": epsilon,
+        "seconds": float(np.median(seconds)),
+    }
     summary["non_private_accuracy"] = float(np.mean(without))
     for clipping, found in rows.items():
         inside = np.array([row["inside"] for row in found], float)
@@ -110,14 +127,18 @@ def main():
     parser.add_argument("--data", nargs="*", default=list(DATA), choices=list(DATA))
     parser.add_argument("--fits", type=int, default=20)
     parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration/data.json"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration/data.json")
+    )
     arguments = parser.parse_args()
     found = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     for name in arguments.data:
         versions = {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
+            "revision": subprocess.check_output(
+                ["git", "describe", "--always", "--dirty"], text=True
+            ).strip(),
         }
         found[name] = {**run(name, arguments.fits, arguments.epsilon), **versions}
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")

@@ -27,7 +27,9 @@ def of_linear(family):
 
     def prior(size):
         parts = {"w": tfd.Sample(tfd.Normal(0.0, 1.0), size)}
-        return tfd.JointDistributionNamed({**parts, "r": tfd.LogNormal(1.0, 0.5)} if family == "negbin" else parts)
+        return tfd.JointDistributionNamed(
+            {**parts, "r": tfd.LogNormal(1.0, 0.5)} if family == "negbin" else parts
+        )
 
     def likelihood(params, x):
         eta = tf.linalg.matvec(x, params["w"])
@@ -72,12 +74,17 @@ def measured(family, size):
         make()
         posterior.append(time.perf_counter() - begun)
     ratios = np.array(fits["paired"]) / np.array(fits["flat"])
-    return {"ratio": round(float(np.median(ratios)), 2), "posterior_s": round(float(np.median(posterior)), 2)}
+    return {
+        "ratio": round(float(np.median(ratios)), 2),
+        "posterior_s": round(float(np.median(posterior)), 2),
+    }
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration_time.json"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/calibration_time.json")
+    )
     arguments = parser.parse_args()
     cases = [("logistic", 5), ("logistic", 20), ("logistic", 50), ("poisson", 5), ("negbin", 5)]
     found = {f"{family}, {size}": measured(family, size) for family, size in cases}

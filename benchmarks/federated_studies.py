@@ -63,7 +63,9 @@ def schedule_of(cell):
 
 
 def optimizer(clip=CLIP, noise=None, rate=RATE):
-    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate)
+    return dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate
+    )
 
 
 # ---------------------------------------------------------------------------- data
@@ -98,7 +100,9 @@ def divided(y, division, num, rng):
         return rng.permutation(np.arange(len(y)) % num)
     large = np.arange(num) < num // 2
     if division == "by size":  # Half of the hospitals have 9 times the records of the others.
-        return rng.choice(num, size=len(y), p=np.where(large, 9.0, 1.0) / np.where(large, 9.0, 1.0).sum())
+        return rng.choice(
+            num, size=len(y), p=np.where(large, 9.0, 1.0) / np.where(large, 9.0, 1.0).sum()
+        )
     # Of each label 19 of 20 records are in one half of the hospitals.
     there = rng.random(len(y)) < np.where(y == 1, 0.95, 0.05)
     return rng.integers(num // 2, size=len(y)) + np.where(there, 0, num // 2)
@@ -117,7 +121,9 @@ def scores(factor: Factor, data: Split, num_draws=200):
     draws = factor.sample(num_draws, np.random.default_rng(0))
     logits = data.x_test @ draws.T
     signed = np.where(data.y_test[:, None] == 1, logits, -logits)
-    log_likelihood = scipy.special.logsumexp(-np.logaddexp(0.0, -signed), axis=1) - math.log(num_draws)
+    log_likelihood = scipy.special.logsumexp(-np.logaddexp(0.0, -signed), axis=1) - math.log(
+        num_draws
+    )
     accuracy = np.mean((scipy.special.expit(logits).mean(1) > 0.5) == (data.y_test == 1))
     return {"accuracy": float(accuracy), "log_likelihood": float(log_likelihood.mean())}
 
@@ -127,7 +133,9 @@ def pooled_fit(prior, likelihood, x, y, epsilon):
     model.compile(optimizer(), epsilon=epsilon, delta=DELTA, jit_compile=False)
     model.fit(x, y, batch_size=len(x), steps_per_epoch=STEPS, verbose=0)
     base = model.posterior_sample(4000, seed=0)
-    flat = np.concatenate([np.reshape(part, (4000, -1)) for part in tf.nest.flatten(base)], axis=1).astype(np.float64)
+    flat = np.concatenate(
+        [np.reshape(part, (4000, -1)) for part in tf.nest.flatten(base)], axis=1
+    ).astype(np.float64)
     return Factor.normal(flat.mean(0), flat.var(0))
 
 
@@ -153,7 +161,9 @@ def fedavg(data, cell, num=HOSPITALS, rounds=10):
     """DP-FedAvg at the level of records: local private steps on a point estimate, and averages by numbers of records."""
     rng = np.random.default_rng()
     where = divided(data.y, cell.division, num, np.random.default_rng(1000 + cell.split))
-    plan = PrivacyPlan.calibrate(epsilon=cell.epsilon, delta=DELTA, sampling=FullBatch(), num_releases=STEPS)
+    plan = PrivacyPlan.calibrate(
+        epsilon=cell.epsilon, delta=DELTA, sampling=FullBatch(), num_releases=STEPS
+    )
     weights = np.zeros(data.x.shape[1])
     sizes = np.bincount(where, minlength=num)
     for _ in range(rounds):
@@ -204,11 +214,15 @@ def run_damping(cell: Cell, num_records=10_000, width=10) -> dict[str, Any]:
     """Adult's model and hospitals on simulated records: the defaults are checked here, not on Adult's test records."""
     rng = np.random.default_rng(100 + cell.split)
     root = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(width), np.arange(width))))
-    x = np.concatenate([np.ones((2 * num_records, 1)), rng.normal(size=(2 * num_records, width)) @ root.T], axis=1)
+    x = np.concatenate(
+        [np.ones((2 * num_records, 1)), rng.normal(size=(2 * num_records, width)) @ root.T], axis=1
+    )
     truth = np.concatenate([[-1.5], 0.7 * rng.normal(size=width)])
     y = (rng.random(len(x)) < scipy.special.expit(x @ truth)).astype(np.int32)
     x = x.astype(np.float32)
-    return run_adult(cell, Split(x[:num_records], y[:num_records], x[num_records:], y[num_records:]))
+    return run_adult(
+        cell, Split(x[:num_records], y[:num_records], x[num_records:], y[num_records:])
+    )
 
 
 # ---------------------------------------------------------------------------- coverage, where the truth is known
@@ -288,7 +302,12 @@ def network(width, noise, hidden=50):
     """One hidden layer of tanh; the noise is known."""
     of = lambda shape, scale: tfd.Sample(tfd.Normal(0.0, scale), sample_shape=shape)  # noqa: E731
     prior = tfd.JointDistributionNamed(
-        {"w1": of([width, hidden], 1.0), "b1": of([hidden], 1.0), "w2": of([hidden], hidden**-0.5), "b2": of([], 1.0)}
+        {
+            "w1": of([width, hidden], 1.0),
+            "b1": of([hidden], 1.0),
+            "w2": of([hidden], hidden**-0.5),
+            "b2": of([], 1.0),
+        }
     )
 
     def likelihood(params, x):
@@ -338,9 +357,13 @@ def cells(studies, splits, quick):
             ):
                 yield Cell(name, way, epsilon=epsilon, split=split)
         else:
-            for name, way in itertools.product(("network curve", "network diabetes"), ("pooled", "worker")):
+            for name, way in itertools.product(
+                ("network curve", "network diabetes"), ("pooled", "worker")
+            ):
                 schedule = "synchronous" if way == "pooled" else LONG
-                yield Cell(name, way, schedule=schedule, epsilon=3.0, split=split + 2)  # Rounds were chosen on 0 and 1.
+                yield Cell(
+                    name, way, schedule=schedule, epsilon=3.0, split=split + 2
+                )  # Rounds were chosen on 0 and 1.
 
 
 RUN = {
@@ -363,16 +386,27 @@ def summary(rows):
     pooled = {(r["study"], r["epsilon"], r["split"]): r for r in rows if r["way"] == "pooled"}
     groups: dict[Any, list[Any]] = {}
     for row in rows:
-        groups.setdefault((row["study"], row["way"], row["division"], row["schedule"], row["epsilon"]), []).append(row)
+        groups.setdefault(
+            (row["study"], row["way"], row["division"], row["schedule"], row["epsilon"]), []
+        ).append(row)
     for key, group in sorted(groups.items()):
         shown = []
-        for name in ("accuracy", "log_likelihood", "below_best", "coverage", "width", "distance", "spread"):
+        for name in (
+            "accuracy",
+            "log_likelihood",
+            "below_best",
+            "coverage",
+            "width",
+            "distance",
+            "spread",
+        ):
             values = [row[name] for row in group if name in row]
             if values:
                 pairs = [
                     row[name] - pooled[row["study"], row["epsilon"], row["split"]][name]
                     for row in group
-                    if name in row and name in pooled.get((row["study"], row["epsilon"], row["split"]), {})
+                    if name in row
+                    and name in pooled.get((row["study"], row["epsilon"], row["split"]), {})
                 ]
                 difference = f" ({np.mean(pairs):+.4f})" if pairs and key[1] != "pooled" else ""
                 shown.append(f"{name} {np.mean(values):.4f}{difference}")
@@ -390,7 +424,11 @@ def draw(rows, path):
     axes = [*page.subplots(1, num), *figure.Figure().subplots(1, 2)]
     coverage, by_epsilon, damping, path_axis, accuracy = axes[:5]
     for schedule in SCHEDULES:
-        paths = [r["rounds"] for r in rows if r["study"] == "adult" and r["schedule"] == schedule and "rounds" in r]
+        paths = [
+            r["rounds"]
+            for r in rows
+            if r["study"] == "adult" and r["schedule"] == schedule and "rounds" in r
+        ]
         paths = [p for p in paths if len(p) == max(map(len, paths))]
         if paths:
             mean = np.mean([[one["log_likelihood"] for one in p] for p in paths], axis=0)
@@ -398,24 +436,42 @@ def draw(rows, path):
     path_axis.set(title="Adult: test log-likelihood", xlabel="share of updates")
     for way in ("pooled", "worker", "fedavg"):
         like = ("adult", way, "balanced", "synchronous")
-        chosen = [r for r in rows if (r["study"], r["way"], r["division"], r["schedule"]) == like and r["split"] < 4]
+        chosen = [
+            r
+            for r in rows
+            if (r["study"], r["way"], r["division"], r["schedule"]) == like and r["split"] < 4
+        ]
         groups = grouped(chosen, "epsilon", "accuracy")
         accuracy.plot(list(groups), list(groups.values()), "o-", label=way)
     accuracy.set(title="Adult, balanced, splits 0 to 3: accuracy", xscale="log", xlabel="epsilon")
     for way in ("pooled", "worker", "paired"):
-        groups = grouped([r for r in rows if (r["study"], r["way"]) == ("coverage", way)], "epsilon", "coverage")
+        groups = grouped(
+            [r for r in rows if (r["study"], r["way"]) == ("coverage", way)], "epsilon", "coverage"
+        )
         by_epsilon.plot(list(groups), list(groups.values()), "o-", label=way)
     by_epsilon.axhline(0.9, color="k", linestyle=":")
     by_epsilon.set(title="coverage of 90 % intervals", xscale="log", xlabel="epsilon")
     for way in ("worker", "paired"):
-        paths = [r["by_round"] for r in rows if r["way"] == way and "by_round" in r and r["epsilon"] == 1.0]
+        paths = [
+            r["by_round"]
+            for r in rows
+            if r["way"] == way and "by_round" in r and r["epsilon"] == 1.0
+        ]
         coverage.plot(np.mean(paths or [[np.nan]], axis=0), "o-", label=way)
-    pooled = [r["coverage"] for r in rows if r["way"] == "pooled" and "coverage" in r and r["epsilon"] == 1.0]
+    pooled = [
+        r["coverage"]
+        for r in rows
+        if r["way"] == "pooled" and "coverage" in r and r["epsilon"] == 1.0
+    ]
     coverage.axhline(np.mean(pooled or [np.nan]), color="C2", label="pooled")
     coverage.axhline(0.9, color="k", linestyle=":")
     coverage.set(title="coverage at epsilon 1", xlabel="round")
-    damped = [{**r, "damping": DAMPED[r["schedule"]].damping} for r in rows if r["schedule"] in DAMPED]
-    for kind, division in itertools.product(("synchronous", "sequential", "asynchronous"), ("balanced", "by label")):
+    damped = [
+        {**r, "damping": DAMPED[r["schedule"]].damping} for r in rows if r["schedule"] in DAMPED
+    ]
+    for kind, division in itertools.product(
+        ("synchronous", "sequential", "asynchronous"), ("balanced", "by label")
+    ):
         chosen = [r for r in damped if r["schedule"].startswith(kind) and r["division"] == division]
         groups = grouped(chosen, "damping", "log_likelihood")
         line = "-" if division == "balanced" else ":"
@@ -433,23 +489,35 @@ def draw(rows, path):
 def grouped(rows, by, name):
     """Returns means of a figure, by a setting in order."""
     values = sorted({row[by] for row in rows if name in row})
-    return {value: np.mean([row[name] for row in rows if row[by] == value and name in row]) for value in values}
+    return {
+        value: np.mean([row[name] for row in rows if row[by] == value and name in row])
+        for value in values
+    }
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", nargs="*", default=["adult", "coverage", "regression", "network"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--studies", nargs="*", default=["adult", "coverage", "regression", "network"]
+    )
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--quick", action="store_true", help="epsilon 1 alone")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/federated"))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell after so many")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no cell after so many"
+    )
     parser.add_argument("--summary", action="store_true")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "federated.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if not options.summary:
-        done, start = {Cell(*(row[field] for field in Cell._fields)) for row in rows}, time.monotonic()
+        done, start = (
+            {Cell(*(row[field] for field in Cell._fields)) for row in rows},
+            time.monotonic(),
+        )
         for cell in cells(options.studies, options.splits, options.quick):
             if cell in done or time.monotonic() - start > 60 * options.minutes:
                 continue
@@ -457,7 +525,10 @@ def main(arguments=None):
             rows.append(row)
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            print(json.dumps({name: value for name, value in row.items() if name != "rounds"}), flush=True)
+            print(
+                json.dumps({name: value for name, value in row.items() if name != "rounds"}),
+                flush=True,
+            )
     summary(rows)
     draw(rows, options.out / "federated.png")
 

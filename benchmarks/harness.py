@@ -25,7 +25,12 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, extremes and all values."""
     values = list(values)
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "all": values,
+    }
 
 
 def cpu_name() -> str:
@@ -33,7 +38,9 @@ def cpu_name() -> str:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )
 
 
 def machine() -> dict[str, Any]:
@@ -52,7 +59,9 @@ HAS_TENSORFLOW_PRIVACY = importlib.util.find_spec("tensorflow_privacy") is not N
 def command(script: str, arguments: Sequence[str]) -> str:
     """The command to print beside the results; paths of this machine become relative to the repository."""
     root = pathlib.Path(__file__).resolve().parent.parent
-    return " ".join([f"python benchmarks/{script}", *(one.replace(f"{root}/", "") for one in arguments)])
+    return " ".join(
+        [f"python benchmarks/{script}", *(one.replace(f"{root}/", "") for one in arguments)]
+    )
 
 
 def versions(**packages: str) -> dict[str, str]:
@@ -80,7 +89,11 @@ class Runner:
 
 
 def interleaved(
-    makers: dict[str, Callable[[], Runner]], repetitions: int, *, seconds: float = float("inf"), name: str = ""
+    makers: dict[str, Callable[[], Runner]],
+    repetitions: int,
+    *,
+    seconds: float = float("inf"),
+    name: str = "",
 ) -> tuple[dict[str, list[float]], dict[str, float], dict[str, str]]:
     """Measures seconds per step of each program in rounds, so that a busy period affects all of them.
 
@@ -129,7 +142,9 @@ def interleaved(
                 del runners[way]
             else:
                 times.setdefault(way, []).append(value / max(1, runner.steps))
-    shown = ", ".join(f"{way} {1e3 * statistics.median(values):.4g}" for way, values in times.items())
+    shown = ", ".join(
+        f"{way} {1e3 * statistics.median(values):.4g}" for way, values in times.items()
+    )
     print(f"{name}: {shown} ms a step; load {os.getloadavg()[0]:.1f}", flush=True)
     return times, first, failed
 

@@ -64,12 +64,16 @@ CASES: dict[str, tuple[list[int], int, Callable[[], list[Any]]]] = {
 }
 
 
-def measured(shape: list[int], categories: int, build: Callable[[], list[Any]], batch: int) -> dict[str, Any]:
+def measured(
+    shape: list[int], categories: int, build: Callable[[], list[Any]], batch: int
+) -> dict[str, Any]:
     """Returns times of both steps in milliseconds, their ratio, and the estimate."""
     rng = np.random.default_rng(0)
     size = [batch, *shape]
     x = tf.constant(
-        rng.integers(0, categories, size).astype("int32") if categories else rng.normal(size=size).astype("float32")
+        rng.integers(0, categories, size).astype("int32")
+        if categories
+        else rng.normal(size=size).astype("float32")
     )
     model = keras.Sequential([*build(), layers.Flatten(), layers.Dense(10)])
     model(x)
@@ -124,7 +128,10 @@ def main() -> None:
             f"(processor {row['cpu_ratio']})  estimate {row['estimate']}",
             flush=True,
         )
-        path.write_text(json.dumps({"batch": options.batch, "layers": rows, **harness.machine()}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"batch": options.batch, "layers": rows, **harness.machine()}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

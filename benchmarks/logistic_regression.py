@@ -47,7 +47,9 @@ def load() -> tuple[Any, Any]:
     return ((table.x - mean) / std).astype("float32"), table.y
 
 
-def make_ours(x: Any, y: Any, steps: int, batch_size: int) -> tuple[Callable[[], None], Callable[[], float]]:
+def make_ours(
+    x: Any, y: Any, steps: int, batch_size: int
+) -> tuple[Callable[[], None], Callable[[], float]]:
     prior = tfd.Sample(tfd.Normal(0.0, PRIOR_SCALE), sample_shape=x.shape[1])
 
     def likelihood(weights: Any, x: Any) -> Any:
@@ -76,13 +78,18 @@ class MeanField(keras.layers.Layer):
         self.num_records = num_records
         self.loc = self.add_weight("loc", [num_features], initializer="zeros")
         start = float(np.log(np.expm1(0.01)))
-        self.raw_scale = self.add_weight("raw_scale", [num_features], initializer=keras.initializers.Constant(start))
+        self.raw_scale = self.add_weight(
+            "raw_scale", [num_features], initializer=keras.initializers.Constant(start)
+        )
 
     def call(self, x: Any) -> Any:
         scale = tf.math.softplus(self.raw_scale)
         weights = self.loc + scale * tf.random.normal(self.loc.shape)
         kl = tf.reduce_sum(
-            np.log(PRIOR_SCALE) - tf.math.log(scale) + (scale**2 + self.loc**2) / (2.0 * PRIOR_SCALE**2) - 0.5
+            np.log(PRIOR_SCALE)
+            - tf.math.log(scale)
+            + (scale**2 + self.loc**2) / (2.0 * PRIOR_SCALE**2)
+            - 0.5
         )
         # Their optimizers see a record through its loss alone, so the KL term rides along in every record's.
         logits = tf.linalg.matvec(x, weights)
@@ -97,7 +104,9 @@ def make_theirs(
 ) -> tuple[Callable[[], None], Callable[[], float]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import VectorizedDPKerasAdamOptimizer
+        from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
+            VectorizedDPKerasAdamOptimizer,
+        )
 
     layer = MeanField(x.shape[1], len(x))
     model = keras.Sequential([keras.Input([x.shape[1]]), layer])
@@ -118,7 +127,9 @@ def make_theirs(
     )
     if way == "arrays":
         model.compile(optimizer, loss=RecordLosses())
-        num = min(len(y) // batch_size, steps) * batch_size  # Their microbatches need batches of one size.
+        num = (
+            min(len(y) // batch_size, steps) * batch_size
+        )  # Their microbatches need batches of one size.
         epochs, rest = divmod(steps * batch_size, num)
 
         def fit() -> None:
@@ -127,7 +138,12 @@ def make_theirs(
                 model.fit(x[:rest], y[:rest], batch_size=batch_size, epochs=1, verbose=0)
 
     else:
-        model.compile(optimizer, loss=RecordLosses(), steps_per_execution=50, jit_compile=way == "batches, XLA" or None)
+        model.compile(
+            optimizer,
+            loss=RecordLosses(),
+            steps_per_execution=50,
+            jit_compile=way == "batches, XLA" or None,
+        )
         inputs, outcomes = tf.constant(x), tf.constant(y, tf.float32)
 
         def batch(_: Any) -> tuple[Any, Any]:
@@ -175,7 +191,9 @@ def draw(seconds: dict[str, list[float]], path: pathlib.Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=5)
@@ -191,9 +209,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     runs = {"ours": make_ours(x, y, options.steps, options.batch_size)}
     for way in WAYS:
         runs[way] = make_theirs(way, x, y, options.steps, options.batch_size)
-    first = {name: seconds_of(fit) for name, (fit, _) in runs.items()}  # With tracing and compiling: left out.
+    first = {
+        name: seconds_of(fit) for name, (fit, _) in runs.items()
+    }  # With tracing and compiling: left out.
     print(
-        "first fit, with compiling: " + ", ".join(f"{name} {value:.1f} s" for name, value in first.items()), flush=True
+        "first fit, with compiling: "
+        + ", ".join(f"{name} {value:.1f} s" for name, value in first.items()),
+        flush=True,
     )
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(options.repetitions):
@@ -206,7 +228,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             flush=True,
         )
     ratios = {
-        way: spread([theirs / ours for ours, theirs in zip(seconds["ours"], seconds[way], strict=True)]) for way in WAYS
+        way: spread(
+            [theirs / ours for ours, theirs in zip(seconds["ours"], seconds[way], strict=True)]
+        )
+        for way in WAYS
     }
     result = {
         "benchmark": "logistic_regression",
@@ -225,7 +250,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         },
         "machine": harness.machine(),
         "versions": harness.versions(
-            tensorflow="tensorflow", tfp="tensorflow-probability", tensorflow_privacy="tensorflow-privacy"
+            tensorflow="tensorflow",
+            tfp="tensorflow-probability",
+            tensorflow_privacy="tensorflow-privacy",
         ),
         "command": harness.command("logistic_regression.py", arguments or sys.argv[1:]),
     }

@@ -38,7 +38,12 @@ def unpack(vectors):
     logits = np.concatenate([logits, np.zeros((len(logits), 1))], axis=1)
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     slopes = 1 / (1 + np.exp(-raw))
-    return means.reshape(-1, K, D), softplus(raw), weights / weights.sum(axis=1, keepdims=True), slopes
+    return (
+        means.reshape(-1, K, D),
+        softplus(raw),
+        weights / weights.sum(axis=1, keepdims=True),
+        slopes,
+    )
 
 
 def scores(x, means, precisions, weights, slopes):
@@ -58,10 +63,14 @@ def found_centres(settings, deviation, seed):
     """Returns for each of `SETS_AT_ONCE` fits how many true centres have a component within one standard deviation."""
     rng = np.random.default_rng([seed, 11])
     shape = (SETS_AT_ONCE, N)
-    data = mixture.CENTRES[rng.integers(K, size=shape)] + math.sqrt(mixture.VARIANCE) * rng.normal(size=(*shape, D))
+    data = mixture.CENTRES[rng.integers(K, size=shape)] + math.sqrt(mixture.VARIANCE) * rng.normal(
+        size=(*shape, D)
+    )
     start = mixture.starting_point()
     raw_precisions = np.log(np.expm1(1 / start["variances"]))
-    mean = np.tile(np.concatenate([start["means"].ravel(), raw_precisions, np.zeros(K - 1)]), (SETS_AT_ONCE, 1))
+    mean = np.tile(
+        np.concatenate([start["means"].ravel(), raw_precisions, np.zeros(K - 1)]), (SETS_AT_ONCE, 1)
+    )
     raw_scale = np.full_like(mean, math.log(math.expm1(START_SCALE)))
     clip, batch = settings.l2_norm_clip, settings.batch_size
     steps = settings.epochs * N // batch
@@ -73,14 +82,20 @@ def found_centres(settings, deviation, seed):
         means, precisions, weights, slopes = parts = unpack(theta)
         rows = np.argpartition(rng.random(shape), batch, axis=1)[:, :batch]
         x = np.take_along_axis(data, rows[..., None], axis=1)
-        chosen = (np.cumsum(weights, axis=1)[:, None, :-1] < rng.random((SETS_AT_ONCE, batch, 1))).sum(axis=-1)
+        chosen = (
+            np.cumsum(weights, axis=1)[:, None, :-1] < rng.random((SETS_AT_ONCE, batch, 1))
+        ).sum(axis=-1)
         spread = 1 / np.sqrt(np.take_along_axis(precisions, chosen, axis=1))
-        twins = np.take_along_axis(means, chosen[..., None], axis=1) + spread[..., None] * rng.normal(size=x.shape)
+        twins = np.take_along_axis(means, chosen[..., None], axis=1) + spread[
+            ..., None
+        ] * rng.normal(size=x.shape)
         pairs = scores(x, *parts) - scores(twins, *parts)
         norms = np.linalg.norm(pairs, axis=-1, keepdims=True)
         total = np.sum(pairs * np.minimum(1, clip / np.maximum(norms, 1e-12)), axis=1)
         total += deviation * rng.normal(size=total.shape)
-        prior = np.concatenate([-means.reshape(-1, K * D), 1 - 2 * slopes, 1 - K * weights[:, : K - 1]], axis=1)
+        prior = np.concatenate(
+            [-means.reshape(-1, K * D), 1 - 2 * slopes, 1 - K * weights[:, : K - 1]], axis=1
+        )
         by_theta = -(total * N / batch + prior)
         by_raw_scale = (by_theta * noise - 1 / scale) / (1 + np.exp(-raw_scale))
         gradient = np.stack([by_theta, by_raw_scale]) / N
@@ -88,35 +103,55 @@ def found_centres(settings, deviation, seed):
         second = 0.999 * second + 0.001 * gradient**2
         falling = (1 + math.cos(math.pi * min(1.0, step / (0.4 * steps)))) / 2
         rate = settings.learning_rate * (falling * (1 - settings.last_rate) + settings.last_rate)
-        moves = rate * first / (1 - 0.9 ** (step + 1)) / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-7)
+        moves = (
+            rate
+            * first
+            / (1 - 0.9 ** (step + 1))
+            / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-7)
+        )
         mean, raw_scale = mean - moves[0], raw_scale - moves[1]
         drawn.append(theta[:, : K * D])
     window = np.mean(drawn[int(0.3 * steps) :], axis=0).reshape(-1, K, 1, D)
-    return np.sum(np.linalg.norm(window - mixture.CENTRES, axis=-1).min(axis=1) < math.sqrt(mixture.VARIANCE), axis=1)
+    return np.sum(
+        np.linalg.norm(window - mixture.CENTRES, axis=-1).min(axis=1) < math.sqrt(mixture.VARIANCE),
+        axis=1,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=512, help="data sets at each rate, in multiples of 64")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/mixture_rates.json"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--num", type=int, default=512, help="data sets at each rate, in multiples of 64"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/mixture_rates.json")
+    )
     options = parser.parse_args(arguments)
     rows = []
     for rate, private in [*((rate, True) for rate in RATES), (RATES[-1], False)]:
         model = mixture.make_model(gradients="aligned", clipping="paired")
-        settings = dpvi.pilot(model, num_records=N, epsilon=1.0, delta=mixture.DELTA, learning_rate=rate)
+        settings = dpvi.pilot(
+            model, num_records=N, epsilon=1.0, delta=mixture.DELTA, learning_rate=rate
+        )
         plan = PrivacyPlan.calibrate(
             epsilon=1.0,
             delta=mixture.DELTA,
             sampling=PoissonSampling(settings.batch_size / N),
             num_releases=settings.epochs * N // settings.batch_size,
             l2_norm_clip=settings.l2_norm_clip,
-            sensitivity=joint_sensitivity(curvature_releases(SIZE, Clip(settings.l2_norm_clip)), Sensitivity()),
+            sensitivity=joint_sensitivity(
+                curvature_releases(SIZE, Clip(settings.l2_norm_clip)), Sensitivity()
+            ),
         )
         deviation = plan.deviation if private else 0.0
         seeds = range(math.ceil(options.num / SETS_AT_ONCE))
         found = np.concatenate([found_centres(settings, deviation, seed) for seed in seeds])
         wrong = int(np.sum(found < K))
-        rows.append({"learning_rate": rate, "deviation": deviation, "wrong_mode": wrong, "fits": len(found)})
+        rows.append(
+            {"learning_rate": rate, "deviation": deviation, "wrong_mode": wrong, "fits": len(found)}
+        )
         print(json.dumps(rows[-1]), flush=True)
     options.output.write_text(json.dumps({"numpy": np.__version__, "rows": rows}, indent=1) + "\n")
 

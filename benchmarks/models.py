@@ -48,7 +48,9 @@ class Records:
 @functools.cache
 def lines(length: int) -> Records:
     """Characters of docstrings, int32 [n, length]."""
-    tokens = np.random.default_rng(0).permutation(sequences.as_tokens(sequences.docstrings(), length))
+    tokens = np.random.default_rng(0).permutation(
+        sequences.as_tokens(sequences.docstrings(), length)
+    )
     return Records((tokens[HELD_OUT:], None), (tokens[:HELD_OUT], None))
 
 
@@ -121,16 +123,26 @@ def of_tokens(length: int) -> Any:
 def flattened() -> dpvi.DPVAE:
     length = 80
     encoder = chain(
-        of_tokens(length), layers.Embedding(CHARACTERS, 8), layers.Flatten(), layers.Dense(64, "relu"), *codes()
+        of_tokens(length),
+        layers.Embedding(CHARACTERS, 8),
+        layers.Flatten(),
+        layers.Dense(64, "relu"),
+        *codes(),
     )
-    places = [layers.Dense(64, "relu"), layers.Dense(length * CHARACTERS), layers.Reshape([length, CHARACTERS])]
+    places = [
+        layers.Dense(64, "relu"),
+        layers.Dense(length * CHARACTERS),
+        layers.Reshape([length, CHARACTERS]),
+    ]
     return dpvi.DPVAE(encoder, chain(layers.Input([LATENT]), *places, characters()), standard())
 
 
 def transformer(length: int = 16, width: int = 32) -> dpvi.DPVAE:
     def block(x: Any, other: Any) -> Any:
         x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, width // 2)(x, other))
-        return layers.LayerNormalization()(x + layers.Dense(width)(layers.Dense(2 * width, "relu")(x)))
+        return layers.LayerNormalization()(
+            x + layers.Dense(width)(layers.Dense(2 * width, "relu")(x))
+        )
 
     def placed(t: Any) -> Any:
         return tf.concat([t, tf.tile(tf.eye(length)[None], [tf.shape(t)[0], 1, 1])], axis=2)
@@ -151,7 +163,9 @@ def pixels(size: int = 196) -> list[Any]:
     return [layers.Dense(100, "relu"), layers.Dense(size), tfpl.IndependentBernoulli([size])]
 
 
-def of_images(prior: Any, encoder: Any = None, first: Callable[[Any], Any] | None = None) -> dpvi.DPVAE:
+def of_images(
+    prior: Any, encoder: Any = None, first: Callable[[Any], Any] | None = None
+) -> dpvi.DPVAE:
     encoder = encoder or chain(layers.Input([196]), layers.Dense(100, "relu"), *codes())
     decoder = chain(layers.Input([LATENT]), *([layers.Lambda(first)] if first else []), *pixels())
     return dpvi.DPVAE(encoder, decoder, prior)
@@ -163,7 +177,9 @@ def conditional() -> dpvi.DPVAE:
         both = layers.Concatenate()([numbers, layers.Embedding(10, 8)(label)])
         return keras.Model([numbers, label], chain(*parts)(both))
 
-    return dpvi.DPVAE(joined(196, layers.Dense(100, "relu"), *codes()), joined(LATENT, *pixels()), standard())
+    return dpvi.DPVAE(
+        joined(196, layers.Dense(100, "relu"), *codes()), joined(LATENT, *pixels()), standard()
+    )
 
 
 def mixture() -> dpvi.DPVAE:
@@ -174,7 +190,9 @@ def mixture() -> dpvi.DPVAE:
 
 
 def flow() -> dpvi.DPVAE:
-    network = tfb.AutoregressiveNetwork(params=2, event_shape=[LATENT], hidden_units=[16], activation="tanh")
+    network = tfb.AutoregressiveNetwork(
+        params=2, event_shape=[LATENT], hidden_units=[16], activation="tanh"
+    )
     base = tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=[LATENT])
     return of_images(tfd.TransformedDistribution(base, tfb.MaskedAutoregressiveFlow(network)))
 
@@ -197,11 +215,15 @@ def two_levels() -> dpvi.DPVAE:
 
 
 def frozen() -> dpvi.DPVAE:
-    body = keras.applications.MobileNetV2([32, 32, 3], alpha=0.35, include_top=False, weights=None, pooling="avg")
+    body = keras.applications.MobileNetV2(
+        [32, 32, 3], alpha=0.35, include_top=False, weights=None, pooling="avg"
+    )
     body.trainable = False
     image = layers.Input([32, 32, 1])
     encoder = keras.Model(image, chain(*codes())(body(layers.Concatenate()([image, image, image]))))
-    decoder = chain(layers.Input([LATENT]), layers.Dense(1024), tfpl.IndependentBernoulli([32, 32, 1]))
+    decoder = chain(
+        layers.Input([LATENT]), layers.Dense(1024), tfpl.IndependentBernoulli([32, 32, 1])
+    )
     return dpvi.DPVAE(encoder, decoder, standard())
 
 
@@ -245,7 +267,9 @@ def run(case: Case, quick: bool) -> dict[str, Any]:
     """Trains one model; the loss before it, and ten times on the way."""
     keras.utils.set_random_seed(1)
     records, model = case.records(), case.build()
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=case.clip, learning_rate=case.rate)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=case.clip, learning_rate=case.rate
+    )
     loss = {}
     if isinstance(model, dpvi.DPKerasModel):
         loss = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
@@ -270,7 +294,9 @@ def run(case: Case, quick: bool) -> dict[str, Any]:
         "epsilon": report.epsilon,
         "delta": DELTA,
         "noise_multiplier": model.privacy_plan.noise_multiplier,
-        "recipe": {key: value for key, value in dataclasses.asdict(case).items() if not callable(value)},
+        "recipe": {
+            key: value for key, value in dataclasses.asdict(case).items() if not callable(value)
+        },
         "parameters": int(sum(np.prod(variable.shape) for variable in model.trainable_variables)),
         "seconds": round(time.perf_counter() - start, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
@@ -301,9 +327,13 @@ def draw(found: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--quick", action="store_true", help="four steps of each: to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="four steps of each: to see that it runs"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/layers"))
     options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -320,7 +350,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         models = {one: models[one] for one in CASES if one in models}
         versions = harness.versions(tensorflow="tensorflow")
         path.write_text(
-            json.dumps({"models": models, "machine": harness.machine(), "versions": versions}, indent=1) + "\n"
+            json.dumps(
+                {"models": models, "machine": harness.machine(), "versions": versions}, indent=1
+            )
+            + "\n"
         )
     draw(models, options.output / "models.png")
     return models

@@ -29,8 +29,12 @@ OUTPUT = pathlib.Path(__file__).parents[1] / "docs" / "figures" / "benchmark" / 
 def make(metrics: Any, d: int) -> Any:
     """A compiled logistic regression."""
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), d)
-    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), clipping="flat")
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.01)
+    model = dpvi.DPVI(
+        prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), clipping="flat"
+    )
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.01
+    )
     model.compile(optimizer, delta=1e-5, metrics=metrics, jit_compile=True)
     return model
 
@@ -50,7 +54,11 @@ def main() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         for repetition in range(arguments.repetitions + 1):
             for name, model in (("without", plain), ("with", monitored)):
-                board = [dpvi.callbacks.PrivacyTensorBoard(f"{directory}/{repetition}")] if name == "with" else []
+                board = (
+                    [dpvi.callbacks.PrivacyTensorBoard(f"{directory}/{repetition}")]
+                    if name == "with"
+                    else []
+                )
                 start = time.perf_counter()
                 model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=board)
                 if repetition:  # The first compiles.

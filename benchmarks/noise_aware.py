@@ -49,7 +49,12 @@ from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan
 
 RATE, MONTE_CARLO, BURN_IN, POSTERIOR_DRAWS = 0.1, 10, 0.2, 4000
-STEPS, CLIPS, FACTORS, SPEEDS = (300, 1000, 10_000), (2.0, 4.0, 8.0, 16.0), (20.0, 100.0), (1.0, 4.0)
+STEPS, CLIPS, FACTORS, SPEEDS = (
+    (300, 1000, 10_000),
+    (2.0, 4.0, 8.0, 16.0),
+    (20.0, 100.0),
+    (1.0, 4.0),
+)
 CELLS = ("logistic5-5000-1.0", "logistic5-1000-1.0", "linear-5000-1.0")
 PILOT_SEED, NUM_PILOTS = 1001, 10
 
@@ -109,7 +114,9 @@ def descend(target, x, y, noise_multiplier, steps, clip, factor, speed, generato
     width, num = target.width, len(x)
     scales = np.repeat([1.0, factor], width)
     noise = clip * noise_multiplier / scales
-    rates = speed * math.sqrt(2.0) * scales / (math.sqrt(steps * 2 * width) * noise_multiplier * clip)
+    rates = (
+        speed * math.sqrt(2.0) * scales / (math.sqrt(steps * 2 * width) * noise_multiplier * clip)
+    )
     phi = np.concatenate([target.start, np.full(width, -6.0)])
     trace = Trace(np.empty((steps, 2 * width)), np.empty((steps, 2 * width)), noise)
     for step in range(steps):
@@ -150,12 +157,20 @@ class Sums:
         """Of a and s at one coordinate, the optimum integrated out, and the optimum's conditional mean and standard deviation."""
         rate, num, mean = self.rate, self.num, self.mean[place]
         slope, variance = rate * softplus(a), self.noise[place] ** 2 + s**2
-        spread = self.left[place] - 2.0 * slope * self.products[place] + slope**2 * self.squares[place]
+        spread = (
+            self.left[place] - 2.0 * slope * self.products[place] + slope**2 * self.squares[place]
+        )
         marginal = variance / num + slope**2
-        value = -0.5 * ((num - 1) * np.log(variance) + spread / variance + np.log(marginal) + mean**2 / marginal)
+        value = -0.5 * (
+            (num - 1) * np.log(variance) + spread / variance + np.log(marginal) + mean**2 / marginal
+        )
         value = value - 0.5 * (((a - self.a[place]) / self.a_sd[place]) ** 2 + s**2)
         precision = 1.0 + num * slope**2 / variance
-        return value, self.center[place] - num * slope * mean / variance / precision, 1.0 / np.sqrt(precision)
+        return (
+            value,
+            self.center[place] - num * slope * mean / variance / precision,
+            1.0 / np.sqrt(precision),
+        )
 
     def draws(self, num, generator):
         """Draws of the optimum [num, 2d] and of the diagonal of H."""
@@ -165,7 +180,10 @@ class Sums:
 
     def _draws(self, place, num, generator, points=241):
         most = math.sqrt(max(0.0, self.left[place] / self.num - self.noise[place] ** 2)) + 8.0
-        box = [self.a[place] + 12.0 * self.a_sd[place] * np.array([-1.0, 1.0]), np.array([0.0, most])]
+        box = [
+            self.a[place] + 12.0 * self.a_sd[place] * np.array([-1.0, 1.0]),
+            np.array([0.0, most]),
+        ]
         for _ in range(4):  # Closer and closer to where the density is.
             axes = [low + (high - low) * (np.arange(points) + 0.5) / points for low, high in box]
             value = self.log_density(place, axes[0][:, None], axes[1][None, :])[0]
@@ -177,9 +195,12 @@ class Sums:
                 for (low, high), axis, rows, cell in zip(box, axes, inside, cells, strict=True)
             ]
         weights = np.exp(value - value.max()).ravel()
-        rows = np.unravel_index(generator.choice(weights.size, num, p=weights / weights.sum()), value.shape)
+        rows = np.unravel_index(
+            generator.choice(weights.size, num, p=weights / weights.sum()), value.shape
+        )
         a, s = (
-            axis[row] + cell * (generator.random(num) - 0.5) for axis, row, cell in zip(axes, rows, cells, strict=True)
+            axis[row] + cell * (generator.random(num) - 0.5)
+            for axis, row, cell in zip(axes, rows, cells, strict=True)
         )
         _, mean, sd = self.log_density(place, a, s)
         return mean + sd * generator.normal(size=num), softplus(a)
@@ -198,18 +219,30 @@ class Sums:
         def objective(a):
             h = softplus(a)
             slope, c = rate * h, away(h)
-            fit = (num * (mean - slope * c) ** 2 - 2.0 * slope * products + slope**2 * squares) / (2.0 * variance)
+            fit = (num * (mean - slope * c) ** 2 - 2.0 * slope * products + slope**2 * squares) / (
+                2.0 * variance
+            )
             # Once for every step, as in the authors' code.
-            return fit + num * softplus(-h) + 0.5 * ((a - self.a[place]) / self.a_sd[place]) ** 2 + 0.5 * c**2
+            return (
+                fit
+                + num * softplus(-h)
+                + 0.5 * ((a - self.a[place]) / self.a_sd[place]) ** 2
+                + 0.5 * c**2
+            )
 
         reach = 12.0 * self.a_sd[place] + 20.0
         a = optimize.minimize_scalar(
-            objective, bounds=(self.a[place] - reach, self.a[place] + reach), method="bounded", options={"xatol": 1e-8}
+            objective,
+            bounds=(self.a[place] - reach, self.a[place] + reach),
+            method="bounded",
+            options={"xatol": 1e-8},
         ).x
         h, first, second = softplus(a), sigmoid(a), sigmoid(a) * sigmoid(-a)
         c = away(h)
         rest = mean - rate * h * c
-        by_h = (rate**2 * h * squares - num * rate * c * rest - rate * products) / variance - num * sigmoid(-h)
+        by_h = (
+            rate**2 * h * squares - num * rate * c * rest - rate * products
+        ) / variance - num * sigmoid(-h)
         by_h_twice = rate**2 * (num * c**2 + squares) / variance + num * sigmoid(h) * sigmoid(-h)
         hessian = [
             num * (rate * h) ** 2 / variance + 1.0,
@@ -242,20 +275,31 @@ class Cell:
 
     def __init__(self, cell):
         name, size, epsilon = cell.split("-")
-        (self.make, self.inputs, self.public), self.size, self.epsilon = MODELS[name], int(size), float(epsilon)
+        (self.make, self.inputs, self.public), self.size, self.epsilon = (
+            MODELS[name],
+            int(size),
+            float(epsilon),
+        )
         self.prior, self.likelihood = self.make()
         self.coordinates = Coordinates(self.prior)
         self.target = (Linear if name == "linear" else Logistic)(self.coordinates.num)
-        budget: dict[str, Any] = {"epsilon": self.epsilon, "delta": DELTA, "sampling": PoissonSampling(RATE)}
+        budget: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "delta": DELTA,
+            "sampling": PoissonSampling(RATE),
+        }
         self.noise_multipliers = {
-            steps: PrivacyPlan.calibrate(**budget, num_releases=steps).noise_multiplier for steps in STEPS
+            steps: PrivacyPlan.calibrate(**budget, num_releases=steps).noise_multiplier
+            for steps in STEPS
         }
 
     def sets(self, seed):
         generator = np.random.default_rng(seed)
         while True:
             x = self.inputs(generator, self.size)
-            params = self.prior.sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32))
+            params = self.prior.sample(
+                seed=tf.constant(generator.integers(2**31, size=2), tf.int32)
+            )
             seeds = tf.constant(generator.integers(2**31, size=2), tf.int32)
             y = self.likelihood(params, x).sample(seed=seeds).numpy()
             yield x, y, self.coordinates.flatten_one(params)
@@ -263,7 +307,12 @@ class Cell:
     def trace(self, x, y, settings, generator):
         rows = np.insert(x.astype("float64"), 0, 1.0, axis=1)
         return descend(
-            self.target, rows, y.astype("float64"), self.noise_multipliers[settings[0]], *settings, generator
+            self.target,
+            rows,
+            y.astype("float64"),
+            self.noise_multipliers[settings[0]],
+            *settings,
+            generator,
         )
 
 
@@ -281,7 +330,8 @@ def scores(draws, truth, mean, sd):
 def try_settings(cell, exact, generator):
     """What each setting of the grid comes to on data sets of their own."""
     sets = [
-        (x, y, truth, *exact.fit(truth, x, y)) for x, y, truth in itertools.islice(cell.sets(PILOT_SEED), NUM_PILOTS)
+        (x, y, truth, *exact.fit(truth, x, y))
+        for x, y, truth in itertools.islice(cell.sets(PILOT_SEED), NUM_PILOTS)
     ]
     tried = []
     for settings in itertools.product(STEPS, CLIPS, FACTORS, SPEEDS):
@@ -289,7 +339,10 @@ def try_settings(cell, exact, generator):
         for x, y, *known in sets:
             draws = noise_aware(cell.trace(x, y, settings, generator), generator)[0]["noise-aware"]
             found.append(scores(draws, *known))
-        means = {key: round(float(np.mean([row[key] for row in found])), 4) for key in ("crps", "covered", "width")}
+        means = {
+            key: round(float(np.mean([row[key] for row in found])), 4)
+            for key in ("crps", "covered", "width")
+        }
         tried.append({"settings": settings, **means})
         print(tried[-1], flush=True)
     return tried
@@ -310,7 +363,15 @@ def run(name, num, seed, done, save):
     settings = chosen(tried)
     sets = cell.sets(seed)
     x, y, _ = next(sets)  # As there, where it is for tracing.
-    paired = Fits(cell.make, "paired", cell.public(np.random.default_rng(7), 1000), cell.size, cell.epsilon, x, y)
+    paired = Fits(
+        cell.make,
+        "paired",
+        cell.public(np.random.default_rng(7), 1000),
+        cell.size,
+        cell.epsilon,
+        x,
+        y,
+    )
     paired.model.after_fit = lambda: None  # The posterior is made where it is timed.
     rows: dict[str, list[dict[str, Any]]] = {}
     took: dict[str, list[float]] = {}
@@ -332,14 +393,18 @@ def run(name, num, seed, done, save):
             rows.setdefault(kind, []).append(scores(draws, *known))
         print(
             number,
-            {kind: float(np.mean([one["covered"] for one in found])) for kind, found in rows.items()},
+            {
+                kind: float(np.mean([one["covered"] for one in found]))
+                for kind, found in rows.items()
+            },
             flush=True,
         )
     summary = {
         "num": num,
         "noise_multiplier": {**cell.noise_multipliers, "paired": paired.noise},
         "settings": {
-            how: dict(zip(("steps", "clip", "factor", "speed"), one, strict=True)) for how, one in settings.items()
+            how: dict(zip(("steps", "clip", "factor", "speed"), one, strict=True))
+            for how, one in settings.items()
         },
         "tried": tried,
         "seconds": {kind: round(float(np.median(values)), 3) for kind, values in took.items()},
@@ -353,7 +418,9 @@ def run(name, num, seed, done, save):
             "by_coordinate": covered.mean(axis=0).round(3).tolist(),
             "width": round(float(np.mean([row["width"] for row in found])), 3),
             "crps": round(float(np.mean([row["crps"] for row in found])), 5),
-            "crps_error": round(float(np.std([row["crps"].mean() for row in found], ddof=1) / math.sqrt(num)), 5),
+            "crps_error": round(
+                float(np.std([row["crps"].mean() for row in found], ddof=1) / math.sqrt(num)), 5
+            ),
             "mean_off": np.mean([row["off"] for row in found], axis=0).round(2).tolist(),
             "rms_off": round(float(np.sqrt(np.mean([row["off"] ** 2 for row in found]))), 3),
         }
@@ -365,13 +432,17 @@ def main(given=None):
     parser.add_argument("--cells", nargs="*", default=CELLS)
     parser.add_argument("--num", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/noise_aware.json"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/noise_aware.json")
+    )
     arguments = parser.parse_args(given)
     done = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
     versions = {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
-        "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
+        "revision": subprocess.check_output(
+            ["git", "describe", "--always", "--dirty"], text=True
+        ).strip(),
     }
     for name in arguments.cells:
 

@@ -23,17 +23,25 @@ STUDIES = ("families", "mixture", "hierarchical", "bars")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("studies", nargs="*", help=f"of {', '.join(STUDIES)}; default all")
     parser.add_argument("--cells", nargs="*", help="only these")
     parser.add_argument("--num", type=int, help="at most so many seeds of each cell")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at once; 0 runs the cells in this one")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="processes at once; 0 runs the cells in this one"
+    )
     parser.add_argument("--full", action="store_true", help="the long cells too")
     parser.add_argument("--report", action="store_true", help="only draw and print what is there")
-    parser.add_argument("--write", action="store_true", help="write tables and pictures into docs/ too")
+    parser.add_argument(
+        "--write", action="store_true", help="write tables and pictures into docs/ too"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/studies"))
     options = parser.parse_args(arguments)
-    chosen = {name: importlib.import_module(f"studies.{name}") for name in options.studies or STUDIES}
+    chosen = {
+        name: importlib.import_module(f"studies.{name}") for name in options.studies or STUDIES
+    }
     known = {cell.name for study in chosen.values() for cell in study.CELLS}
     if unknown := {*(options.cells or ())} - known:
         parser.error(f"--cells: {sorted(unknown)} are none of {sorted(known)}")
@@ -42,7 +50,10 @@ def main(arguments: list[str] | None = None) -> None:
         for cell in study.CELLS:
             wanted = not options.cells or cell.name in options.cells
             if wanted and not options.report and (options.full or not cell.full):
-                path, num = options.out / name / f"{cell.name}.json", min(cell.num, options.num or cell.num)
+                path, num = (
+                    options.out / name / f"{cell.name}.json",
+                    min(cell.num, options.num or cell.num),
+                )
                 if len(cells.load(path)) < num:
                     todo.append((name, cell, path, num))
     begun, done = time.perf_counter(), 0
@@ -50,13 +61,32 @@ def main(arguments: list[str] | None = None) -> None:
     def made(task: tuple[str, cells.Cell, pathlib.Path, int]) -> str | None:
         nonlocal done
         name, cell, path, num = task
-        if options.jobs:  # In a process of its own: traces and constants of many models fill the memory.
-            command = [sys.executable, __file__, name, "--cells", cell.name, f"--num={num}", "--jobs=0", "--full"]
+        if (
+            options.jobs
+        ):  # In a process of its own: traces and constants of many models fill the memory.
+            command = [
+                sys.executable,
+                __file__,
+                name,
+                "--cells",
+                cell.name,
+                f"--num={num}",
+                "--jobs=0",
+                "--full",
+            ]
             environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
             result = subprocess.run(
-                [*command, f"--out={options.out}"], env=environment, capture_output=True, text=True, check=False
+                [*command, f"--out={options.out}"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
-            problem = None if result.returncode == 0 else f"{name}/{cell.name} failed:\n{result.stderr[-3000:]}"
+            problem = (
+                None
+                if result.returncode == 0
+                else f"{name}/{cell.name} failed:\n{result.stderr[-3000:]}"
+            )
         else:
             cells.run(cell, path, num)
             problem = None

@@ -22,7 +22,9 @@ import time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # This checkout, whatever is installed.
+sys.path.insert(
+    0, str(pathlib.Path(__file__).resolve().parents[1])
+)  # This checkout, whatever is installed.
 
 import harness
 from harness import Peer, Runner
@@ -74,37 +76,54 @@ def measured(
     peers: dict[str, Peer], names: list[str], rounds: int
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, dict[str, float]]]:
     """Seconds per step and of the first call, by row and stack."""
-    first = {name: {stack: peer.seconds(0, row=name) for stack, peer in peers.items()} for name in names}
-    times: dict[str, dict[str, list[float]]] = {name: {stack: [] for stack in peers} for name in names}
+    first = {
+        name: {stack: peer.seconds(0, row=name) for stack, peer in peers.items()} for name in names
+    }
+    times: dict[str, dict[str, list[float]]] = {
+        name: {stack: [] for stack in peers} for name in names
+    }
     for name in names:
         for number in range(rounds):
             for stack in list(peers)[:: 1 if number % 2 else -1]:
                 times[name][stack].append(peers[stack].seconds(1, row=name))
-        shown = ", ".join(f"{stack} {1e3 * statistics.median(values):.4g}" for stack, values in times[name].items())
+        shown = ", ".join(
+            f"{stack} {1e3 * statistics.median(values):.4g}"
+            for stack, values in times[name].items()
+        )
         print(f"{name}: {shown} ms a step; load {os.getloadavg()[0]:.1f}", flush=True)
     return times, first
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", help="interpreter of an environment with the other stack")
     parser.add_argument("--before", type=pathlib.Path, help="a checkout of an older revision")
     parser.add_argument("--checkout", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark"))
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it runs: its figures mean nothing")
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark")
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny, to see that it runs: its figures mean nothing"
+    )
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.answer:
         return answer(options.quick, options.checkout)
     if (options.other is None) == (options.before is None):
-        parser.error("give --other, the python of an environment with the other stack, or --before, a checkout")
+        parser.error(
+            "give --other, the python of an environment with the other stack, or --before, a checkout"
+        )
     more = ["--answer", *(["--quick"] if options.quick else [])]
     older = ["--checkout", str(options.before)] if options.before else []
     peers = {
         "this": Peer(sys.executable, pathlib.Path(__file__).resolve(), *more),
-        "other": Peer(options.other or sys.executable, pathlib.Path(__file__).resolve(), *more, *older),
+        "other": Peer(
+            options.other or sys.executable, pathlib.Path(__file__).resolve(), *more, *older
+        ),
     }
     times, first = measured(peers, options.rows, 2 if options.quick else options.rounds)
     for peer in peers.values():
@@ -119,17 +138,26 @@ def main(arguments: list[str] | None = None) -> dict[str, Any] | None:
             "of_minima": min(by_stack["this"]) / min(by_stack["other"]),
             "target": target,
             "reached": None if target is None else found["ratio"] <= target,
-            "milliseconds_per_step": {s: harness.spread([1e3 * v for v in values]) for s, values in by_stack.items()},
+            "milliseconds_per_step": {
+                s: harness.spread([1e3 * v for v in values]) for s, values in by_stack.items()
+            },
             "first_call_seconds": first[name],
         }
     versions = {stack: peer.versions for stack, peer in peers.items()}
     titles = [f"TensorFlow {versions[stack]['tensorflow']}, ms" for stack in STACKS]
     if options.before:
         titles = ["now, ms", "before, ms"]
-    print(f"\n{'row':16s}" + "".join(f"{title:>24s}" for title in (*titles, "ratio", "of minima", "target")))
+    print(
+        f"\n{'row':16s}"
+        + "".join(f"{title:>24s}" for title in (*titles, "ratio", "of minima", "target"))
+    )
     for name, row in rows.items():
         times_of = [f"{row['milliseconds_per_step'][stack]['median']:.4g}" for stack in STACKS]
-        target = "-" if row["target"] is None else f"<= {row['target']:g}" + ("" if row["reached"] else ", MISSED")
+        target = (
+            "-"
+            if row["target"] is None
+            else f"<= {row['target']:g}" + ("" if row["reached"] else ", MISSED")
+        )
         cells = (*times_of, f"{row['ratio']:.2f}", f"{row['of_minima']:.2f}", target)
         print(f"{name:16s}" + "".join(f"{cell:>24s}" for cell in cells))
     result = {

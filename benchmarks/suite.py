@@ -52,12 +52,21 @@ class Row:
     factor: float = 1.0
 
     def reached(self, value: float | None) -> bool | None:
-        return None if value is None else value <= self.bound if self.at_most else value >= self.bound
+        return (
+            None if value is None else value <= self.bound if self.at_most else value >= self.bound
+        )
 
 
 OURS = "tfp_dpvi"
 ROWS = (
-    Row("logistic_tensorflow_privacy_over_private", "logistic", "TensorFlow Privacy, vectorized", OURS, 10.0, False),
+    Row(
+        "logistic_tensorflow_privacy_over_private",
+        "logistic",
+        "TensorFlow Privacy, vectorized",
+        OURS,
+        10.0,
+        False,
+    ),
     Row("logistic_private_over_jax", "logistic", OURS, "JAX vmap", 1.0),
     Row("logistic_private_over_nonprivate", "logistic", OURS, "Keras, not private", 2.0),
     Row("logistic_opacus_over_private", "logistic", "Opacus", OURS, 1.0, False),
@@ -68,7 +77,14 @@ ROWS = (
     Row("vae_private_over_jax_ghost", "vae 128", OURS, "JAX ghost", 1.0),
     Row("vae_opacus_over_private", "vae 128", "Opacus", OURS, 1.0, False),
     Row("vae_private_over_opacus_ghost", "vae 128", OURS, "Opacus ghost", 1.0),
-    Row("vae_tensorflow_privacy_over_private", "vae 128", "TensorFlow Privacy, vectorized", OURS, 25.0, False),
+    Row(
+        "vae_tensorflow_privacy_over_private",
+        "vae 128",
+        "TensorFlow Privacy, vectorized",
+        OURS,
+        25.0,
+        False,
+    ),
     Row("vae_2048_over_16_times_128", "vae batches", "batch 2048", "batch 128", 1.1, True, 1 / 16),
     Row("conv_private_over_nonprivate", "conv", OURS, "Keras, not private", 2.0),
     Row("streamed_over_resident", "streaming", "tfp_dpvi, from disk", OURS, 3.0),
@@ -90,19 +106,25 @@ def of_peer(peer: Peer, steps: int, repetitions: int | None = None, **case: Any)
     return Runner(lambda wanted: peer.seconds(wanted, **case), steps, repetitions)
 
 
-def vae_makers(batch_size: int, steps: int, quick: bool, peers: dict[str, Peer]) -> dict[str, Callable[[], Runner]]:
+def vae_makers(
+    batch_size: int, steps: int, quick: bool, peers: dict[str, Peer]
+) -> dict[str, Callable[[], Runner]]:
     x, _ = vae.load(500 if quick else None)
     tensor = tf.constant(x)
     per_call = 2 if quick else max(2, min(50, 6400 // batch_size))
     few = 3 if not quick else 1
     makers: dict[str, Callable[[], Runner]] = {
-        OURS: lambda: of_prepared(vae.make_private(vae.dense_parts(), x, batch_size, per_call)[1], steps),
+        OURS: lambda: of_prepared(
+            vae.make_private(vae.dense_parts(), x, batch_size, per_call)[1], steps
+        ),
         "Keras, not private": lambda: of_prepared(
             vae.make_plain(vae.dense_parts(), tensor, batch_size, per_call)[1], steps
         ),
     }
     if batch_size == 128 or quick:
-        makers["tf.vectorized_map"] = lambda: of_prepared(vae.make_vectorized(x, batch_size, few), few, 2)
+        makers["tf.vectorized_map"] = lambda: of_prepared(
+            vae.make_vectorized(x, batch_size, few), few, 2
+        )
         if harness.HAS_TENSORFLOW_PRIVACY:
             makers["TensorFlow Privacy, vectorized"] = lambda: of_prepared(
                 vae.make_tensorflow_privacy(tensor, batch_size, few), few, 2
@@ -123,14 +145,18 @@ def conv_makers(quick: bool) -> dict[str, Callable[[], Runner]]:
     images = x.reshape([-1, 28, 28, 1])
     batch_size, steps, per_call = (8, 2, 2) if quick else (128, 40, 10)
     return {
-        OURS: lambda: of_prepared(vae.make_private(vae.conv_parts(), images, batch_size, per_call)[1], steps),
+        OURS: lambda: of_prepared(
+            vae.make_private(vae.conv_parts(), images, batch_size, per_call)[1], steps
+        ),
         "Keras, not private": lambda: of_prepared(
             vae.make_plain(vae.conv_parts(), tf.constant(images), batch_size, per_call)[1], steps
         ),
     }
 
 
-def cases(quick: bool, peers: dict[str, Peer]) -> dict[str, Callable[[], dict[str, Callable[[], Runner]]]]:
+def cases(
+    quick: bool, peers: dict[str, Peer]
+) -> dict[str, Callable[[], dict[str, Callable[[], Runner]]]]:
     jax = peers.get("jax")
     sizes = (8, 16) if quick else (32, 128, 512, 2048)
 
@@ -205,7 +231,9 @@ def draw(times: dict[str, dict[str, list[float]]], path: pathlib.Path, subtitle:
         axes.invert_yaxis()
         axes.set_title(case, loc="left", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-    all_axes[-1, 0].set_xlabel(f"milliseconds per step, logarithmic; dots are repetitions\n{subtitle}")
+    all_axes[-1, 0].set_xlabel(
+        f"milliseconds per step, logarithmic; dots are repetitions\n{subtitle}"
+    )
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -234,12 +262,16 @@ def gpus() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--jax", help="interpreter of an environment with jax")
     parser.add_argument("--torch", help="interpreter of an environment with torch and opacus")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark")
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     parser.add_argument("--check", action="store_true", help="compare with the stored thresholds")
     parser.add_argument("--gpu", action="store_true", help="on a GPU, into suite_gpu.json")
@@ -247,7 +279,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.gpu and options.check:
         parser.error("--check: the thresholds are those of a CPU; leave it out with --gpu")
     if options.gpu and not gpus():
-        print("TensorFlow sees no GPU: nothing is measured. The extra `gpu` installs its libraries.")
+        print(
+            "TensorFlow sees no GPU: nothing is measured. The extra `gpu` installs its libraries."
+        )
         return {}
     tf.get_logger().setLevel("ERROR")
     began = time.perf_counter()
@@ -266,7 +300,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for case in options.cases or every:
         makers = every[case]()
         repetitions = 1 if options.quick else options.repetitions
-        times[case], first[case], wrong = harness.interleaved(makers, repetitions, seconds=150.0, name=case)
+        times[case], first[case], wrong = harness.interleaved(
+            makers, repetitions, seconds=150.0, name=case
+        )
         if wrong:
             failed[case] = wrong
         keras.backend.clear_session()
@@ -278,14 +314,22 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         found = harness.ratio(times.get(row.case, {}), row.over, row.under)
         if found is not None:
             value = row.factor * found["ratio"]
-            rows[row.name] = {**found, "ratio": value, "bound": row.bound, "reached": row.reached(value)}
+            rows[row.name] = {
+                **found,
+                "ratio": value,
+                "bound": row.bound,
+                "reached": row.reached(value),
+            }
     slowest = max((ways[OURS] for ways in first.values() if OURS in ways), default=None)
     result = {
         **{row.name: rows[row.name]["ratio"] if row.name in rows else None for row in ROWS},
         "slowest_first_call_seconds": slowest,
         "rows": rows,
         "milliseconds_per_step": {
-            case: {way: harness.spread([1e3 * value for value in values]) for way, values in ways.items()}
+            case: {
+                way: harness.spread([1e3 * value for value in values])
+                for way, values in ways.items()
+            }
             for case, ways in times.items()
         },
         "first_call_seconds": first,
@@ -308,14 +352,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options.output.mkdir(parents=True, exist_ok=True)
     name = "suite_gpu" if options.gpu else "suite"
     (options.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    machine = ", ".join([harness.cpu_name(), f"{os.cpu_count()} cores", *gpus(), f"TensorFlow {tf.__version__}"])
+    machine = ", ".join(
+        [harness.cpu_name(), f"{os.cpu_count()} cores", *gpus(), f"TensorFlow {tf.__version__}"]
+    )
     draw(times, options.output / f"{name}.png", machine)
     print(f"\n{table(rows)}\n")
     worse = check(rows, HERE / "reference.json") if options.check else []
     for line in worse:
         print(f"worse than before: {line}")
     short = {
-        key: value for key, value in result.items() if key in {row.name for row in ROWS} or key.startswith("slowest")
+        key: value
+        for key, value in result.items()
+        if key in {row.name for row in ROWS} or key.startswith("slowest")
     }
     print(json.dumps(short))
     if worse:

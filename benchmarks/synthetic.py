@@ -45,7 +45,9 @@ def write(folder: pathlib.Path, table: Table, train: Any) -> None:
 def read(path: pathlib.Path, table: Table, train: Any) -> Any:
     """A peer's table, with numbers uniform within their bins."""
     names = path.read_text().partition("\n")[0].split(",")
-    found = np.loadtxt(path, delimiter=",", skiprows=1)[:, [names.index(name) for name in table.names]].astype(int)
+    found = np.loadtxt(path, delimiter=",", skiprows=1)[
+        :, [names.index(name) for name in table.names]
+    ].astype(int)
     sizes = [column.num_levels for column in table.columns.values()]
     codes = np.where(found >= sizes, MISSING, found)
     return table.decode(codes, Layout.of(train, table), np.random.default_rng(0))
@@ -53,7 +55,10 @@ def read(path: pathlib.Path, table: Table, train: Any) -> Any:
 
 def measure(table: Table, train: Any, test: Any, made: Any) -> dict[str, float]:
     """Returns total variations and the accuracy of a classifier."""
-    return {**adult.likeness(table, train, made), "accuracy": adult.test_accuracy(table, made, test, 10)}
+    return {
+        **adult.likeness(table, train, made),
+        "accuracy": adult.test_accuracy(table, made, test, 10),
+    }
 
 
 def ours(table: Table, train: Any, options: argparse.Namespace) -> tuple[Any, float]:
@@ -71,13 +76,19 @@ def summary(rows: list[dict[str, float]], seconds: list[float]) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--write", action="store_true", help="write the peers' input, and stop")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="*", help="rows to measure anew; the others stay as they are in synthetic.json")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        help="rows to measure anew; the others stay as they are in synthetic.json",
+    )
     options = parser.parse_args()
     described, train, test = adult.load()
     table = adult.measured_by(described)
@@ -102,7 +113,11 @@ def main() -> None:
         else:
             for path in sorted(options.folder.glob(f"{label}-*.csv")):
                 rows.append(measure(table, train, test, read(path, table, train)))
-            seconds = json.loads((options.folder / f"{label}.json").read_text())["seconds"] if rows else []
+            seconds = (
+                json.loads((options.folder / f"{label}.json").read_text())["seconds"]
+                if rows
+                else []
+            )
         if not rows:
             continue
         found[label] = summary(rows, seconds)

@@ -78,13 +78,19 @@ def compare_schemes(
         cost = variance_at_equal_privacy(noise, num_encoder, num_rest)
         baseline = baseline if rows else cost
         moved = noise.sensitivity
-        rows.append(SchemeCost(scheme, noise.encoder_scale, moved.add_or_remove, moved.replace, cost / baseline))
+        rows.append(
+            SchemeCost(
+                scheme, noise.encoder_scale, moved.add_or_remove, moved.replace, cost / baseline
+            )
+        )
     return tuple(rows)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Prints the table and writes it down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", default="docs/figures/termwise_noise")
     args = parser.parse_args(argv)
     table: dict[str, dict[str, float]] = {}

@@ -45,7 +45,10 @@ def summary(scores: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         for key in runs[0] if runs else ():
             values = np.array([run[key] for run in runs])
             paired = values - np.array([run[key] for run in scores[DEFAULT][: len(values)]])
-            error = [float(v.std(ddof=1) / math.sqrt(len(v))) if len(v) > 1 else None for v in (values, paired)]
+            error = [
+                float(v.std(ddof=1) / math.sqrt(len(v))) if len(v) > 1 else None
+                for v in (values, paired)
+            ]
             table[scheme][key] = {
                 "mean": float(values.mean()),
                 "standard_error": error[0],
@@ -57,10 +60,14 @@ def summary(scores: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Trains in turn, scheme by scheme within a seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/termwise_quality"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/termwise_quality")
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     options = parser.parse_args(arguments)
     tf.get_logger().setLevel("ERROR")
@@ -68,7 +75,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     changes = (
         {"num_records": 256, "num_test": 100, "batch_size": 32, "num_partitions": 2, "epochs": 1}
         if options.quick
-        else {"num_records": 12_000, "num_test": 2000, "batch_size": 256, "num_partitions": 16, "epochs": 2}
+        else {
+            "num_records": 12_000,
+            "num_test": 2000,
+            "batch_size": 256,
+            "num_partitions": 16,
+            "epochs": 2,
+        }
     )
     settings = privae.Settings(**changes)
     x = load_fashion_mnist().x[: settings.num_records]
@@ -87,7 +100,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             multipliers[scheme] = model.privacy_plan.noise_multiplier
             found = privae.measure(model, x_test)
             objective = settings.regularizer_weight * found["mmd"] - found["elbo"]
-            scores[scheme].append({"objective": objective, "negative_elbo": -found["elbo"], "mmd": found["mmd"]})
+            scores[scheme].append(
+                {"objective": objective, "negative_elbo": -found["elbo"], "mmd": found["mmd"]}
+            )
             print(
                 f"seed {seed}  {scheme:18s} objective {objective:8.2f}  -ELBO {-found['elbo']:8.2f}  MMD {found['mmd']:6.2f}"
                 f"  {time.perf_counter() - began:.0f} s",
@@ -106,8 +121,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 "versions": harness.versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
                 "command": "python benchmarks/termwise_quality.py",
             }
-            (options.output / "termwise_quality.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{'scheme':20s}{'objective':>12s}{'- default':>12s}{'+-':>8s}{'-ELBO':>10s}{'MMD':>8s}")
+            (options.output / "termwise_quality.json").write_text(
+                json.dumps(result, indent=1) + "\n"
+            )
+    print(
+        f"\n{'scheme':20s}{'objective':>12s}{'- default':>12s}{'+-':>8s}{'-ELBO':>10s}{'MMD':>8s}"
+    )
     for scheme, row in result["summary"].items():
         one = row["objective"]
         error = one["standard_error_of_difference"] or 0.0

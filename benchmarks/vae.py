@@ -62,7 +62,9 @@ TARGETS = {  # At most, or with a minus sign at least.
     "conv_private_over_nonprivate": 2.0,
 }
 TURNS = 3
-ENOUGH_SECONDS = 270.0  # No round starts that would end later: a busy machine has fewer, not a longer run.
+ENOUGH_SECONDS = (
+    270.0  # No round starts that would end later: a busy machine has fewer, not a longer run.
+)
 MEMORY_STEPS, MEMORY_RECORDS = 3, 8192
 MEMORY = (
     "MiB that training adds, median over fresh processes: the peak of resident memory (VmHWM, reset just before) while 3 "
@@ -83,7 +85,10 @@ def load(num: int | None = None) -> tuple[Any, str]:
         x, source = load_mnist().x.reshape([-1, PIXELS]), "MNIST"
     except OSError as error:
         print(f"no MNIST ({str(error)[:120]}...): uniform random records", flush=True)
-        x, source = np.random.default_rng(0).uniform(size=[60_000, PIXELS]).astype("float32"), "uniform"
+        x, source = (
+            np.random.default_rng(0).uniform(size=[60_000, PIXELS]).astype("float32"),
+            "uniform",
+        )
     return x[:num], source
 
 
@@ -99,9 +104,16 @@ def _bernoulli(rank: int) -> Any:
 
 def dense_parts() -> tuple[Any, Any, Any]:
     encoder = keras.Sequential(
-        [keras.Input([PIXELS]), layers.Dense(400, "relu"), layers.Dense(2 * LATENT), _normal(LATENT)]
+        [
+            keras.Input([PIXELS]),
+            layers.Dense(400, "relu"),
+            layers.Dense(2 * LATENT),
+            _normal(LATENT),
+        ]
     )
-    decoder = keras.Sequential([keras.Input([LATENT]), layers.Dense(400, "relu"), layers.Dense(PIXELS), _bernoulli(1)])
+    decoder = keras.Sequential(
+        [keras.Input([LATENT]), layers.Dense(400, "relu"), layers.Dense(PIXELS), _bernoulli(1)]
+    )
     return encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(LATENT), tf.ones(LATENT))
 
 
@@ -145,7 +157,9 @@ class Plain(keras.Model):
 
     def record_losses(self, x: Any) -> Any:
         posterior = self.encoder(x)
-        return tfd.kl_divergence(posterior, self.prior) - self.decoder(posterior.sample()).log_prob(x)
+        return tfd.kl_divergence(posterior, self.prior) - self.decoder(posterior.sample()).log_prob(
+            x
+        )
 
     def gradients(self, x: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
@@ -201,7 +215,14 @@ def timed(model: Any, per_call: int, *args: Any, **kwargs: Any) -> Prepared:
     def run(steps: int) -> float:
         clock = _Clock()
         calls = steps // per_call + 1  # The first is not timed.
-        model.fit(*args, steps_per_epoch=calls * per_call, epochs=1, verbose=0, callbacks=[clock], **kwargs)
+        model.fit(
+            *args,
+            steps_per_epoch=calls * per_call,
+            epochs=1,
+            verbose=0,
+            callbacks=[clock],
+            **kwargs,
+        )
         assert len(clock.ends) == calls, (len(clock.ends), calls)
         return 1e3 * (clock.ends[-1] - clock.ends[0]) / max(1, (calls - 1) * per_call)
 
@@ -234,14 +255,21 @@ def make_vectorized(x: Any, batch_size: int, per_call: int) -> Prepared:
     model = ByRecord(dense_parts())
     # All of a batch at once nearly always: by default the package would take it in pieces of 48, to save memory.
     physical = batch_size + 3 * round(batch_size**0.5)
-    model.compile(_private_adam(), steps_per_execution=per_call, physical_batch_size=physical, jit_compile=False)
+    model.compile(
+        _private_adam(),
+        steps_per_execution=per_call,
+        physical_batch_size=physical,
+        jit_compile=False,
+    )
     return timed(model, per_call, x, batch_size=batch_size)
 
 
 def make_tensorflow_privacy(x: Any, batch_size: int, per_call: int) -> Prepared:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import VectorizedDPKerasAdamOptimizer
+        from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized import (
+            VectorizedDPKerasAdamOptimizer,
+        )
 
     class RecordLosses(keras.losses.Loss):
         def __init__(self) -> None:
@@ -278,7 +306,9 @@ def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
     def of_private(batch: Any, step: Any) -> tuple[Any, Any]:
         key = tf.stack([step, tf.constant(7, tf.int64)])
         step_gradient = private.clipped_gradient(spec).draw(key)
-        clipped, per_example = step_gradient.clipped_sum({"x": batch}, tf.ones([x.shape[0]], tf.bool), key)
+        clipped, per_example = step_gradient.clipped_sum(
+            {"x": batch}, tf.ones([x.shape[0]], tf.bool), key
+        )
         return tf.reduce_sum(per_example.losses), clipped.tensors
 
     def prepared(function: Callable[..., Any], variables: Any) -> Prepared:
@@ -290,8 +320,14 @@ def make_gradients(plain: Any, private: Any, x: Any) -> dict[str, Prepared]:
                 loss, found = function(batch * scale, step)
                 return step + 1, 1.0 + 1e-30 * loss, list(found)
 
-            start = (tf.constant(0, tf.int64), tf.constant(1.0), [tf.zeros_like(v) for v in variables])
-            found = tf.while_loop(lambda step, *_: step < steps, body, start, parallel_iterations=1)[2]
+            start = (
+                tf.constant(0, tf.int64),
+                tf.constant(1.0),
+                [tf.zeros_like(v) for v in variables],
+            )
+            found = tf.while_loop(
+                lambda step, *_: step < steps, body, start, parallel_iterations=1
+            )[2]
             return tf.add_n([tf.reduce_sum(part) for part in found])
 
         def run(steps: int) -> float:
@@ -326,7 +362,9 @@ def memory_of(kind: str, batch_size: int) -> dict[str, float]:
     else:
         model, _ = make_plain(parts, x, batch_size, MEMORY_STEPS)
     gc.collect()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew from what is resident.
+    pathlib.Path("/proc/self/clear_refs").write_text(
+        "5"
+    )  # The peak starts anew from what is resident.
     before = _status("VmRSS")
     common: dict[str, Any] = {"steps_per_epoch": MEMORY_STEPS, "epochs": 1, "verbose": 0}
     if kind == "private":
@@ -340,7 +378,10 @@ def memory_of(kind: str, batch_size: int) -> dict[str, float]:
 def measure_memory(batch_size: int, repetitions: int) -> dict[str, Any]:
     found: dict[str, Any] = {"plain": [], "private": []}
     root = pathlib.Path(dpvi.__file__).resolve().parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+    }
 
     def one(kind: str) -> None:
         child = subprocess.run(
@@ -354,7 +395,9 @@ def measure_memory(batch_size: int, repetitions: int) -> dict[str, Any]:
             raise RuntimeError(f"memory of {kind}: {child.stderr[-2000:]}")
         found[kind].append(json.loads(child.stdout.splitlines()[-1])["added"])
 
-    with concurrent.futures.ThreadPoolExecutor(len(found)) as pool:  # Side by side: nothing is timed here.
+    with concurrent.futures.ThreadPoolExecutor(
+        len(found)
+    ) as pool:  # Side by side: nothing is timed here.
         for _ in range(repetitions):
             list(pool.map(one, found))
     return {"non-private": spread(found["plain"]), "private": spread(found["private"])}
@@ -379,7 +422,9 @@ def ratios(times: dict[str, list[float]]) -> tuple[dict[str, float | None], dict
         rounds = list(zip(times.get(over, []), times.get(under, []), strict=False))
         medians[name] = None
         if rounds:
-            medians[name] = statistics.median(a for a, _ in rounds) / statistics.median(b for _, b in rounds)
+            medians[name] = statistics.median(a for a, _ in rounds) / statistics.median(
+                b for _, b in rounds
+            )
             spreads[name] = spread([a / b for a, b in rounds])
     return medians, spreads
 
@@ -426,7 +471,13 @@ def draw(times: dict[str, list[float]], path: pathlib.Path, batch_size: int, sub
         for place, (label, name) in enumerate(bars):
             values = times[name]
             median = statistics.median(values)
-            color = "0.6" if label.startswith("without") else "C0" if label.startswith("tfp_dpvi") else "C1"
+            color = (
+                "0.6"
+                if label.startswith("without")
+                else "C0"
+                if label.startswith("tfp_dpvi")
+                else "C1"
+            )
             axes.barh(place, median, color=color, alpha=0.7)
             axes.plot(values, [place] * len(values), "k.", ms=3)
             text = f"{_short(median)} ms" + (f", {_short(median / base)} times" if place else "")
@@ -442,11 +493,15 @@ def draw(times: dict[str, list[float]], path: pathlib.Path, batch_size: int, sub
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=200, help="timed steps of a fit")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark_vae"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark_vae")
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
     parser.add_argument("--memory", choices=("plain", "private"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -488,14 +543,20 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     makers: dict[str, Callable[[], Prepared]] = {
         "vectorized_map": lambda: make_vectorized(x, batch_size, slow_per_call),
         **(
-            {"TensorFlow Privacy": lambda: make_tensorflow_privacy(tensor, batch_size, slow_per_call)}
+            {
+                "TensorFlow Privacy": lambda: make_tensorflow_privacy(
+                    tensor, batch_size, slow_per_call
+                )
+            }
             if harness.HAS_TENSORFLOW_PRIVACY
             else {}
         ),
         "convolutional, non-private": lambda: make_plain(
             conv_parts(), tf.reshape(tensor, images.shape), batch_size, conv_per_call
         )[1],
-        "convolutional, private": lambda: make_private(conv_parts(), images, batch_size, conv_per_call)[1],
+        "convolutional, private": lambda: make_private(
+            conv_parts(), images, batch_size, conv_per_call
+        )[1],
     }
     slow = ("vectorized_map", "TensorFlow Privacy")
     quick_ones = ("non-private", "private", "gradients, non-private", "gradients, private")
@@ -511,12 +572,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for name, one in list(cases.items()):
         warm(name, one)
     for model in (plain, private):
-        assert sum(int(np.prod(variable.shape)) for variable in model.trainable_variables) == PARAMETERS
+        assert (
+            sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+            == PARAMETERS
+        )
     for name, one in make_gradients(plain, private, tensor[:batch_size]).items():
         warm(name, one)
     for name, make in makers.items():
         tried(name, lambda name=name, make=make: warm(name, make()))
-    print("first run: " + ", ".join(f"{name} {value:.1f} s" for name, value in first.items()), flush=True)
+    print(
+        "first run: " + ", ".join(f"{name} {value:.1f} s" for name, value in first.items()),
+        flush=True,
+    )
 
     times: dict[str, list[float]] = {name: [] for name in cases}
     first_round = time.perf_counter() - began
@@ -529,9 +596,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         # Pairs that are compared closely take turns within a round: its value is the median of their turns.
         for turn in range(TURNS):
             for name, (run, each) in list(cases.items()):
-                if name not in quick_ones and (turn or (name in slow and repetition >= slow_repetitions)):
+                if name not in quick_ones and (
+                    turn or (name in slow and repetition >= slow_repetitions)
+                ):
                     continue
-                few = each if name in slow else max(each, steps // 10 if name.startswith("conv") else steps // 2)
+                few = (
+                    each
+                    if name in slow
+                    else max(each, steps // 10 if name.startswith("conv") else steps // 2)
+                )
                 value = tried(name, lambda run=run, few=few: run(few))
                 if value is None:
                     del cases[name]
@@ -540,16 +613,21 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         for name, values in parts.items():
             times[name].append(statistics.median(values))
         now = ", ".join(
-            f"{name} {values[repetition]:.2f}" for name, values in times.items() if len(values) > repetition
+            f"{name} {values[repetition]:.2f}"
+            for name, values in times.items()
+            if len(values) > repetition
         )
         print(f"{repetition + 1}: {now} ms a step; load {os.getloadavg()[0]:.1f}", flush=True)
 
     found, spreads = ratios(times)
     found["memory_over_nonprivate_at_4096"] = None
     if memory is not None:
-        found["memory_over_nonprivate_at_4096"] = memory["private"]["median"] / memory["non-private"]["median"]
+        found["memory_over_nonprivate_at_4096"] = (
+            memory["private"]["median"] / memory["non-private"]["median"]
+        )
     reached = {
-        name: found[name] is not None and (found[name] <= bound if bound > 0 else found[name] >= -bound)
+        name: found[name] is not None
+        and (found[name] <= bound if bound > 0 else found[name] >= -bound)
         for name, bound in TARGETS.items()
     }
     result = {
@@ -558,7 +636,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "milliseconds_per_step": {name: spread(values) for name, values in times.items() if values},
         "memory_mib": memory,
         "memory_measures": f"batch {memory_batch}: {MEMORY}",
-        "targets": {name: {"bound": bound, "reached": reached[name]} for name, bound in TARGETS.items()},
+        "targets": {
+            name: {"bound": bound, "reached": reached[name]} for name, bound in TARGETS.items()
+        },
         "failed": failed,
         "first_run_seconds": first,
         "data": source,
@@ -570,13 +650,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "vectorized_map, TensorFlow Privacy": slow_per_call,
         },
         "turns": TURNS,
-        "steps_per_execution": {name: each for name, (_, each) in cases.items() if not name.startswith("gradients")},
+        "steps_per_execution": {
+            name: each for name, (_, each) in cases.items() if not name.startswith("gradients")
+        },
         "repetitions": {name: len(values) for name, values in times.items()},
         "quick": options.quick,
         "benchmark": "vae",
         "machine": harness.machine(),
         "versions": harness.versions(
-            tensorflow="tensorflow", tfp="tensorflow-probability", tensorflow_privacy="tensorflow-privacy"
+            tensorflow="tensorflow",
+            tfp="tensorflow-probability",
+            tensorflow_privacy="tensorflow-privacy",
         ),
         "seconds_in_all": time.perf_counter() - began,
         "command": harness.command("vae.py", sys.argv[1:] if arguments is None else arguments),

@@ -61,7 +61,9 @@ def without(parts: tuple[str, ...]) -> Iterator[None]:
     patches = {
         "noise": lambda: mock.patch.object(_random, "normals", _no_noise),
         "sampling": lambda: mock.patch.object(PoissonSampler, "for_each_batch", _no_sampling),
-        "Adam": lambda: mock.patch.object(dpvi.optimizers, "DPKerasAdamOptimizer", dpvi.optimizers.DPKerasSGDOptimizer),
+        "Adam": lambda: mock.patch.object(
+            dpvi.optimizers, "DPKerasAdamOptimizer", dpvi.optimizers.DPKerasSGDOptimizer
+        ),
     }
     with contextlib.ExitStack() as stack:
         for part in parts:
@@ -90,7 +92,10 @@ def cases(quick: bool, jax: Peer | None) -> dict[str, dict[str, Callable[[], Run
     found = {
         "logistic regression": (mean_field.logistic_makers(quick, jax, None), "JAX vmap"),
         "mixture": (mean_field.mixture_makers(quick, jax), "JAX vmap"),
-        "VAE, batch 128": (suite.vae_makers(8 if quick else 128, 2 if quick else 200, quick, peers), "JAX ghost"),
+        "VAE, batch 128": (
+            suite.vae_makers(8 if quick else 128, 2 if quick else 200, quick, peers),
+            "JAX ghost",
+        ),
     }
     return {
         case: {**variants(makers[suite.OURS]), **({peer: makers[peer]} if peer in makers else {})}
@@ -119,7 +124,9 @@ def first_calls(quick: bool) -> dict[str, dict[str, float]]:
         model = dpvi.DPVAE(*parts())
         model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0))
         with (
-            mock.patch.object(LayerGradients, "checked", clocked(LayerGradients.checked, "trying the layers")),
+            mock.patch.object(
+                LayerGradients, "checked", clocked(LayerGradients.checked, "trying the layers")
+            ),
             mock.patch.object(
                 PrivateFit,
                 "prepare",
@@ -136,9 +143,16 @@ def first_calls(quick: bool) -> dict[str, dict[str, float]]:
         begin = time.perf_counter()
         run(0)
         plain = time.perf_counter() - begin
-        found[case] = {"whole": whole, **spent, "the same fit again": again, "Keras, not private": plain}
+        found[case] = {
+            "whole": whole,
+            **spent,
+            "the same fit again": again,
+            "Keras, not private": plain,
+        }
         print(
-            f"{case}, first fit of one step: " + ", ".join(f"{k} {v:.1f} s" for k, v in found[case].items()), flush=True
+            f"{case}, first fit of one step: "
+            + ", ".join(f"{k} {v:.1f} s" for k, v in found[case].items()),
+            flush=True,
         )
     return found
 
@@ -174,9 +188,15 @@ def draw(rows: dict[str, dict[str, float | None]], path: pathlib.Path) -> None:
         if row["JAX, whole"] is not None:
             place = row["JAX, whole"] / whole
             axis.plot(
-                [place, place], [number - 0.4, number + 0.4], "k--", lw=1.2, label=None if number else "JAX, whole"
+                [place, place],
+                [number - 0.4, number + 0.4],
+                "k--",
+                lw=1.2,
+                label=None if number else "JAX, whole",
             )
-    axis.set_yticks(range(len(rows)), [f"{case}\n{row['whole']:.3g} ms" for case, row in rows.items()])
+    axis.set_yticks(
+        range(len(rows)), [f"{case}\n{row['whole']:.3g} ms" for case, row in rows.items()]
+    )
     axis.set(xlabel="share of a whole private step")
     axis.invert_yaxis()
     figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
@@ -185,11 +205,17 @@ def draw(rows: dict[str, dict[str, float | None]], path: pathlib.Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jax", help="interpreter of an environment made from benchmarks/peers/jax.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jax", help="interpreter of an environment made from benchmarks/peers/jax.txt"
+    )
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a test of the script")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark_profile"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/benchmark_profile")
+    )
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     jax = None if options.jax is None else Peer(options.jax, HERE / "peers" / "jax_peer.py")

@@ -32,13 +32,20 @@ def load_adult(encoding: str = "ordinal") -> Dataset:
     "ordinal" has 14 columns, with categories as indices in sorted order; "one_hot" has 108. A missing value, "?", is a
     separate category. Nothing is scaled.
     """
-    frame = _table([_published("adult", f"{_UCI}/adult/{name}", sha256) for name, sha256 in _ADULT_FILES], _ADULT)
-    return _encoded(frame, frame["label"].str.startswith(">50K"), _ADULT, encoding)  # A test label ends in a period.
+    frame = _table(
+        [_published("adult", f"{_UCI}/adult/{name}", sha256) for name, sha256 in _ADULT_FILES],
+        _ADULT,
+    )
+    return _encoded(
+        frame, frame["label"].str.startswith(">50K"), _ADULT, encoding
+    )  # A test label ends in a period.
 
 
 def load_abalone(encoding: str = "ordinal") -> Dataset:
     """Loads UCI Abalone (label: at least 10 rings): 4177 records with 8 columns, or 10 with "one_hot" sex."""
-    frame = _table([_published("abalone", f"{_UCI}/abalone/abalone.data", _ABALONE_SHA256)], _ABALONE)
+    frame = _table(
+        [_published("abalone", f"{_UCI}/abalone/abalone.data", _ABALONE_SHA256)], _ABALONE
+    )
     return _encoded(frame, frame["label"] >= 10, _ABALONE, encoding)
 
 
@@ -50,7 +57,9 @@ def load_mnist(split: str = "train") -> Dataset:
 def load_fashion_mnist(split: str = "train") -> Dataset:
     """Loads images of clothing, with MNIST's shapes."""
     return _images(
-        "fashion-mnist", "https://storage.googleapis.com/tensorflow/tf-keras-datasets", _FASHION_MNIST[split]
+        "fashion-mnist",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+        _FASHION_MNIST[split],
     )
 
 
@@ -62,7 +71,9 @@ def _published(folder: str, url: str, sha256: str) -> bytes:
         if path.is_file():
             content = path.read_bytes() if path.name == name else gzip.decompress(path.read_bytes())
             if hashlib.sha256(content).hexdigest() != sha256:
-                raise ValueError(f"{path} differs from the published file (sha256): download {url} again.")
+                raise ValueError(
+                    f"{path} differs from the published file (sha256): download {url} again."
+                )
             return content
     cache = {"cache_subdir": f"datasets/{folder}", "file_hash": sha256, "hash_algorithm": "sha256"}
     try:
@@ -77,8 +88,15 @@ def _published(folder: str, url: str, sha256: str) -> bytes:
 def _table(files: list[bytes], schema: dict[str, str]) -> Any:
     import pandas
 
-    kwargs: Any = {"names": [*schema, "label"], "skipinitialspace": True, "comment": "|", "keep_default_na": False}
-    return pandas.concat([pandas.read_csv(io.BytesIO(file), **kwargs) for file in files], ignore_index=True)
+    kwargs: Any = {
+        "names": [*schema, "label"],
+        "skipinitialspace": True,
+        "comment": "|",
+        "keep_default_na": False,
+    }
+    return pandas.concat(
+        [pandas.read_csv(io.BytesIO(file), **kwargs) for file in files], ignore_index=True
+    )
 
 
 def _encoded(frame: Any, label: Any, schema: dict[str, str], encoding: str) -> Dataset:
@@ -94,7 +112,11 @@ def _encoded(frame: Any, label: Any, schema: dict[str, str], encoding: str) -> D
                 raise ValueError(f"{name} holds a category that is not one of {categories}.")
             values = matches if encoding == "one_hot" else matches.argmax(axis=1)
         columns.append(values.reshape(len(frame), -1).astype(np.float32))
-        names += [f"{name}={category}" for category in categories] if columns[-1].shape[1] > 1 else [name]
+        names += (
+            [f"{name}={category}" for category in categories]
+            if columns[-1].shape[1] > 1
+            else [name]
+        )
     return Dataset(np.concatenate(columns, axis=1), label.to_numpy(np.int32), tuple(names))
 
 
@@ -105,7 +127,10 @@ def _images(folder: str, base: str, files: tuple[tuple[str, str], tuple[str, str
     pixels = np.frombuffer(x, np.uint8, offset=16).reshape(
         -1, 28, 28
     )  # The idx format: 16 bytes of header, 8 for labels.
-    return Dataset(pixels.astype(np.float32) / np.float32(255), np.frombuffer(y, np.uint8, offset=8).astype(np.int32))
+    return Dataset(
+        pixels.astype(np.float32) / np.float32(255),
+        np.frombuffer(y, np.uint8, offset=8).astype(np.int32),
+    )
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
@@ -158,5 +183,15 @@ _ADULT = {
     "Trinadad&Tobago United-States Vietnam Yugoslavia",
 }
 _ABALONE = dict.fromkeys(
-    ("sex", "length", "diameter", "height", "whole weight", "shucked weight", "viscera weight", "shell weight"), ""
+    (
+        "sex",
+        "length",
+        "diameter",
+        "height",
+        "whole weight",
+        "shucked weight",
+        "viscera weight",
+        "shell weight",
+    ),
+    "",
 ) | {"sex": "F I M"}

@@ -72,7 +72,9 @@ def make_prior() -> Any:
 def likelihood(params: Any) -> Any:
     """Returns the distribution of one record of shape [2], without local latent variables."""
     normals = tfd.Normal(params["means"], tf.sqrt(params["variances"])[..., tf.newaxis])
-    return tfd.MixtureSameFamily(tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1))
+    return tfd.MixtureSameFamily(
+        tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1)
+    )
 
 
 def starting_point() -> dict[str, np.ndarray]:
@@ -87,13 +89,17 @@ def starting_point() -> dict[str, np.ndarray]:
 
 def make_model(initial_scale: float) -> dpvi.DPVI:
     prior = make_prior()
-    surrogate = dpvi.surrogates.mean_field(prior, initial_loc=starting_point(), initial_scale=initial_scale)
+    surrogate = dpvi.surrogates.mean_field(
+        prior, initial_loc=starting_point(), initial_scale=initial_scale
+    )
     # Gradients in the surrogate's unconstrained variables instead of the parameters ("aligned"): the gradient in a weight on
     # the simplex is about 1 / weight, and would use up most of the clip.
     return dpvi.DPVI(prior, likelihood, surrogate, gradients="vectorized", clipping="flat")
 
 
-def fit_private(x: np.ndarray, epsilon: float, delta: float, verbose: int, **changes: Any) -> dpvi.DPVI:
+def fit_private(
+    x: np.ndarray, epsilon: float, delta: float, verbose: int, **changes: Any
+) -> dpvi.DPVI:
     settings = {**SETTINGS, **changes}
     model = make_model(settings["initial_scale"])
     model.compile(
@@ -120,7 +126,9 @@ def fit_non_private(x: np.ndarray, steps: int = NON_PRIVATE_STEPS) -> dpvi.DPVI:
     """Fits the same model from the same initial values without noise and clip, on full batches."""
     model = make_model(SETTINGS["initial_scale"])
     model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05)
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(
+            l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05
+        )
     )
     model.fit(x, batch_size=len(x), epochs=1, steps_per_epoch=steps, verbose=0)
     return model
@@ -162,7 +170,9 @@ def components_found(table: list[dict[str, Any]]) -> int:
     return int(sum(np.linalg.norm(means - centre, axis=1).min() < SCALE for centre in CENTRES))
 
 
-def draw_components(x: np.ndarray, tables: dict[str, list[dict[str, Any]]], title: str, path: Any) -> None:
+def draw_components(
+    x: np.ndarray, tables: dict[str, list[dict[str, Any]]], title: str, path: Any
+) -> None:
     """Plots the records, and for each fit circles with 90 % of each component at the posterior mean."""
     import matplotlib
 
@@ -175,7 +185,9 @@ def draw_components(x: np.ndarray, tables: dict[str, list[dict[str, Any]]], titl
     radius = math.sqrt(-2 * math.log(1 - 0.9))
     for (label, table), color, style in zip(tables.items(), ("C0", "C1"), ("-", "--"), strict=True):
         for number, row in enumerate(table):
-            circle = plt.Circle(row["mean"], radius * row["scale"], fill=False, color=color, ls=style, lw=1.8)
+            circle = plt.Circle(
+                row["mean"], radius * row["scale"], fill=False, color=color, ls=style, lw=1.8
+            )
             axes.add_patch(circle)
             axes.plot(*row["mean"], "o", ms=4, color=color)
             if number == 0:
@@ -188,21 +200,31 @@ def draw_components(x: np.ndarray, tables: dict[str, list[dict[str, Any]]], titl
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--records", type=int, default=2000)
-    parser.add_argument("--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set")
-    parser.add_argument("--repeats", type=int, default=1, help="score the mean over so many data sets")
+    parser.add_argument(
+        "--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="score the mean over so many data sets"
+    )
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it runs")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/gaussian_mixture"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("outputs/gaussian_mixture")
+    )
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     changes = {"epochs": 3, "ema_momentum": 0.97} if options.quick else {}
     steps = 300 if options.quick else NON_PRIVATE_STEPS
 
     x, x_test = simulate(options.records, options.data_seed)
-    print(f"{len(x)} simulated training records, {len(x_test)} held out, {NUM_COMPONENTS} components\n")
+    print(
+        f"{len(x)} simulated training records, {len(x_test)} held out, {NUM_COMPONENTS} components\n"
+    )
     model = fit_private(x, options.epsilon, options.delta, verbose=1, **changes)
     reference = fit_non_private(x, steps)
     table, reference_table = posterior_table(model), posterior_table(reference)
@@ -218,9 +240,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     report = model.privacy_report()
     over = "" if options.repeats == 1 else f" (mean of {options.repeats} data sets)"
-    print(f"\nHeld-out log predictive density{over}: {private_score:.3f} private, {reference_score:.3f} non-private")
-    print(f"One Gaussian, non-private: {baseline:.3f}. Components found: {found[0]} of {NUM_COMPONENTS}\n")
-    print("component   weight (sd)     centre (sd)                       scale (sd)      non-private centre")
+    print(
+        f"\nHeld-out log predictive density{over}: {private_score:.3f} private, {reference_score:.3f} non-private"
+    )
+    print(
+        f"One Gaussian, non-private: {baseline:.3f}. Components found: {found[0]} of {NUM_COMPONENTS}\n"
+    )
+    print(
+        "component   weight (sd)     centre (sd)                       scale (sd)      non-private centre"
+    )
     for number, (row, other_row) in enumerate(zip(table, reference_table, strict=True), start=1):
         (a, b), (sd_a, sd_b) = row["mean"], row["mean_sd"]
         print(
@@ -261,7 +289,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         },
     }
     (options.output / "gaussian_mixture.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"Picture and figures: {options.output}/components.png, {options.output}/gaussian_mixture.json")
+    print(
+        f"Picture and figures: {options.output}/components.png, {options.output}/gaussian_mixture.json"
+    )
     print(
         f"gaussian_mixture: held-out {private_score:.4f} non-private {reference_score:.4f} epsilon {report.epsilon:.4f} "
         f"delta {report.delta:g} seconds {seconds:.1f}"

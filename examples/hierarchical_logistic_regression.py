@@ -54,17 +54,27 @@ NON_PRIVATE_STEPS = 400
 def simulate(num: int, seed: int) -> dict[str, Any]:
     """Returns the groups' characteristics, `num` training rows, as many held out, and the true weights."""
     generator = np.random.default_rng(seed)
-    z = np.concatenate([np.ones([NUM_GROUPS, 1]), generator.standard_normal([NUM_GROUPS, NUM_CHARACTERISTICS - 1])], 1)
+    z = np.concatenate(
+        [
+            np.ones([NUM_GROUPS, 1]),
+            generator.standard_normal([NUM_GROUPS, NUM_CHARACTERISTICS - 1]),
+        ],
+        1,
+    )
     matrix = generator.normal(0.0, 0.7, [NUM_FEATURES, NUM_CHARACTERISTICS])
     weights = z @ matrix.T + 0.4 * generator.standard_normal([NUM_GROUPS, NUM_FEATURES])
     shares = generator.dirichlet(np.full(NUM_GROUPS, 3.0))
 
     def rows() -> tuple[dict[str, np.ndarray], np.ndarray]:
         group = generator.choice(NUM_GROUPS, size=num, p=shares)
-        features = np.concatenate([np.ones([num, 1]), generator.standard_normal([num, NUM_FEATURES - 1])], 1)
+        features = np.concatenate(
+            [np.ones([num, 1]), generator.standard_normal([num, NUM_FEATURES - 1])], 1
+        )
         logits = np.sum(features * weights[group], axis=1)
         y = generator.uniform(size=num) < 1 / (1 + np.exp(-logits))
-        return {"features": features.astype("float32"), "group": group.astype("int32")}, y.astype("int32")
+        return {"features": features.astype("float32"), "group": group.astype("int32")}, y.astype(
+            "int32"
+        )
 
     return {
         "characteristics": z.astype("float32"),
@@ -78,23 +88,36 @@ def simulate(num: int, seed: int) -> dict[str, Any]:
 def make_model(characteristics: np.ndarray, initial_scale: float) -> dpvi.DPVI:
     def weights(matrix: Any, spread: Any) -> Any:
         loc = tf.matmul(characteristics, matrix, transpose_b=True)
-        return tfd.Independent(tfd.Normal(loc, spread[..., tf.newaxis, :]), reinterpreted_batch_ndims=2)
+        return tfd.Independent(
+            tfd.Normal(loc, spread[..., tf.newaxis, :]), reinterpreted_batch_ndims=2
+        )
 
     prior = tfd.JointDistributionNamed(
         {
-            "matrix": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=[NUM_FEATURES, NUM_CHARACTERISTICS]),
+            "matrix": tfd.Sample(
+                tfd.Normal(0.0, 1.0), sample_shape=[NUM_FEATURES, NUM_CHARACTERISTICS]
+            ),
             "spread": tfd.Sample(tfd.HalfNormal(1.0), sample_shape=NUM_FEATURES),
             "weights": weights,
         }
     )
 
     def likelihood(params: Any, x: Any) -> Any:
-        return tfd.Bernoulli(logits=tf.reduce_sum(tf.gather(params["weights"], x["group"]) * x["features"], axis=-1))
+        return tfd.Bernoulli(
+            logits=tf.reduce_sum(tf.gather(params["weights"], x["group"]) * x["features"], axis=-1)
+        )
 
-    return dpvi.DPVI(prior, likelihood, dpvi.surrogates.mean_field(prior, initial_scale=initial_scale), clipping="flat")
+    return dpvi.DPVI(
+        prior,
+        likelihood,
+        dpvi.surrogates.mean_field(prior, initial_scale=initial_scale),
+        clipping="flat",
+    )
 
 
-def fit_private(data: dict[str, Any], epsilon: float, delta: float, verbose: int, **changes: Any) -> dpvi.DPVI:
+def fit_private(
+    data: dict[str, Any], epsilon: float, delta: float, verbose: int, **changes: Any
+) -> dpvi.DPVI:
     settings = {**SETTINGS, **changes}
     model = make_model(data["characteristics"], settings["initial_scale"])
     model.compile(
@@ -121,7 +144,9 @@ def fit_non_private(data: dict[str, Any], steps: int = NON_PRIVATE_STEPS) -> dpv
     """Fits the same model from the same initial values without noise and clip, on full batches."""
     model = make_model(data["characteristics"], SETTINGS["initial_scale"])
     model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05)
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(
+            l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05
+        )
     )
     x, y = data["train"]
     model.fit(x, y, batch_size=len(y), epochs=1, steps_per_epoch=steps, verbose=0)
@@ -144,18 +169,35 @@ def posterior_table(model: dpvi.DPVI) -> dict[str, dict[str, Any]]:
     }
 
 
-def draw_weights(private: dict[str, Any], non_private: dict[str, Any], true: np.ndarray, title: str, path: Any) -> None:
+def draw_weights(
+    private: dict[str, Any], non_private: dict[str, Any], true: np.ndarray, title: str, path: Any
+) -> None:
     """Plots each group's posterior weights against the true ones, for each feature."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, NUM_FEATURES, figsize=(3 * NUM_FEATURES, 3.6), layout="constrained")
+    figure, axes = plt.subplots(
+        1, NUM_FEATURES, figsize=(3 * NUM_FEATURES, 3.6), layout="constrained"
+    )
     for j, panel in enumerate(axes):
         for table, color, label in ((private, "C0", "private"), (non_private, "C1", "non-private")):
-            mean, sd = np.array(table["weights"]["mean"])[:, j], np.array(table["weights"]["sd"])[:, j]
-            panel.errorbar(true[:, j], mean, yerr=2 * sd, fmt="o", ms=3, lw=1, color=color, alpha=0.8, label=label)
+            mean, sd = (
+                np.array(table["weights"]["mean"])[:, j],
+                np.array(table["weights"]["sd"])[:, j],
+            )
+            panel.errorbar(
+                true[:, j],
+                mean,
+                yerr=2 * sd,
+                fmt="o",
+                ms=3,
+                lw=1,
+                color=color,
+                alpha=0.8,
+                label=label,
+            )
         low, high = true[:, j].min(), true[:, j].max()
         panel.plot([low, high], [low, high], color="0.6", lw=1, zorder=0)
         panel.set_title("constant" if j == 0 else f"feature {j}", fontsize=10)
@@ -168,14 +210,24 @@ def draw_weights(private: dict[str, Any], non_private: dict[str, Any], true: np.
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--records", type=int, default=5000)
-    parser.add_argument("--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set")
-    parser.add_argument("--repeats", type=int, default=1, help="score the mean over so many data sets")
+    parser.add_argument(
+        "--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="score the mean over so many data sets"
+    )
     parser.add_argument("--quick", action="store_true", help="few steps, to see that it runs")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/hierarchical_logistic_regression"))
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("outputs/hierarchical_logistic_regression"),
+    )
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     changes = {"epochs": 1, "learning_rate": 0.06, "ema_momentum": 0.95} if options.quick else {}
@@ -183,15 +235,22 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     data = simulate(options.records, options.data_seed)
     x_test, y_test = data["test"]
-    print(f"{options.records} simulated training rows in {NUM_GROUPS} groups, {len(y_test)} held out\n")
+    print(
+        f"{options.records} simulated training rows in {NUM_GROUPS} groups, {len(y_test)} held out\n"
+    )
     model = fit_private(data, options.epsilon, options.delta, verbose=1, **changes)
     reference = fit_non_private(data, steps)
-    scores = [{"private": score(model, x_test, y_test), "non_private": score(reference, x_test, y_test)}]
+    scores = [
+        {"private": score(model, x_test, y_test), "non_private": score(reference, x_test, y_test)}
+    ]
     for seed in range(options.data_seed + 1, options.data_seed + options.repeats):
         more = simulate(options.records, seed)
         other = fit_private(more, options.epsilon, options.delta, verbose=0, **changes)
         scores.append(
-            {"private": score(other, *more["test"]), "non_private": score(fit_non_private(more, steps), *more["test"])}
+            {
+                "private": score(other, *more["test"]),
+                "non_private": score(fit_non_private(more, steps), *more["test"]),
+            }
         )
     means = {
         (kind, figure): float(np.mean([one[kind][figure] for one in scores]))
@@ -214,7 +273,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         ("the more frequent label, non-private", trivial),
     ):
         print(f"{label:40s} {row['accuracy']:9.3f} {row['log_density']:12.3f}")
-    print(f"\n{'matrix: feature, characteristic':34s} {'mean':>7s} {'sd':>6s} {'non-private mean':>18s} {'truth':>7s}")
+    print(
+        f"\n{'matrix: feature, characteristic':34s} {'mean':>7s} {'sd':>6s} {'non-private mean':>18s} {'truth':>7s}"
+    )
     for j in range(NUM_FEATURES):
         for k in range(NUM_CHARACTERISTICS):
             mean, sd = table["matrix"]["mean"][j][k], table["matrix"]["sd"][j][k]
@@ -250,8 +311,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "tfp_dpvi": dpvi.__version__,
         },
     }
-    (options.output / "hierarchical_logistic_regression.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"Picture and figures: {options.output}/weights.png, {options.output}/hierarchical_logistic_regression.json")
+    (options.output / "hierarchical_logistic_regression.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
+    print(
+        f"Picture and figures: {options.output}/weights.png, {options.output}/hierarchical_logistic_regression.json"
+    )
     print(
         f"hierarchical_logistic_regression: accuracy {result['accuracy']:.4f} "
         f"non-private {result['non_private_accuracy']:.4f} held-out {result['held_out']:.4f} "

@@ -49,7 +49,9 @@ class Settings:
     learning_rate: float = 0.1
     steps: int = 200
     averaging: float = 0.97
-    sampling_probability: float = 1.0  # All records in every step: with few steps no smaller batch is better.
+    sampling_probability: float = (
+        1.0  # All records in every step: with few steps no smaller batch is better.
+    )
 
 
 SETTINGS = {
@@ -114,22 +116,38 @@ _ABALONE_EPSILON = (
 # Points (epsilon, place on the horizontal axis, accuracy), by figure and data set.
 PAPER: dict[str, dict[str, list[tuple[float, float, float]]]] = {
     "epsilon": {
-        "adult_ordinal": [(epsilon, epsilon, score) for row in _ADULT_NOISE for epsilon, score in row if epsilon < 8.0],
+        "adult_ordinal": [
+            (epsilon, epsilon, score)
+            for row in _ADULT_NOISE
+            for epsilon, score in row
+            if epsilon < 8.0
+        ],
         "abalone": [(epsilon, epsilon, score) for epsilon, score in _ABALONE_EPSILON],
     },
     "sampling": {
-        "adult_ordinal": [(e, q, score) for row in _ADULT_NOISE for q, (e, score) in zip(_ADULT_Q, row, strict=True)],
+        "adult_ordinal": [
+            (e, q, score)
+            for row in _ADULT_NOISE
+            for q, (e, score) in zip(_ADULT_Q, row, strict=True)
+        ],
     },
     "clip": {
         "adult_ordinal": [
-            (e, c, s) for c, scores in _ADULT_CLIP.items() for e, s in zip(_ADULT_CLIP_EPSILON, scores, strict=True)
+            (e, c, s)
+            for c, scores in _ADULT_CLIP.items()
+            for e, s in zip(_ADULT_CLIP_EPSILON, scores, strict=True)
         ],
         "abalone": [
-            (e, c, s) for c, scores in _ABALONE_CLIP.items() for e, s in zip(_ABALONE_CLIP_EPSILON, scores, strict=True)
+            (e, c, s)
+            for c, scores in _ABALONE_CLIP.items()
+            for e, s in zip(_ABALONE_CLIP_EPSILON, scores, strict=True)
         ],
     },
 }
-PAPER_NON_PRIVATE = {"adult_ordinal": 0.8113, "abalone": 0.7667}  # adult/data/ndp.p and abalone/data/abalone_ndp.p.
+PAPER_NON_PRIVATE = {
+    "adult_ordinal": 0.8113,
+    "abalone": 0.7667,
+}  # adult/data/ndp.p and abalone/data/abalone_ndp.p.
 
 
 @functools.cache
@@ -176,7 +194,11 @@ def fit_private(x: Any, y: Any, epsilon: float, settings: Settings) -> dpvi.DPVI
     )
     # For so few steps, XLA's compilation takes longer than it saves.
     model.compile(
-        optimizer, epsilon=epsilon, delta=DELTA, jit_compile=x.shape[1] > 50, steps_per_execution=settings.steps
+        optimizer,
+        epsilon=epsilon,
+        delta=DELTA,
+        jit_compile=x.shape[1] > 50,
+        steps_per_execution=settings.steps,
     )
     batch_size = math.ceil(settings.sampling_probability * len(x))
     model.fit(x, y, batch_size=batch_size, epochs=1, steps_per_epoch=settings.steps, verbose=0)
@@ -187,7 +209,11 @@ def fit_non_private(x: Any, y: Any, steps: int) -> dpvi.DPVI:
     """Fits the same model without noise and clip."""
     model = make_model(x.shape[1])
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
-        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.05, use_ema=True, ema_momentum=0.97
+        l2_norm_clip=math.inf,
+        noise_multiplier=0.0,
+        learning_rate=0.05,
+        use_ema=True,
+        ema_momentum=0.97,
     )
     model.compile(optimizer, jit_compile=x.shape[1] > 50, steps_per_execution=steps)
     model.fit(x, y, batch_size=len(x), epochs=1, steps_per_epoch=steps, verbose=0)
@@ -214,7 +240,9 @@ class Study:
             changes["steps"] = self.options.steps
         return dataclasses.replace(SETTINGS[data], **changes)
 
-    def score(self, data: str, seed: int, epsilon: float, settings: Settings) -> tuple[float, float, float]:
+    def score(
+        self, data: str, seed: int, epsilon: float, settings: Settings
+    ) -> tuple[float, float, float]:
         """Returns accuracy, epsilon spent and noise multiplier."""
         identity = (data, seed, epsilon, settings)
         if identity not in self.known:
@@ -222,7 +250,11 @@ class Study:
             model = fit_private(x, y, epsilon, settings)
             spent = model.privacy_report().epsilon
             assert spent <= epsilon
-            self.known[identity] = (accuracy(model, x_test, y_test), spent, model.privacy_plan.noise_multiplier)
+            self.known[identity] = (
+                accuracy(model, x_test, y_test),
+                spent,
+                model.privacy_plan.noise_multiplier,
+            )
             keras.backend.clear_session()
         return self.known[identity]
 
@@ -251,10 +283,14 @@ class Study:
         references, ours = [], []
         for seed in range(self.options.first_seed, self.options.first_seed + self.options.seeds):
             x, y, x_test, y_test = self.split(data, seed)
-            reference = LogisticRegression(C=16.0, max_iter=2000).fit(x, y)  # The mode under the same prior.
+            reference = LogisticRegression(C=16.0, max_iter=2000).fit(
+                x, y
+            )  # The mode under the same prior.
             references.append(float(reference.score(x_test, y_test)))
             if len(ours) < self.options.sweep_seeds:
-                ours.append(accuracy(fit_non_private(x, y, self.options.steps or 1000), x_test, y_test))
+                ours.append(
+                    accuracy(fit_non_private(x, y, self.options.steps or 1000), x_test, y_test)
+                )
                 keras.backend.clear_session()
         result = {"scikit-learn": summary(references), "dpvi": summary(ours)}
         print(
@@ -286,7 +322,9 @@ AXES = {
 }
 
 
-def draw(figure: str, results: dict[str, Any], non_private: dict[str, Any], path: pathlib.Path) -> None:
+def draw(
+    figure: str, results: dict[str, Any], non_private: dict[str, Any], path: pathlib.Path
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -321,18 +359,35 @@ def draw(figure: str, results: dict[str, Any], non_private: dict[str, Any], path
             )
         if paper:
             epsilons, places, scores = zip(*paper, strict=True)
-            colored = {"color": "0.5"} if figure == "epsilon" else {"c": epsilons, "norm": norm, "cmap": colors}
+            colored = (
+                {"color": "0.5"}
+                if figure == "epsilon"
+                else {"c": epsilons, "norm": norm, "cmap": colors}
+            )
             marks = axes.scatter(
-                places, scores, marker="x", s=28, label="Jälkö et al. 2017, delta 1e-3 (moments)", **colored
+                places,
+                scores,
+                marker="x",
+                s=28,
+                label="Jälkö et al. 2017, delta 1e-3 (moments)",
+                **colored,
             )
             if figure != "epsilon":
                 picture.colorbar(marks, ax=axes, label="epsilon")
         axes.axhline(
-            non_private[data]["scikit-learn"]["mean"], color="C3", ls="--", lw=1, label="non-private (scikit-learn)"
+            non_private[data]["scikit-learn"]["mean"],
+            color="C3",
+            ls="--",
+            lw=1,
+            label="non-private (scikit-learn)",
         )
-        axes.axhline(non_private[data]["dpvi"]["mean"], color="C1", ls=":", lw=1, label="non-private (DPVI)")
+        axes.axhline(
+            non_private[data]["dpvi"]["mean"], color="C1", ls=":", lw=1, label="non-private (DPVI)"
+        )
         if data in PAPER_NON_PRIVATE:
-            axes.axhline(PAPER_NON_PRIVATE[data], color="0.6", ls="-.", lw=1, label="their non-private")
+            axes.axhline(
+                PAPER_NON_PRIVATE[data], color="0.6", ls="-.", lw=1, label="their non-private"
+            )
         axes.set(xscale="log", xlabel=label, ylabel="test accuracy", title=NAMES[data])
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     picture.savefig(path, dpi=110)
@@ -346,7 +401,9 @@ def check_targets(results: dict[str, Any]) -> list[dict[str, Any]]:
         for point in results.get(data, []):
             if point["epsilon"] == epsilon:
                 row = {key: point[key] for key in ("epsilon", "mean", "standard_error")}
-                rows.append({"data": data, "target": target, **row, "reached": point["mean"] >= target})
+                rows.append(
+                    {"data": data, "target": target, **row, "reached": point["mean"] >= target}
+                )
     return rows
 
 
@@ -361,16 +418,28 @@ def print_targets(rows: list[dict[str, Any]], non_private: dict[str, Any]) -> No
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--figures", nargs="+", choices=list(AXES), default=list(AXES))
     parser.add_argument("--epsilon", nargs="+", type=float, help="of figure 1")
     parser.add_argument("--seeds", type=int, default=10, help="random splits in figure 1")
-    parser.add_argument("--sweep-seeds", type=int, default=None, help="those in figures 2 and 3, default --seeds")
-    parser.add_argument("--first-seed", type=int, default=0, help="1000 for the splits that chose the settings")
-    parser.add_argument("--full", action="store_true", help="more points, and as many splits in every figure")
-    parser.add_argument("--quick", action="store_true", help="a few records, steps and points: a test of the script")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/logistic_regression"))
+    parser.add_argument(
+        "--sweep-seeds", type=int, default=None, help="those in figures 2 and 3, default --seeds"
+    )
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="1000 for the splits that chose the settings"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="more points, and as many splits in every figure"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few records, steps and points: a test of the script"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("outputs/logistic_regression")
+    )
     options = parser.parse_args(arguments)
     options.sweep_seeds = options.sweep_seeds or options.seeds
     options.sweep_epsilon = SWEEP_EPSILONS
@@ -387,7 +456,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
+    tf.get_logger().setLevel(
+        "ERROR"
+    )  # A new model for every fit: TensorFlow would warn of retracing.
     options.output.mkdir(parents=True, exist_ok=True)
     study = Study(options)
     result: dict[str, Any] = {
@@ -399,25 +470,41 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "adjacency": "add or remove one",
         "accountant": "pld",
         "not_covered": "standardisation of numeric columns with the training split's statistics; choice of the settings",
-        "paper": {"points (epsilon, place, accuracy)": PAPER, "non_private": PAPER_NON_PRIVATE, "delta": 1e-3},
-        "command": " ".join(["python", "examples/logistic_regression.py", *(arguments or sys.argv[1:])]),
+        "paper": {
+            "points (epsilon, place, accuracy)": PAPER,
+            "non_private": PAPER_NON_PRIVATE,
+            "delta": 1e-3,
+        },
+        "command": " ".join(
+            ["python", "examples/logistic_regression.py", *(arguments or sys.argv[1:])]
+        ),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp": tfp.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "tfp": tfp.__version__,
+        },
     }
     for number, figure in enumerate(AXES, start=1):
         # The one-hot table is not in the paper; its sweeps are slow and need --full.
-        chosen = [d for d in options.data if figure == "epsilon" or options.full or d != "adult_one_hot"]
+        chosen = [
+            d for d in options.data if figure == "epsilon" or options.full or d != "adult_one_hot"
+        ]
         if figure not in options.figures or not chosen:
             continue
         print(f"\nFigure {number}: accuracy over {AXES[figure][1]}")
         points = {data: study.figure(figure, data) for data in chosen}
         result["figures"][figure] = points
-        draw(figure, points, result["non_private"], options.output / f"figure_{number}_{figure}.png")
+        draw(
+            figure, points, result["non_private"], options.output / f"figure_{number}_{figure}.png"
+        )
         if figure == "epsilon" and not options.quick:
             result["targets"] = check_targets(points)
             print_targets(result["targets"], result["non_private"])
         result["seconds"] = time.perf_counter() - begin
-        (options.output / "logistic_regression.json").write_text(json.dumps(result, indent=1) + "\n")
+        (options.output / "logistic_regression.json").write_text(
+            json.dumps(result, indent=1) + "\n"
+        )
     print(f"\nFigures: {options.output}; {time.perf_counter() - begin:.0f} s")
     return result
 

@@ -35,7 +35,9 @@ def network() -> keras.Model:
     layers = keras.layers
     return keras.Sequential(
         [
-            layers.Conv2D(16, 8, strides=2, padding="same", activation="relu", input_shape=(28, 28, 1)),
+            layers.Conv2D(
+                16, 8, strides=2, padding="same", activation="relu", input_shape=(28, 28, 1)
+            ),
             layers.MaxPool2D(2, 1),
             layers.Conv2D(32, 4, strides=2, padding="valid", activation="relu"),
             layers.MaxPool2D(2, 1),
@@ -111,7 +113,9 @@ def step_times(x: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Trains, prints and writes; returns the contents of the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=PUBLISHED["epsilon"])
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--images", type=int, help="default: all 60,000")
@@ -127,15 +131,27 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "arguments": vars(args),
         "recipe": RECIPE,
         "delta": DELTA,
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.system()},
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp_dpvi": dpvi.__version__},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "tfp_dpvi": dpvi.__version__,
+        },
     }
     output = pathlib.Path(args.output)
     output.mkdir(parents=True, exist_ok=True)
     if args.time:
         found = step_times(x, y)
-        (output / "step_times.json").write_text(json.dumps({"milliseconds": found, **about}, indent=1) + "\n")
-        print("mnist classifier: " + " ".join(f"{name} {value:.1f} ms a step" for name, value in found.items()))
+        (output / "step_times.json").write_text(
+            json.dumps({"milliseconds": found, **about}, indent=1) + "\n"
+        )
+        print(
+            "mnist classifier: "
+            + " ".join(f"{name} {value:.1f} ms a step" for name, value in found.items())
+        )
         return {"milliseconds": found}
     test = load("test")
     model, begin = classifier(epsilon=args.epsilon), time.perf_counter()

@@ -89,7 +89,9 @@ def make_model(method: str, settings: dict[str, Any]) -> dpvi.DPVAE:
             keras.layers.Dense(units, activation="tanh"),
             keras.layers.Dense(4),
             tfp.layers.DistributionLambda(
-                lambda t: tfd.MultivariateNormalDiag(t[..., :2], 1e-2 + 0.3 * tf.nn.softplus(t[..., 2:]))
+                lambda t: tfd.MultivariateNormalDiag(
+                    t[..., :2], 1e-2 + 0.3 * tf.nn.softplus(t[..., 2:])
+                )
             ),
         ]
     )
@@ -98,7 +100,9 @@ def make_model(method: str, settings: dict[str, Any]) -> dpvi.DPVAE:
             keras.Input([2]),
             keras.layers.Dense(units, activation="tanh"),
             keras.layers.Dense(2),
-            tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, scale * tf.ones_like(t))),
+            tfp.layers.DistributionLambda(
+                lambda t: tfd.MultivariateNormalDiag(t, scale * tf.ones_like(t))
+            ),
         ]
     )
     if method == "unregularized":
@@ -114,7 +118,9 @@ def make_model(method: str, settings: dict[str, Any]) -> dpvi.DPVAE:
     )
 
 
-def fit(x: np.ndarray, method: str, epsilon: float, delta: float, settings: dict[str, Any]) -> dpvi.DPVAE:
+def fit(
+    x: np.ndarray, method: str, epsilon: float, delta: float, settings: dict[str, Any]
+) -> dpvi.DPVAE:
     model = make_model(method, settings)
     common: dict[str, Any] = {
         "learning_rate": settings["learning_rate"],
@@ -125,16 +131,25 @@ def fit(x: np.ndarray, method: str, epsilon: float, delta: float, settings: dict
     if method == "non_private":
         model.compile(
             dpvi.optimizers.TermwiseDPKerasAdamOptimizer(
-                l2_norm_clip=NO_CLIP, batch_l2_norm_clip=NO_CLIP, noise_multiplier=0.0, **terms, **common
+                l2_norm_clip=NO_CLIP,
+                batch_l2_norm_clip=NO_CLIP,
+                noise_multiplier=0.0,
+                **terms,
+                **common,
             )
         )
     elif method == "regularized":
         optimizer = dpvi.optimizers.TermwiseDPKerasAdamOptimizer(
-            l2_norm_clip=settings["l2_norm_clip"], batch_l2_norm_clip=settings["batch_l2_norm_clip"], **terms, **common
+            l2_norm_clip=settings["l2_norm_clip"],
+            batch_l2_norm_clip=settings["batch_l2_norm_clip"],
+            **terms,
+            **common,
         )
         model.compile(optimizer, epsilon=epsilon, delta=delta)
     else:
-        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=settings["l2_norm_clip"], **common)
+        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+            l2_norm_clip=settings["l2_norm_clip"], **common
+        )
         model.compile(optimizer, epsilon=epsilon, delta=delta)
     model.fit(x, batch_size=len(x), epochs=1, steps_per_epoch=settings["steps"], verbose=0)
     return model
@@ -147,7 +162,9 @@ def nearest_centre(codes: np.ndarray) -> np.ndarray:
 def purity(codes: np.ndarray, labels: np.ndarray) -> float:
     """Returns the fraction of records whose spiral is the most frequent one at their nearest prior centre."""
     nearest = nearest_centre(codes)
-    counts = [np.bincount(labels[nearest == k], minlength=NUM_CLASSES).max() for k in range(len(CENTRES))]
+    counts = [
+        np.bincount(labels[nearest == k], minlength=NUM_CLASSES).max() for k in range(len(CENTRES))
+    ]
     return float(sum(counts) / len(labels))
 
 
@@ -160,7 +177,9 @@ def measure(model: dpvi.DPVAE, x: np.ndarray, labels: np.ndarray) -> dict[str, f
     return {
         "reconstruction_error": float(np.mean(np.sum((model.reconstruct(x) - x) ** 2, axis=1))),
         "elbo": float(np.mean(model.elbo(x, num_draws=10))),
-        "kl_from_prior": float(dpvi.divergences.kl_from_prior(model.prior, prior_samples, posterior)),
+        "kl_from_prior": float(
+            dpvi.divergences.kl_from_prior(model.prior, prior_samples, posterior)
+        ),
         "purity": purity(means, labels),
         "smallest_cluster": float(counts.min() / len(x)),
     }
@@ -188,14 +207,24 @@ def _axes(columns: int, rows: int = 1) -> Any:
     )
 
 
-def draw(models: dict[str, dpvi.DPVAE], x: np.ndarray, labels: np.ndarray, title: str, folder: pathlib.Path) -> None:
+def draw(
+    models: dict[str, dpvi.DPVAE],
+    x: np.ndarray,
+    labels: np.ndarray,
+    title: str,
+    folder: pathlib.Path,
+) -> None:
     """Plots held-out records with reconstructions and samples, and their codes with the prior's contours."""
     import matplotlib.pyplot as plt
 
     colors = np.array(["C0", "C1", "C2", "C3"])[labels]
     made = {name: model.sample_predictive(len(x), seed=5) for name, model in models.items()}
     pictures = {
-        "reconstructions": ("Reconstructions", colors, {name: model.reconstruct(x) for name, model in models.items()}),
+        "reconstructions": (
+            "Reconstructions",
+            colors,
+            {name: model.reconstruct(x) for name, model in models.items()},
+        ),
         "samples": ("Samples", "0.4", made),
     }
     for name, (heading, color, points) in pictures.items():
@@ -226,14 +255,24 @@ def draw(models: dict[str, dpvi.DPVAE], x: np.ndarray, labels: np.ndarray, title
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=2.87)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--repeats", type=int, default=None, help="data sets and fits for each mean, default 5")
-    parser.add_argument("--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set")
+    parser.add_argument(
+        "--repeats", type=int, default=None, help="data sets and fits for each mean, default 5"
+    )
+    parser.add_argument(
+        "--data-seed", type=int, default=DATA_SEED, help="seed of the (first) simulated data set"
+    )
     parser.add_argument("--full", action="store_true", help="20 repeats")
-    parser.add_argument("--quick", action="store_true", help="one repeat and few steps: a test of the script")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/privae_pinwheel"))
+    parser.add_argument(
+        "--quick", action="store_true", help="one repeat and few steps: a test of the script"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/privae_pinwheel")
+    )
     options = parser.parse_args(arguments)
     options.repeats = options.repeats or (1 if options.quick else 20 if options.full else 5)
     return options
@@ -242,8 +281,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
-    settings = {**SETTINGS, **({"steps": 20, "num_partitions": 2, "ema_momentum": 0.8} if options.quick else {})}
+    tf.get_logger().setLevel(
+        "ERROR"
+    )  # A new model for every fit: TensorFlow would warn of retracing.
+    settings = {
+        **SETTINGS,
+        **({"steps": 20, "num_partitions": 2, "ema_momentum": 0.8} if options.quick else {}),
+    }
     x_test, labels_test = simulate(500, TEST_SEED)
     scores: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
     spent: dict[str, float] = {}
@@ -257,14 +301,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 spent[method] = max(spent.get(method, 0.0), model.privacy_report().epsilon)
             if repeat == 0:
                 shown[method] = model
-        kl = ", ".join(f"{METHODS[method]} {rows[-1]['kl_from_prior']:.3f}" for method, rows in scores.items())
+        kl = ", ".join(
+            f"{METHODS[method]} {rows[-1]['kl_from_prior']:.3f}" for method, rows in scores.items()
+        )
         print(
             f"repeat {repeat + 1} of {options.repeats}, {time.perf_counter() - begin:.0f} s: KL(p || q) {kl}",
             flush=True,
         )
 
     names = list(scores["regularized"][0])
-    figures = {m: {name: summary([row[name] for row in rows]) for name in names} for m, rows in scores.items()}
+    figures = {
+        m: {name: summary([row[name] for row in rows]) for name in names}
+        for m, rows in scores.items()
+    }
     print(f"\n{'mean (standard error)':30s}" + "".join(f"{name:>22s}" for name in names))
     for method, row in figures.items():
         cells = [f"{row[n]['mean']:.3f} ({row[n]['standard_error'] or 0.0:.3f})" for n in names]
@@ -291,7 +340,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "privacy_report": report.to_json(),
         "seconds": seconds,
         "command": " ".join(
-            ["python", "examples/privae_pinwheel.py", *(sys.argv[1:] if arguments is None else arguments)]
+            [
+                "python",
+                "examples/privae_pinwheel.py",
+                *(sys.argv[1:] if arguments is None else arguments),
+            ]
         ),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
         "versions": {

@@ -116,7 +116,9 @@ class Strided:
 
     def __call__(self, codes: dpvi.divergences.Codes) -> Any:
         weights = codes.weights[:: self.stride]
-        return dpvi.divergences.dimensionwise_mmd(codes.samples[:: self.stride], codes.prior_samples, x_weights=weights)
+        return dpvi.divergences.dimensionwise_mmd(
+            codes.samples[:: self.stride], codes.prior_samples, x_weights=weights
+        )
 
 
 def make_networks() -> tuple[Any, Any]:
@@ -127,7 +129,9 @@ def make_networks() -> tuple[Any, Any]:
             keras.layers.Dense(HIDDEN, activation="relu"),
             keras.layers.Dense(2 * LATENT),
             tfp.layers.DistributionLambda(
-                lambda t: tfd.MultivariateNormalDiag(t[..., :LATENT], 1e-3 + tf.nn.softplus(t[..., LATENT:]))
+                lambda t: tfd.MultivariateNormalDiag(
+                    t[..., :LATENT], 1e-3 + tf.nn.softplus(t[..., LATENT:])
+                )
             ),
         ]
     )
@@ -172,7 +176,9 @@ def fit_micro_batches(
     networks = make_networks()
     model = MicroAggregated(*networks, settings)
     model.compile(
-        dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=settings.l2_norm_clip, learning_rate=settings.learning_rate),
+        dpvi.optimizers.DPKerasAdamOptimizer(
+            l2_norm_clip=settings.l2_norm_clip, learning_rate=settings.learning_rate
+        ),
         epsilon=epsilon,
         delta=delta,
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
@@ -198,7 +204,9 @@ def make_model(method: Method, settings: Settings) -> dpvi.DPVAE:
         batch_regularizer=Strided(settings.one_group_stride)
         if method.one_group
         else dpvi.divergences.DimensionwiseMMD(),
-        regularizer_weight=settings.regularizer_weight if method.private else settings.non_private_weight,
+        regularizer_weight=settings.regularizer_weight
+        if method.private
+        else settings.non_private_weight,
         num_prior_samples=max(1, round(settings.batch_size / settings.num_partitions)),
     )
 
@@ -211,7 +219,11 @@ def fit(
         assert epsilon is not None
         return fit_micro_batches(x, method, epsilon, delta, settings)
     model = make_model(method, settings)
-    clips = (settings.l2_norm_clip, settings.batch_l2_norm_clip) if method.private else (NO_CLIP, NO_CLIP)
+    clips = (
+        (settings.l2_norm_clip, settings.batch_l2_norm_clip)
+        if method.private
+        else (NO_CLIP, NO_CLIP)
+    )
     common: dict[str, Any] = {"l2_norm_clip": clips[0], "learning_rate": settings.learning_rate}
     if not method.private:
         common["noise_multiplier"] = 0.0
@@ -239,7 +251,9 @@ def hoyer(means: np.ndarray) -> float:
 def codes_mmd(codes: Any, prior_samples: Any) -> float:
     """Returns the dimension-wise MMD of many codes, one dimension at a time to save memory."""
     one = tf.function(dpvi.divergences.dimensionwise_mmd)
-    return float(sum(one(codes[:, d : d + 1], prior_samples[:, d : d + 1]) for d in range(codes.shape[1])))
+    return float(
+        sum(one(codes[:, d : d + 1], prior_samples[:, d : d + 1]) for d in range(codes.shape[1]))
+    )
 
 
 def measure(model: dpvi.DPVAE, x: np.ndarray) -> dict[str, float]:
@@ -265,7 +279,9 @@ PANELS = {
 }
 
 
-def draw_figure(points: list[dict[str, Any]], epsilons: list[float], title: str, path: pathlib.Path) -> None:
+def draw_figure(
+    points: list[dict[str, Any]], epsilons: list[float], title: str, path: pathlib.Path
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,7 +297,14 @@ def draw_figure(points: list[dict[str, Any]], epsilons: list[float], title: str,
                 place.axhline(own[0][1], color=method.color, ls=":", lw=1.2, label=method.name)
             else:
                 style = "s--" if method.comparator else "o-"
-                place.plot(*zip(*own, strict=True), style, color=method.color, ms=4, lw=1.2, label=method.name)
+                place.plot(
+                    *zip(*own, strict=True),
+                    style,
+                    color=method.color,
+                    ms=4,
+                    lw=1.2,
+                    label=method.name,
+                )
         place.set(xscale="log", ylabel=label)
         place.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
         place.minorticks_off()
@@ -303,7 +326,11 @@ def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> 
 
     columns = len(next(iter(rows.values())))
     figure, axes = plt.subplots(
-        len(rows), 1, figsize=(0.62 * columns + 2.4, 0.7 * len(rows) + 0.5), layout="constrained", squeeze=False
+        len(rows),
+        1,
+        figsize=(0.62 * columns + 2.4, 0.7 * len(rows) + 0.5),
+        layout="constrained",
+        squeeze=False,
     )
     for place, (label, images) in zip(axes[:, 0], rows.items(), strict=True):
         place.imshow(np.concatenate(list(images), axis=1), cmap="gray_r", vmin=0, vmax=1)
@@ -314,7 +341,9 @@ def draw_images(rows: dict[str, np.ndarray], title: str, path: pathlib.Path) -> 
     plt.close(figure)
 
 
-def draw_codes(codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: str, path: pathlib.Path) -> None:
+def draw_codes(
+    codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: str, path: pathlib.Path
+) -> None:
     """Plots the distribution of the codes over images and dimensions, and that of draws from the prior."""
     import matplotlib
 
@@ -322,7 +351,13 @@ def draw_codes(codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: s
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        1, len(codes), figsize=(2.6 * len(codes), 2.8), layout="constrained", squeeze=False, sharex=True, sharey=True
+        1,
+        len(codes),
+        figsize=(2.6 * len(codes), 2.8),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
+        sharey=True,
     )
     edges = np.linspace(-3, 3, 121)
     for place, (label, values) in zip(axes[0], codes.items(), strict=True):
@@ -338,24 +373,39 @@ def draw_codes(codes: dict[str, np.ndarray], prior_samples: np.ndarray, title: s
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", nargs="+", type=float)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--full", action="store_true", help="20 epochs, every method at every epsilon")
-    parser.add_argument("--quick", action="store_true", help="a few images and steps: a test of the script")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/privae_sparse"))
+    parser.add_argument(
+        "--full", action="store_true", help="20 epochs, every method at every epsilon"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few images and steps: a test of the script"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/privae_sparse")
+    )
     options = parser.parse_args(arguments)
     changes: dict[str, Any] = {}
     if options.quick:
-        changes = {"num_records": 512, "num_test": 200, "batch_size": 64, "num_partitions": 2, "epochs": 1}
+        changes = {
+            "num_records": 512,
+            "num_test": 200,
+            "batch_size": 64,
+            "num_partitions": 2,
+            "epochs": 1,
+        }
     elif options.full:
         changes = {"epochs": 20}
     if options.epochs is not None:
         changes["epochs"] = options.epochs
     options.settings = Settings(**changes)
     options.epsilon = sorted(
-        options.epsilon or ((8.0,) if options.quick else FULL_EPSILONS if options.full else EPSILONS)
+        options.epsilon
+        or ((8.0,) if options.quick else FULL_EPSILONS if options.full else EPSILONS)
     )
     return options
 
@@ -363,7 +413,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parse(arguments)
     begin = time.perf_counter()
-    tf.get_logger().setLevel("ERROR")  # A new model for every fit: TensorFlow would warn of retracing.
+    tf.get_logger().setLevel(
+        "ERROR"
+    )  # A new model for every fit: TensorFlow would warn of retracing.
     settings = options.settings
     x = load_fashion_mnist().x[: settings.num_records]
     x_test = load_fashion_mnist("test").x[: settings.num_test]
@@ -378,9 +430,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     ends = {options.epsilon[0], options.epsilon[-1]}
     left_out = (
-        {"one_group", "one_size", "non_private", "non_private_without", "micro", "batch"} if options.quick else set()
+        {"one_group", "one_size", "non_private", "non_private_without", "micro", "batch"}
+        if options.quick
+        else set()
     )
-    tasks: list[tuple[str, float | None]] = [(name, None) for name, method in METHODS.items() if not method.private]
+    tasks: list[tuple[str, float | None]] = [
+        (name, None) for name, method in METHODS.items() if not method.private
+    ]
     for epsilon in options.epsilon:
         at = [
             name
@@ -395,7 +451,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     reconstructions, samples, codes = {"test images": shown}, {}, {}
     points: list[dict[str, Any]] = []
     report = None
-    print(f"\n{'':26s}{'epsilon':>8s}{'noise':>8s}{'Hoyer':>8s}{'MMD':>8s}{'recon.':>9s}{'ELBO':>9s}{'seconds':>9s}")
+    print(
+        f"\n{'':26s}{'epsilon':>8s}{'noise':>8s}{'Hoyer':>8s}{'MMD':>8s}{'recon.':>9s}{'ELBO':>9s}{'seconds':>9s}"
+    )
     for name, epsilon in tasks:
         method, started = METHODS[name], time.perf_counter()
         keras.backend.clear_session()
@@ -427,7 +485,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"Fashion-MNIST, {settings.epochs} epochs, delta {options.delta:g}",
         options.output / "figure.png",
     )
-    draw_images(reconstructions, "Reconstructions of test images", options.output / "reconstructions.png")
+    draw_images(
+        reconstructions, "Reconstructions of test images", options.output / "reconstructions.png"
+    )
     drawn = prior.sample(num, seed=[9, 10]).numpy()
     draw_codes(codes, drawn, "Codes of test images, all dimensions", options.output / "codes.png")
     draw_images(samples, "Decoded draws from the prior", options.output / "samples.png")
@@ -447,7 +507,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "privacy_report": report.to_json(),
         "seconds": seconds,
         "command": " ".join(
-            ["python", "examples/privae_sparse.py", *(sys.argv[1:] if arguments is None else arguments)]
+            [
+                "python",
+                "examples/privae_sparse.py",
+                *(sys.argv[1:] if arguments is None else arguments),
+            ]
         ),
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
         "versions": {
@@ -461,7 +525,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(f"Pictures and figures: {options.output}; {seconds:.0f} s")
     for epsilon in options.epsilon:
         ours, other = (
-            next(p for p in points if (p["method"], p["epsilon"]) == (m, epsilon)) for m in ("mmd", "without")
+            next(p for p in points if (p["method"], p["epsilon"]) == (m, epsilon))
+            for m in ("mmd", "without")
         )
         print(
             f"privae_sparse: epsilon {epsilon:g} hoyer {ours['hoyer']:.4f} without {other['hoyer']:.4f} "

@@ -36,13 +36,18 @@ FLAT = {"l2_norm_clip": 1.0, "learning_rate": 0.05, "batch_size": 128, "epochs":
 def make_model(num_features: int, seed: int | None = None, clipping: str = "paired") -> dpvi.DPVI:
     """Builds a logistic regression with independent normal weights and an intercept."""
     prior = tfd.JointDistributionNamed(
-        {"w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=num_features), "b": tfd.Normal(0.0, 1.0)}
+        {
+            "w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=num_features),
+            "b": tfd.Normal(0.0, 1.0),
+        }
     )
 
     def likelihood(params: Any, x: Any) -> Any:
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
 
-    return dpvi.DPVI(prior, likelihood, surrogate_posterior="mean_field", clipping=clipping, seed=seed)
+    return dpvi.DPVI(
+        prior, likelihood, surrogate_posterior="mean_field", clipping=clipping, seed=seed
+    )
 
 
 def load(split_seed: int) -> tuple[Any, ...]:
@@ -56,7 +61,13 @@ def load(split_seed: int) -> tuple[Any, ...]:
     )
     mean, std = x.mean(axis=0), x.std(axis=0)
     names = [str(name) for name in data.feature_names]
-    return ((x - mean) / std).astype("float32"), y, ((x_test - mean) / std).astype("float32"), y_test, names
+    return (
+        ((x - mean) / std).astype("float32"),
+        y,
+        ((x_test - mean) / std).astype("float32"),
+        y_test,
+        names,
+    )
 
 
 def accuracy(model: dpvi.DPVI, x: Any, y: Any) -> float:
@@ -64,7 +75,13 @@ def accuracy(model: dpvi.DPVI, x: Any, y: Any) -> float:
 
 
 def fit_private(
-    x: Any, y: Any, epsilon: float, delta: float, verbose: int, clipping: str = "paired", **changes: Any
+    x: Any,
+    y: Any,
+    epsilon: float,
+    delta: float,
+    verbose: int,
+    clipping: str = "paired",
+    **changes: Any,
 ) -> dpvi.DPVI:
     settings = {**(SETTINGS if clipping == "paired" else FLAT), **changes}
     model = make_model(x.shape[1], clipping=clipping)
@@ -82,7 +99,9 @@ def fit_private(
 def fit_non_private(x: Any, y: Any) -> dpvi.DPVI:
     """Fits the same model without noise and clip, for comparison."""
     model = make_model(x.shape[1], clipping="flat")
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.02)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.02
+    )
     model.compile(optimizer=optimizer)
     model.fit(x, y, batch_size=len(x), epochs=2, steps_per_epoch=500, verbose=0)
     return model
@@ -95,13 +114,23 @@ def posterior_table(model: dpvi.DPVI, names: list[str]) -> list[dict[str, Any]]:
     return [
         {"name": name, "mean": float(m), "sd": float(s), "low": float(lo), "high": float(hi)}
         for name, m, s, lo, hi in zip(
-            [*names, "(intercept)"], weights.mean(axis=0), weights.std(axis=0), low, high, strict=True
+            [*names, "(intercept)"],
+            weights.mean(axis=0),
+            weights.std(axis=0),
+            low,
+            high,
+            strict=True,
         )
     ]
 
 
 def compare(
-    model: dpvi.DPVI, reference: dpvi.DPVI, table: list[Any], reference_table: list[Any], x: Any, y: Any
+    model: dpvi.DPVI,
+    reference: dpvi.DPVI,
+    table: list[Any],
+    reference_table: list[Any],
+    x: Any,
+    y: Any,
 ) -> dict[str, float]:
     """Returns the test accuracy, and the numbers of private intervals that contain the non-private mean or are narrower."""
     pairs = list(zip(table, reference_table, strict=True))
@@ -109,11 +138,15 @@ def compare(
         "accuracy": accuracy(model, x, y),
         "non_private_accuracy": accuracy(reference, x, y),
         "inside": sum(own["low"] < other["mean"] < own["high"] for own, other in pairs),
-        "narrower": sum(own["high"] - own["low"] < other["high"] - other["low"] for own, other in pairs),
+        "narrower": sum(
+            own["high"] - own["low"] < other["high"] - other["low"] for own, other in pairs
+        ),
     }
 
 
-def draw_intervals(private: list[dict[str, Any]], non_private: list[dict[str, Any]], title: str, path: Any) -> None:
+def draw_intervals(
+    private: list[dict[str, Any]], non_private: list[dict[str, Any]], title: str, path: Any
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -121,7 +154,10 @@ def draw_intervals(private: list[dict[str, Any]], non_private: list[dict[str, An
 
     order = sorted(range(len(private)), key=lambda i: private[i]["mean"])
     figure, axes = plt.subplots(figsize=(8, 9), layout="constrained")
-    for offset, table, color, label in ((0.16, private, "C0", "private"), (-0.16, non_private, "C1", "non-private")):
+    for offset, table, color, label in (
+        (0.16, private, "C0", "private"),
+        (-0.16, non_private, "C1", "non-private"),
+    ):
         rows = [table[i] for i in order]
         places = np.arange(len(rows)) + offset
         means = np.array([row["mean"] for row in rows])
@@ -129,7 +165,9 @@ def draw_intervals(private: list[dict[str, Any]], non_private: list[dict[str, An
         axes.errorbar(means, places, xerr=errors, fmt="o", ms=4, lw=1.5, color=color, label=label)
     axes.set_yticks(np.arange(len(order)), [private[i]["name"] for i in order])
     axes.axvline(0.0, color="0.7", lw=1, zorder=0)
-    axes.set_xlabel("weight per standard deviation (log odds of benign): mean and central 95 % interval")
+    axes.set_xlabel(
+        "weight per standard deviation (log odds of benign): mean and central 95 % interval"
+    )
     axes.set_title(title)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=110)
@@ -137,7 +175,9 @@ def draw_intervals(private: list[dict[str, Any]], non_private: list[dict[str, An
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--split", type=int, default=0, help="seed of the (first) train/test split")
@@ -149,7 +189,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     begin = time.perf_counter()
 
     x, y, x_test, y_test, names = load(options.split)
-    print(f"{len(x)} training patients, {len(x_test)} test patients, {x.shape[1]} measurements each\n")
+    print(
+        f"{len(x)} training patients, {len(x_test)} test patients, {x.shape[1]} measurements each\n"
+    )
     settings = {"clipping": options.clipping, "epochs": options.epochs}
     model = fit_private(x, y, options.epsilon, options.delta, verbose=1, **settings)
     reference = fit_non_private(x, y)
@@ -167,7 +209,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     report = model.privacy_report()
     over = "" if options.splits == 1 else f" (mean of {options.splits} splits)"
-    print(f"\nTest accuracy{over}: {private_score:.3f} private, {reference_score:.3f} non-private\n")
+    print(
+        f"\nTest accuracy{over}: {private_score:.3f} private, {reference_score:.3f} non-private\n"
+    )
     print(f"{'posterior of':24s} {'mean':>7s} {'sd':>6s}   95 % interval     non-private mean")
     for row, other_row in zip(table, reference_table, strict=True):
         print(
@@ -192,7 +236,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "posterior": table,
         "non_private_posterior": reference_table,
         "privacy_report": report.to_json(),
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp": tfp.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "tfp": tfp.__version__,
+        },
     }
     (options.output / "quickstart.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"Picture and figures: {options.output}/posterior.png, {options.output}/quickstart.json")

@@ -33,7 +33,9 @@ def docstrings(limit: int | None = None) -> list[str]:
     found: list[str] = []
     folder = pathlib.Path(ast.__file__).parent
     for path in sorted(folder.rglob("*.py")):
-        if {"site-packages", "dist-packages", "test", "tests", "__pycache__"} & set(path.relative_to(folder).parts):
+        if {"site-packages", "dist-packages", "test", "tests", "__pycache__"} & set(
+            path.relative_to(folder).parts
+        ):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Of old escapes in what is parsed.
@@ -65,7 +67,9 @@ def as_text(tokens: np.ndarray) -> list[str]:
 def networks(length: int, width: int) -> dpvi.DPVAE:
     """Returns the model."""
     diagonal = tfpl.DistributionLambda(
-        lambda t: tfd.Independent(tfd.Normal(t[..., :LATENT], 0.01 + tf.nn.softplus(t[..., LATENT:])), 1)
+        lambda t: tfd.Independent(
+            tfd.Normal(t[..., :LATENT], 0.01 + tf.nn.softplus(t[..., LATENT:])), 1
+        )
     )
     encoder = dpvi.keras.Sequential(
         [layers.Input([length], dtype="int32"), layers.Embedding(len(ALPHABET), 16), layers.LSTM(width),
@@ -89,7 +93,9 @@ def by_frequency(train: np.ndarray, test: np.ndarray) -> float:
 def main(arguments: list[str] | None = None) -> dict[str, object]:
     """Trains and prints; returns the printed values."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small network, few records and steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small network, few records and steps"
+    )
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args(arguments)

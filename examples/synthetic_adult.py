@@ -73,7 +73,10 @@ def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
         published = [category for column, _, category in names if column == name]
         categories = [category for category in published if category != "?"]
         coded = np.array([None if category == "?" else category for category in published], object)
-        columns[name], data[name] = Categorical(categories, missing="?" in published), coded[values.astype(int)]
+        columns[name], data[name] = (
+            Categorical(categories, missing="?" in published),
+            coded[values.astype(int)],
+        )
     columns[LABEL], data[LABEL] = Binary(), ordinal.y.astype(bool)
     train = {name: column[:NUM_TRAIN] for name, column in data.items()}
     test = {name: column[NUM_TRAIN:] for name, column in data.items()}
@@ -117,7 +120,9 @@ def design(table: Table, data: Any) -> tuple[np.ndarray, np.ndarray]:
 def train_classifier(table: Table, data: Any, epochs: int) -> Any:
     """Trains a plain logistic regression in Keras; returns weights [levels, 1] and the intercept [1]."""
     x, y = design(table, data)
-    model = keras.Sequential([keras.Input([x.shape[1]]), keras.layers.Dense(1, activation="sigmoid")])
+    model = keras.Sequential(
+        [keras.Input([x.shape[1]]), keras.layers.Dense(1, activation="sigmoid")]
+    )
     steps = epochs * math.ceil(len(x) / 256)
     rate = keras.optimizers.schedules.CosineDecay(0.02, steps)
     model.compile(keras.optimizers.Adam(rate), "binary_crossentropy")
@@ -141,7 +146,9 @@ def counts(table: Table, data: Any) -> dict[str, np.ndarray]:
     shares = {}
     for place, (name, column) in enumerate(table.columns.items()):
         levels = column.num_levels
-        found = np.bincount(np.where(codes[:, place] < 0, levels, codes[:, place]), minlength=levels + 1)
+        found = np.bincount(
+            np.where(codes[:, place] < 0, levels, codes[:, place]), minlength=levels + 1
+        )
         shares[name] = found / len(codes)
     return shares
 
@@ -153,7 +160,9 @@ def joint_shares(table: Table, data: Any) -> dict[tuple[str, str], np.ndarray]:
     for (i, one), (j, other) in itertools.combinations(enumerate(table.columns.items()), 2):
         rows, columns = one[1].num_levels + 1, other[1].num_levels + 1
         flat = (codes[:, i] % rows) * columns + codes[:, j] % columns  # -1 is the last level.
-        shares[one[0], other[0]] = np.bincount(flat, minlength=rows * columns).reshape(rows, columns) / len(codes)
+        shares[one[0], other[0]] = np.bincount(flat, minlength=rows * columns).reshape(
+            rows, columns
+        ) / len(codes)
     return shares
 
 
@@ -200,7 +209,10 @@ def shuffled(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def estimates(data: Any) -> dict[str, tuple[float, float]]:
     """Returns estimates from a table and their variances."""
-    column = {name: np.asarray(data[name]) for name in ("sex", "age", "hours-per-week", "education", "marital-status")}
+    column = {
+        name: np.asarray(data[name])
+        for name in ("sex", "age", "hours-per-week", "education", "marital-status")
+    }
     rich = np.asarray(data[LABEL]).astype(float)
     women, bachelors = column["sex"] == "Female", column["education"] == "Bachelors"
     samples = {
@@ -212,7 +224,10 @@ def estimates(data: Any) -> dict[str, tuple[float, float]]:
         "mean age": column["age"].astype(float),
         "mean hours a week": column["hours-per-week"].astype(float),
     }
-    return {name: (float(values.mean()), float(values.var() / len(values))) for name, values in samples.items()}
+    return {
+        name: (float(values.mean()), float(values.var() / len(values)))
+        for name, values in samples.items()
+    }
 
 
 def combine(real: Any, sets: list[Any]) -> dict[str, dict[str, Any]]:
@@ -256,15 +271,25 @@ def draw_marginals(table: Table, tables: dict[str, Any], title: str, path: Any) 
             labels = [str(column.categories[level])[:14] for level in order]
         else:
             order = np.arange(column.num_levels)
-            labels = ["no", "yes"] if isinstance(column, Binary) else [f"{edge:g}" for edge in column.edges[:-1]]
+            labels = (
+                ["no", "yes"]
+                if isinstance(column, Binary)
+                else [f"{edge:g}" for edge in column.edges[:-1]]
+            )
         if column.missing:
             order, labels = np.append(order, column.num_levels), [*labels, "missing"]
         width = 0.8 / len(shares)
         for number, (label, found) in enumerate(shares.items()):
             places = np.arange(len(order)) + (number - (len(shares) - 1) / 2) * width
-            axis.bar(places, found[name][order], width, label=label, color=("0.6", "C0", "C1")[number])
+            axis.bar(
+                places, found[name][order], width, label=label, color=("0.6", "C0", "C1")[number]
+            )
         axis.set_xticks(np.arange(len(order)), labels, rotation=60, ha="right", fontsize=7)
-        more = "" if not isinstance(column, Categorical) or column.num_levels <= 10 else " (10 most frequent)"
+        more = (
+            ""
+            if not isinstance(column, Categorical) or column.num_levels <= 10
+            else " (10 most frequent)"
+        )
         axis.set_title(name + more, fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     axes.flat[-1].legend(handles, labels, loc="center", frameon=False, fontsize=12)
@@ -278,7 +303,12 @@ def draw_pairs(table: Table, tables: dict[str, Any], title: str, path: Any) -> N
     figure, axes = plt.subplots(1, len(tables), figsize=(16, 6), layout="constrained", sharey=True)
     for axis, (label, data) in zip(axes, tables.items(), strict=True):
         found = dependence(table, data)
-        image = axis.imshow(np.where(np.eye(len(found), dtype=bool), np.nan, found), vmin=0, vmax=0.6, cmap="viridis")
+        image = axis.imshow(
+            np.where(np.eye(len(found), dtype=bool), np.nan, found),
+            vmin=0,
+            vmax=0.6,
+            cmap="viridis",
+        )
         axis.set_xticks(range(len(table.names)), table.names, rotation=60, ha="right", fontsize=9)
         axis.set_yticks(range(len(table.names)), table.names, fontsize=9)
         axis.set_title(label)
@@ -292,13 +322,28 @@ def draw_pairs(table: Table, tables: dict[str, Any], title: str, path: Any) -> N
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--repeats", type=int, default=1, help="private fits, each with fresh noise, to see the spread")
-    parser.add_argument("--sets", type=int, default=5, help="synthetic tables of each fit, at least 2")
-    parser.add_argument("--quick", action="store_true", help="few records, steps and components, to see that it runs")
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/synthetic_adult"))
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        help="private fits, each with fresh noise, to see the spread",
+    )
+    parser.add_argument(
+        "--sets", type=int, default=5, help="synthetic tables of each fit, at least 2"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few records, steps and components, to see that it runs",
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("outputs/synthetic_adult")
+    )
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     settings = {**SETTINGS, **QUICK} if options.quick else dict(SETTINGS)
@@ -312,13 +357,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     train, test = as_frame(train), as_frame(test)
     real = test_accuracy(table, train, test, epochs)
     majority = 1.0 - float(np.mean(test[LABEL]))
-    print(f"{NUM_TRAIN} training records, {len(table.names)} columns; the larger class has {majority:.4f} of the test")
+    print(
+        f"{NUM_TRAIN} training records, {len(table.names)} columns; the larger class has {majority:.4f} of the test"
+    )
     print(f"Trained on the real records: {real:.4f} on the real test records\n")
 
     fits, accuracies, combined = [], [], []
     for number in range(max(1, options.repeats)):
         started = time.perf_counter()
-        synthesizer = fit(described, train, epsilon=options.epsilon, delta=options.delta, **settings)
+        synthesizer = fit(
+            described, train, epsilon=options.epsilon, delta=options.delta, **settings
+        )
         fit_seconds = time.perf_counter() - started
         synthetic = synthesizer.sample_many(sets)
         found = [test_accuracy(table, one, test, epochs) for one in synthetic]
@@ -331,14 +380,18 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     started = time.perf_counter()
     without = fit(described, train, **settings, noise_multiplier=0.0)
     non_private = [test_accuracy(table, one, test, epochs) for one in without.sample_many(sets)]
-    print(f"Non-private ({time.perf_counter() - started:.0f} s): {', '.join(f'{a:.4f}' for a in non_private)}\n")
+    print(
+        f"Non-private ({time.perf_counter() - started:.0f} s): {', '.join(f'{a:.4f}' for a in non_private)}\n"
+    )
 
     synthesizer, synthetic = fits[0]
     likenesses = {
         "private": likeness(table, train, synthetic[0]),
         "non-private": likeness(table, train, without.sample()),
         "columns shuffled": likeness(
-            table, train, as_frame(shuffled({name: np.asarray(train[name]) for name in table.names}))
+            table,
+            train,
+            as_frame(shuffled({name: np.asarray(train[name]) for name in table.names})),
         ),
     }
     print("Mean total variation to the real records, of columns and of pairs of columns")
@@ -347,7 +400,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(f"\nEstimates from {sets} synthetic tables, by Rubin's rules (95 % intervals)")
     for name, row in combined[0].items():
         low, high = row["interval"]
-        print(f"  {name:<20} real {row['real']:8.4f}   synthetic {row['synthetic']:8.4f}   ({low:.4f} to {high:.4f})")
+        print(
+            f"  {name:<20} real {row['real']:8.4f}   synthetic {row['synthetic']:8.4f}   ({low:.4f} to {high:.4f})"
+        )
     holding = float(np.mean([row["holds"] for rows in combined for row in rows.values()]))
     print(f"  {holding:.2f} of the intervals of all private fits contain the real value\n")
     report = synthesizer.privacy_report()
@@ -365,7 +420,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"Adult: marginals at epsilon {options.epsilon:g}, delta {options.delta:g}",
         options.output / "marginals.png",
     )
-    draw_pairs(table, named, "Adult: how strongly pairs of columns depend on each other", options.output / "pairs.png")
+    draw_pairs(
+        table,
+        named,
+        "Adult: how strongly pairs of columns depend on each other",
+        options.output / "pairs.png",
+    )
     seconds = time.perf_counter() - begin
     private = float(np.mean(accuracies))
     result = {
@@ -382,7 +442,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "total_variation": likenesses,
         "estimates": combined,
         "intervals_that_hold_the_real_value": holding,
-        "settings": {**settings, "sets": sets, "repeats": options.repeats, "records": num, "classifier_epochs": epochs},
+        "settings": {
+            **settings,
+            "sets": sets,
+            "repeats": options.repeats,
+            "records": num,
+            "classifier_epochs": epochs,
+        },
         "privacy_report": report.to_json(),
         "versions": {
             "python": platform.python_version(),

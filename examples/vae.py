@@ -41,7 +41,13 @@ DELTA = 1e-5
 LATENT = 50
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "d3p": {"batch_size": 128, "epochs": 20, "num_draws": 1, "learning_rate": 1e-3, "l2_norm_clip": 1.0},
+    "d3p": {
+        "batch_size": 128,
+        "epochs": 20,
+        "num_draws": 1,
+        "learning_rate": 1e-3,
+        "l2_norm_clip": 1.0,
+    },
     "recommended": {
         "batch_size": 2048,
         "epochs": 20,
@@ -51,7 +57,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "clipping": "per_layer",
         "ema_momentum": 0.95,
     },
-    "non-private": {"batch_size": 128, "epochs": 20, "num_draws": 1, "learning_rate": 1e-3, "l2_norm_clip": math.inf},
+    "non-private": {
+        "batch_size": 128,
+        "epochs": 20,
+        "num_draws": 1,
+        "learning_rate": 1e-3,
+        "l2_norm_clip": math.inf,
+    },
 }
 
 
@@ -127,12 +139,22 @@ def load(data: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def train(
-    x: np.ndarray, network: str, recipe: dict[str, Any], epsilon: float | None, *, seed: int, verbose: int = 0
+    x: np.ndarray,
+    network: str,
+    recipe: dict[str, Any],
+    epsilon: float | None,
+    *,
+    seed: int,
+    verbose: int = 0,
 ) -> Any:
     """Fits a model. `seed` determines the initial weights; noise keys come from the operating system."""
     keras.utils.set_random_seed(seed)
     model = dpvi.DPVAE(*NETWORKS[network](), num_draws=recipe["num_draws"])
-    average = {"use_ema": True, "ema_momentum": recipe["ema_momentum"]} if recipe.get("ema_momentum") else {}
+    average = (
+        {"use_ema": True, "ema_momentum": recipe["ema_momentum"]}
+        if recipe.get("ema_momentum")
+        else {}
+    )
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
         l2_norm_clip=recipe["l2_norm_clip"],
         noise_multiplier=0.0 if epsilon is None else None,
@@ -173,18 +195,28 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     x, test, _ = load("mnist")
     names = ["recommended", "d3p", "non-private"]
     runs: dict[str, dict[str, Any]] = {name: dict(RECIPES[name]) for name in names}
-    counts = {"recommended": args.seeds, "d3p": args.seeds, "non-private": max(1, args.variant_seeds)}
+    counts = {
+        "recommended": args.seeds,
+        "d3p": args.seeds,
+        "non-private": max(1, args.variant_seeds),
+    }
     for name, change in VARIANTS.items():
         runs[f"recommended, {name}"] = {**RECIPES["recommended"], **change}
         counts[f"recommended, {name}"] = args.variant_seeds
     results: dict[str, Any] = {
-        name: {"settings": _plain(recipe), "scores": [], "epsilon": None} for name, recipe in runs.items()
+        name: {"settings": _plain(recipe), "scores": [], "epsilon": None}
+        for name, recipe in runs.items()
     }
     path = pathlib.Path(args.output) / "vae_study.json"
     if args.resume:
         _take_over(results, path)
     compared = [(seed, name) for seed in range(args.seeds) for name in ("recommended", "d3p")]
-    others = [(seed, name) for name in runs for seed in range(counts[name]) if (seed, name) not in compared]
+    others = [
+        (seed, name)
+        for name in runs
+        for seed in range(counts[name])
+        if (seed, name) not in compared
+    ]
     for seed, name in [*compared, *others]:
         if seed < len(results[name]["scores"]):
             continue  # Scored in an earlier run.
@@ -192,12 +224,19 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         begin = time.perf_counter()
         epsilon = None if name == "non-private" else args.epsilon
         model = train(
-            x[: args.images], "dense", {**recipe, "epochs": args.epochs or recipe["epochs"]}, epsilon, seed=seed
+            x[: args.images],
+            "dense",
+            {**recipe, "epochs": args.epochs or recipe["epochs"]},
+            epsilon,
+            seed=seed,
         )
         result = results[name]
         result["scores"].append(score(model, test)["negative_elbo"])
         result["epsilon"] = model.privacy_report().epsilon if epsilon else None
-        print(f"seed {seed}  {name:45s} {result['scores'][-1]:8.2f}  {time.perf_counter() - begin:6.1f} s", flush=True)
+        print(
+            f"seed {seed}  {name:45s} {result['scores'][-1]:8.2f}  {time.perf_counter() - begin:6.1f} s",
+            flush=True,
+        )
         for each in results.values():
             each.update(_summary(each["scores"]))
         _save(path, {"study": results, **_about(args)})
@@ -207,9 +246,15 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         if not result["scores"]:
             continue
         error = result["standard_error"]
-        spread = "         (one seed)" if error is None else f" +- {error:.2f} ({len(result['scores'])} seeds)"
+        spread = (
+            "         (one seed)"
+            if error is None
+            else f" +- {error:.2f} ({len(result['scores'])} seeds)"
+        )
         print(f"{name:52s} {result['mean']:8.2f}{spread}")
-    errors = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
+    errors = (
+        difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.nan
+    )
     print(
         f"vae study: recommended {results['recommended']['mean']:.2f} d3p {results['d3p']['mean']:.2f} non-private "
         f"{results['non-private']['mean']:.2f} better by {difference.mean():.2f} standard error {errors:.2f}"
@@ -240,8 +285,15 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
         "arguments": vars(args),
         "delta": DELTA,
         "score": "mean negative ELBO of the test images in nats; Bernoulli on grey values, one draw",
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.system()},
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp": tfp.__version__},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "tfp": tfp.__version__,
+        },
     }
 
 
@@ -259,7 +311,12 @@ def draw_images(path: pathlib.Path, rows: dict[str, np.ndarray], title: str) -> 
 
     figure, axes = plt.subplots(len(rows), 1, figsize=(8, 1.0 * len(rows) + 0.5), squeeze=False)
     for axis, (name, images) in zip(axes[:, 0], rows.items(), strict=True):
-        axis.imshow(np.concatenate([image.reshape(28, 28) for image in images], axis=1), cmap="gray_r", vmin=0, vmax=1)
+        axis.imshow(
+            np.concatenate([image.reshape(28, 28) for image in images], axis=1),
+            cmap="gray_r",
+            vmin=0,
+            vmax=1,
+        )
         axis.set_ylabel(name, rotation=0, ha="right", va="center")
         axis.set(xticks=[], yticks=[])
     figure.suptitle(title)
@@ -268,7 +325,9 @@ def draw_images(path: pathlib.Path, rows: dict[str, np.ndarray], title: str) -> 
     plt.close(figure)
 
 
-def draw_latent(path: pathlib.Path, models: dict[str, Any], test: np.ndarray, labels: np.ndarray) -> None:
+def draw_latent(
+    path: pathlib.Path, models: dict[str, Any], test: np.ndarray, labels: np.ndarray
+) -> None:
     """Plots latent means of test images in the two directions of largest variance, coloured by class."""
     import matplotlib.pyplot as plt
 
@@ -291,17 +350,27 @@ def draw_latent(path: pathlib.Path, models: dict[str, Any], test: np.ndarray, la
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Trains, prints and plots; returns the contents of the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", choices=["mnist", "fashion_mnist"], default="mnist")
     parser.add_argument("--network", choices=sorted(NETWORKS), default="dense")
     parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--epochs", type=int, help="default: 5, with --full those of the recipes (20)")
+    parser.add_argument(
+        "--epochs", type=int, help="default: 5, with --full those of the recipes (20)"
+    )
     parser.add_argument("--images", type=int, help="default: all 60,000")
-    parser.add_argument("--full", action="store_true", help="the published setting: 20 epochs, also d3p's recipe")
-    parser.add_argument("--study", action="store_true", help="seeds of every recipe and variant (an hour or so)")
+    parser.add_argument(
+        "--full", action="store_true", help="the published setting: 20 epochs, also d3p's recipe"
+    )
+    parser.add_argument(
+        "--study", action="store_true", help="seeds of every recipe and variant (an hour or so)"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--variant-seeds", type=int, default=2)
-    parser.add_argument("--resume", action="store_true", help="continue the study in the output folder")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the study in the output folder"
+    )
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--output", default="outputs/vae")
     args = parser.parse_args(argv)
@@ -315,12 +384,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     x, test, labels = load(args.data)
     x = x[: args.images]
     models, scores = {}, {}
-    for name in ["recommended", "d3p", "non-private"] if args.full else ["recommended", "non-private"]:
+    for name in (
+        ["recommended", "d3p", "non-private"] if args.full else ["recommended", "non-private"]
+    ):
         recipe = {**RECIPES[name], "epochs": args.epochs or RECIPES[name]["epochs"]}
         recipe["batch_size"] = min(recipe["batch_size"], max(1, len(x) // 4))
         print(f"{name}: {recipe}", flush=True)
         verbose = 2 if name == "recommended" else 0
-        model = train(x, args.network, recipe, None if name == "non-private" else args.epsilon, seed=0, verbose=verbose)
+        model = train(
+            x,
+            args.network,
+            recipe,
+            None if name == "non-private" else args.epsilon,
+            seed=0,
+            verbose=verbose,
+        )
         models[name], scores[name] = model, {**score(model, test), "settings": _plain(recipe)}
     report = models["recommended"].privacy_report()
     output = pathlib.Path(args.output)
@@ -334,11 +412,20 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     }
     _save(output / f"vae_{args.data}_{args.network}.json", {**result, **_about(args)})
     shown = test[:12]
-    rows = {"test images": shown, **{name: model.reconstruct(shown) for name, model in models.items()}}
+    rows = {
+        "test images": shown,
+        **{name: model.reconstruct(shown) for name, model in models.items()},
+    }
     title = f"epsilon {report.epsilon:.2f}, delta {DELTA:g}"
-    draw_images(output / f"reconstructions_{args.data}_{args.network}.png", rows, f"Reconstructions, {title}")
+    draw_images(
+        output / f"reconstructions_{args.data}_{args.network}.png",
+        rows,
+        f"Reconstructions, {title}",
+    )
     rows = {name: model.sample_predictive(12, seed=0, mean=True) for name, model in models.items()}
-    draw_images(output / f"samples_{args.data}_{args.network}.png", rows, f"Samples (means), {title}")
+    draw_images(
+        output / f"samples_{args.data}_{args.network}.png", rows, f"Samples (means), {title}"
+    )
     draw_latent(output / f"latent_{args.data}_{args.network}.png", models, test, labels)
     print(f"\n{report}\n")
     for name, found in scores.items():

@@ -41,13 +41,22 @@ def load(num: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 def fit(x: np.ndarray, y: np.ndarray, logs: pathlib.Path, epochs: int) -> tuple[Any, Any]:
     """Returns the model and its history."""
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=x.shape[1])})
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
+    prior = tfd.JointDistributionNamed(
+        {"w": tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=x.shape[1])}
+    )
+    model = dpvi.DPVI(
+        prior,
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])),
+        clipping="flat",
+    )
     model.compile(
         dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.02),
         epsilon=1.0,
         delta=1e-5,
-        metrics=[dpvi.metrics.PrivateELBO(low=-4.0, high=0.0), dpvi.metrics.PrivateClippedFraction()],
+        metrics=[
+            dpvi.metrics.PrivateELBO(low=-4.0, high=0.0),
+            dpvi.metrics.PrivateClippedFraction(),
+        ],
     )
     board = dpvi.callbacks.PrivacyTensorBoard(logs)
     history = model.fit(x, y, batch_size=512, epochs=epochs, verbose=2, callbacks=[board])
@@ -67,11 +76,15 @@ def pictures(logs: pathlib.Path, browser: str, folder: pathlib.Path) -> None:
         "--load_fast=false",
     ]
     # Started in the folder, since the page shows the path argument.
-    server = subprocess.Popen(command, cwd=logs.resolve().parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        command, cwd=logs.resolve().parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         for _ in range(120):
             try:
-                tags = urllib.request.urlopen(f"http://localhost:{PORT}/data/plugin/scalars/tags", timeout=5).read()
+                tags = urllib.request.urlopen(
+                    f"http://localhost:{PORT}/data/plugin/scalars/tags", timeout=5
+                ).read()
                 if b"epsilon_spent" in tags:
                     break
             except OSError:
@@ -105,9 +118,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Fits, writes event files and JSON, and takes pictures if it can."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logs", type=pathlib.Path, default=pathlib.Path("logs"))
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/figures/tensorboard"))
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/tensorboard")
+    )
     parser.add_argument("--browser", help="Chromium's command")
-    parser.add_argument("--quick", action="store_true", help="few records and epochs: a test of the script")
+    parser.add_argument(
+        "--quick", action="store_true", help="few records and epochs: a test of the script"
+    )
     options = parser.parse_args(arguments)
     x, y = load(2000 if options.quick else None)
     model, history = fit(x, y, options.logs, epochs=3 if options.quick else 30)
@@ -116,14 +133,23 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     result = {
         "history": history.history,
         "privacy_report": report.to_json(),
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.system()},
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "tfp": tfp.__version__},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "tfp": tfp.__version__,
+        },
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "tensorboard.json").write_text(json.dumps(result, indent=1) + "\n")
     if options.browser:
         pictures(options.logs, options.browser, options.output.resolve())
-    print(f"watching: epsilon {report.epsilon:.4f} private_elbo {history.history['private_elbo'][-1]:.4f}")
+    print(
+        f"watching: epsilon {report.epsilon:.4f} private_elbo {history.history['private_elbo'][-1]:.4f}"
+    )
     return result
 
 

@@ -35,7 +35,13 @@ def split() -> tuple[Any, ...]:
     """80 % of the patients to learn from, the others to test on, as they were measured."""
     data = load_breast_cancer()
     return tuple(
-        train_test_split(data.data.astype("float32"), data.target, test_size=0.2, random_state=0, stratify=data.target)
+        train_test_split(
+            data.data.astype("float32"),
+            data.target,
+            test_size=0.2,
+            random_state=0,
+            stratify=data.target,
+        )
     )
 
 
@@ -60,7 +66,11 @@ def learn(x: np.ndarray, y: np.ndarray) -> dpvi.DPVI:
 
 def main() -> None:
     """Learns, exports and prints the report."""
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "breast_cancer"
+    folder = (
+        pathlib.Path(sys.argv[1])
+        if len(sys.argv) > 1
+        else pathlib.Path(__file__).parent / "breast_cancer"
+    )
     x, x_test, y, y_test = split()
     model = learn(x, y)
     model.export(folder, overwrite=True)

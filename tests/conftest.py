@@ -19,7 +19,9 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import keras
 
 SEED = os.environ.get("TFP_DPVI_TEST_SEED", "0")
-hypothesis.settings.register_profile("repeatable", derandomize=SEED == "0", deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "repeatable", derandomize=SEED == "0", deadline=None, database=None
+)
 hypothesis.settings.load_profile("repeatable")
 
 

@@ -18,7 +18,9 @@ OTHER = os.environ.get("TFP_DPVI_OTHER_STACK", "")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 pytestmark = [
     pytest.mark.smoke,
-    pytest.mark.skipif(not OTHER, reason="TFP_DPVI_OTHER_STACK does not name the Python of the other stack"),
+    pytest.mark.skipif(
+        not OTHER, reason="TFP_DPVI_OTHER_STACK does not name the Python of the other stack"
+    ),
 ]
 
 

@@ -25,10 +25,17 @@ def fit(log_dir, **kwargs):
         clipping="flat",
     )
     model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, learning_rate=0.05), epsilon=1.0, delta=1e-5
+        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=0.5, learning_rate=0.05),
+        epsilon=1.0,
+        delta=1e-5,
     )
     history = model.fit(
-        X, Y, batch_size=50, epochs=3, verbose=0, callbacks=[dpvi.callbacks.PrivacyTensorBoard(log_dir, **kwargs)]
+        X,
+        Y,
+        batch_size=50,
+        epochs=3,
+        verbose=0,
+        callbacks=[dpvi.callbacks.PrivacyTensorBoard(log_dir, **kwargs)],
     )
     return model, history
 
@@ -56,11 +63,19 @@ def test_the_events_are_the_published_values(tmp_path):
         "surrogate_posterior/scale",
         "privacy/report",
     }
-    assert found["privacy/report"][0].item().decode() == textwrap.indent(str(model.privacy_report()), "    ")
-    np.testing.assert_allclose(found["privacy/epsilon_spent"], history.history["epsilon"], rtol=1e-6)
-    np.testing.assert_allclose(found["privacy/epsilon_left"], 1.0 - np.array(history.history["epsilon"]), atol=1e-6)
+    assert found["privacy/report"][0].item().decode() == textwrap.indent(
+        str(model.privacy_report()), "    "
+    )
+    np.testing.assert_allclose(
+        found["privacy/epsilon_spent"], history.history["epsilon"], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        found["privacy/epsilon_left"], 1.0 - np.array(history.history["epsilon"]), atol=1e-6
+    )
     assert [int(n) for n in found["privacy/releases"]] == [2, 4, 6]
-    assert found["privacy/noise_multiplier"][0] == pytest.approx(model.privacy_plan.noise_multiplier)
+    assert found["privacy/noise_multiplier"][0] == pytest.approx(
+        model.privacy_plan.noise_multiplier
+    )
     assert found["privacy/l2_norm_clip"][0] == 0.5
     assert found["privacy/learning_rate"][0] == pytest.approx(0.05)
     assert len(found["surrogate_posterior/loc"]) == 3
@@ -69,8 +84,13 @@ def test_the_events_are_the_published_values(tmp_path):
 @pytest.mark.slow  # Names alone.
 def test_the_weights_of_an_autoencoder_go_by_part_and_layer(tmp_path):
     encoder, decoder = (
-        keras.Sequential([keras.layers.Dense(4, name="hidden"), keras.layers.Dense(width, name="last"), last])
-        for width, last in ((2, tfp.layers.IndependentNormal(1)), (4, tfp.layers.IndependentNormal(2)))
+        keras.Sequential(
+            [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(width, name="last"), last]
+        )
+        for width, last in (
+            (2, tfp.layers.IndependentNormal(1)),
+            (4, tfp.layers.IndependentNormal(2)),
+        )
     )
     model = dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(1), tf.ones(1)))
     model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0))
@@ -126,7 +146,9 @@ def test_an_interrupted_fit_loses_no_event(tmp_path):
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
         clipping="flat",
     )
-    model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0), delta=1e-5)
+    model.compile(
+        dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0), delta=1e-5
+    )
     callbacks = [dpvi.callbacks.PrivacyTensorBoard(tmp_path), Interrupt()]
     with pytest.raises(RuntimeError, match="the power went"):
         model.fit(X, Y, batch_size=50, epochs=3, verbose=0, callbacks=callbacks)

@@ -24,7 +24,9 @@ REGULARIZERS = [
     dv.DimensionwiseMMD(),
     dv.KLFromPrior(),
 ]
-OF_ANY_DTYPE = [regularizer for regularizer in REGULARIZERS if getattr(regularizer, "kernel", None) is None]
+OF_ANY_DTYPE = [
+    regularizer for regularizer in REGULARIZERS if getattr(regularizer, "kernel", None) is None
+]
 
 
 def draws(*shape, seed=0, dtype=np.float64):
@@ -59,7 +61,9 @@ class Group:
         scale = tf.exp(self.log_scale if log_scale is None else log_scale)
         weights = tf.convert_to_tensor(weights, self.loc.dtype)
         samples = tf.where(weights[:, tf.newaxis] > 0, loc + scale * self.noise, tf.zeros_like(loc))
-        return dv.Codes(samples, weights, self.posterior(loc, scale), self.prior, self.prior_samples)
+        return dv.Codes(
+            samples, weights, self.posterior(loc, scale), self.prior, self.prior_samples
+        )
 
     def value_and_gradients(self, regularizer, weights, loc=None, log_scale=None):
         loc = self.loc if loc is None else loc
@@ -78,9 +82,11 @@ def looped_mmd(kernel, x, y, v=None, w=None):
     w = np.ones(len(y)) if w is None else w
 
     def inner(a, left, b, right):
-        return sum(a[i] * b[j] * kernel(left[i], right[j]) for i in range(len(left)) for j in range(len(right))) / (
-            a.sum() * b.sum()
-        )
+        return sum(
+            a[i] * b[j] * kernel(left[i], right[j])
+            for i in range(len(left))
+            for j in range(len(right))
+        ) / (a.sum() * b.sum())
 
     return inner(v, x, v, x) - 2 * inner(v, x, w, y) + inner(w, y, w, y)
 
@@ -94,7 +100,9 @@ def inverse_multiquadric(c):
 
 
 def all_scales(a, b):
-    return sum(inverse_multiquadric(2 * len(a) * scale)(a, b) for scale in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
+    return sum(
+        inverse_multiquadric(2 * len(a) * scale)(a, b) for scale in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,10 +116,14 @@ def test_mmd_is_the_double_loop(weighted, dtype):
         (None, all_scales),
         (psd.Linear(bias_amplitude=dtype(0.0), slope_amplitude=dtype(1.0)), np.dot),
         (
-            psd.ExponentiatedQuadratic(length_scale=dtype(1.3)) + psd.ExponentiatedQuadratic(length_scale=dtype(0.4)),
+            psd.ExponentiatedQuadratic(length_scale=dtype(1.3))
+            + psd.ExponentiatedQuadratic(length_scale=dtype(0.4)),
             lambda a, b: rbf(1.3)(a, b) + rbf(0.4)(a, b),
         ),
-        (psd.ExponentiatedQuadratic(length_scale=dtype([1.3, 0.4])), lambda a, b: rbf(1.3)(a, b) + rbf(0.4)(a, b)),
+        (
+            psd.ExponentiatedQuadratic(length_scale=dtype([1.3, 0.4])),
+            lambda a, b: rbf(1.3)(a, b) + rbf(0.4)(a, b),
+        ),
     ]:
         ours = dv.mmd(x, y, kernel, x_weights=v, y_weights=w)
         assert ours.dtype == dtype
@@ -129,7 +141,9 @@ def test_dimensionwise_mmd_is_the_sum_of_the_double_loops_on_each_axis(dtype):
         ours = dv.dimensionwise_mmd(x, y, x_weights=weights[0], y_weights=weights[1])
         assert ours.dtype == dtype
         np.testing.assert_allclose(ours, expected, rtol=rtol)
-    expected = sum(looped_mmd(inverse_multiquadric(2 * 0.3), x[:, [k]], y[:, [k]]) for k in range(3))
+    expected = sum(
+        looped_mmd(inverse_multiquadric(2 * 0.3), x[:, [k]], y[:, [k]]) for k in range(3)
+    )
     np.testing.assert_allclose(dv.dimensionwise_mmd(x, y, [0.3]), expected, rtol=rtol)
 
 
@@ -179,7 +193,11 @@ def test_the_mean_mmd_of_normals_is_the_closed_form():
         total = length**2 + variance
         return (length**2 / total) ** (d / 2) * math.exp(-d * distance**2 / (2 * total))
 
-    xx, yy, xy = mean_kernel(2.0, 0.0), mean_kernel(2 * scale**2, 0.0), mean_kernel(1 + scale**2, shift)
+    xx, yy, xy = (
+        mean_kernel(2.0, 0.0),
+        mean_kernel(2 * scale**2, 0.0),
+        mean_kernel(1 + scale**2, shift),
+    )
     expected = (1 / n + (1 - 1 / n) * xx) + (1 / m + (1 - 1 / m) * yy) - 2 * xy
     error = values.std(ddof=1) / math.sqrt(repeats)
     assert error < 0.01
@@ -197,12 +215,19 @@ def looped_log_mixture(log_probs, weights):
 @pytest.mark.parametrize("posterior", [diagonal, independent])
 def test_kl_from_prior_is_the_double_loop(posterior, dtype):
     group = Group(n=5, m=4, d=3, dtype=dtype, posterior=posterior)
-    for weights in (np.ones(5), np.array([1.0, 0, 1, 0, 1]), np.array([0, 0, 0, 1.0, 0]), np.array([0.5, 2, 0, 1, 3])):
+    for weights in (
+        np.ones(5),
+        np.array([1.0, 0, 1, 0, 1]),
+        np.array([0, 0, 0, 1.0, 0]),
+        np.array([0.5, 2, 0, 1, 3]),
+    ):
         loc, scale = group.loc.numpy(), np.exp(group.log_scale.numpy())
         expected = np.mean(
             [
                 stats.norm.logpdf(z).sum()
-                - looped_log_mixture([stats.norm.logpdf(z, loc[i], scale[i]).sum() for i in range(5)], weights)
+                - looped_log_mixture(
+                    [stats.norm.logpdf(z, loc[i], scale[i]).sum() for i in range(5)], weights
+                )
                 for z in group.prior_samples.numpy()
             ]
         )
@@ -219,12 +244,16 @@ def test_kl_from_prior_of_normals_is_the_closed_form():
     """False-alarm rate below 1e-8: a mean of 20,000 independent values, 6 of its standard errors."""
     prior = tfd.MultivariateNormalDiag(np.array([0.5, -0.2]), np.array([0.8, 1.1]))
     loc, scale = np.array([0.0, 0.4]), np.array([1.0, 1.5])
-    rows = tfd.MultivariateNormalDiag(np.tile(loc, [3, 1]), np.tile(scale, [3, 1]))  # Their mixture is one normal.
+    rows = tfd.MultivariateNormalDiag(
+        np.tile(loc, [3, 1]), np.tile(scale, [3, 1])
+    )  # Their mixture is one normal.
     z = prior.sample(20_000, seed=(1, 2))
     q = tfd.MultivariateNormalDiag(loc, scale)
     error = np.std(prior.log_prob(z) - q.log_prob(z)) / math.sqrt(20_000)
     assert error < 0.01
-    np.testing.assert_allclose(dv.kl_from_prior(prior, z, rows), prior.kl_divergence(q), atol=6 * error)
+    np.testing.assert_allclose(
+        dv.kl_from_prior(prior, z, rows), prior.kl_divergence(q), atol=6 * error
+    )
 
 
 # ---------------------------------------------------------------------- groups as a model meets them
@@ -241,12 +270,15 @@ def test_gradients_are_differences(posterior, regularizer):
 
     def value(sign):
         moved = [
-            part + sign * step * along for part, along in zip((group.loc, group.log_scale), direction, strict=True)
+            part + sign * step * along
+            for part, along in zip((group.loc, group.log_scale), direction, strict=True)
         ]
         return regularizer(group.codes(weights, *moved)).numpy()
 
     expected = (value(1) - value(-1)) / (2 * step)
-    ours = sum(np.sum(gradient * along) for gradient, along in zip(gradients, direction, strict=True))
+    ours = sum(
+        np.sum(gradient * along) for gradient, along in zip(gradients, direction, strict=True)
+    )
     np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-9)
     for gradient in gradients:
         np.testing.assert_array_equal(gradient.numpy()[weights == 0], 0.0)
@@ -291,14 +323,18 @@ def test_a_bad_row_of_weight_zero_does_not_reach_the_others(posterior, regulariz
         ours, of_ours = group.value_and_gradients(regularizer, weights, loc, log_scale)
         np.testing.assert_allclose(ours, value, rtol=1e-12)
         for gradient, expected in zip(of_ours, gradients, strict=True):
-            np.testing.assert_allclose(gradient.numpy()[weights > 0], expected.numpy()[weights > 0], rtol=1e-12)
+            np.testing.assert_allclose(
+                gradient.numpy()[weights > 0], expected.numpy()[weights > 0], rtol=1e-12
+            )
 
 
 GROUPS = np.array([[1.0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]])
 
 
 @pytest.mark.parametrize("dtype", [np.float64, slow(np.float32)])
-@pytest.mark.parametrize("regularizer", [OF_ANY_DTYPE[0], slow(OF_ANY_DTYPE[1]), *OF_ANY_DTYPE[2:]], ids=repr)
+@pytest.mark.parametrize(
+    "regularizer", [OF_ANY_DTYPE[0], slow(OF_ANY_DTYPE[1]), *OF_ANY_DTYPE[2:]], ids=repr
+)
 def test_mapping_over_groups_is_a_loop_over_them_without_a_fallback(regularizer, dtype):
     group = Group(dtype=dtype)
     groups = tf.constant(GROUPS, dtype)
@@ -312,16 +348,27 @@ def test_mapping_over_groups_is_a_loop_over_them_without_a_fallback(regularizer,
     def by_rows(rows):
         return group.value_and_gradients(regularizer, *rows)
 
-    repeated = [tf.repeat(part[tf.newaxis], len(GROUPS), axis=0) for part in (group.loc, group.log_scale)]
-    for name, mapped, elements in [("weights", by_weights, groups), ("rows", by_rows, (groups, *repeated))]:
+    repeated = [
+        tf.repeat(part[tf.newaxis], len(GROUPS), axis=0) for part in (group.loc, group.log_scale)
+    ]
+    for name, mapped, elements in [
+        ("weights", by_weights, groups),
+        ("rows", by_rows, (groups, *repeated)),
+    ]:
         with logs.no_fallback():
             values, gradients = tf.function(
-                lambda elements, mapped=mapped: tf.vectorized_map(mapped, elements, fallback_to_while_loop=False)
+                lambda elements, mapped=mapped: tf.vectorized_map(
+                    mapped, elements, fallback_to_while_loop=False
+                )
             )(elements)
         for k, (value, of_value) in enumerate(expected):
-            np.testing.assert_allclose(values[k], value, rtol=rtol, atol=1e-6 * (dtype is np.float32), err_msg=name)
+            np.testing.assert_allclose(
+                values[k], value, rtol=rtol, atol=1e-6 * (dtype is np.float32), err_msg=name
+            )
             for ours, theirs in zip(gradients, of_value, strict=True):
-                np.testing.assert_allclose(ours[k], theirs, rtol=rtol, atol=1e-14 if dtype is np.float64 else 1e-5)
+                np.testing.assert_allclose(
+                    ours[k], theirs, rtol=rtol, atol=1e-14 if dtype is np.float64 else 1e-5
+                )
 
 
 @pytest.mark.parametrize("regularizer", [*map(slow, OF_ANY_DTYPE[:-1]), OF_ANY_DTYPE[-1]], ids=repr)
@@ -330,7 +377,9 @@ def test_the_map_over_groups_compiles(regularizer):
 
     @tf.function(jit_compile=True)
     def compiled(groups):
-        return tf.vectorized_map(lambda weights: group.value_and_gradients(regularizer, weights), groups)
+        return tf.vectorized_map(
+            lambda weights: group.value_and_gradients(regularizer, weights), groups
+        )
 
     values, gradients = compiled(tf.constant(GROUPS))
     for k, weights in enumerate(GROUPS):
@@ -357,11 +406,14 @@ def test_regularizers_are_the_functions_on_the_group():
     np.testing.assert_allclose(dv.MMD()(codes), dv.mmd(samples, codes.prior_samples))
     np.testing.assert_allclose(dv.MMD(kernel)(codes), dv.mmd(samples, codes.prior_samples, kernel))
     np.testing.assert_allclose(
-        dv.DimensionwiseMMD([0.3, 2])(codes), dv.dimensionwise_mmd(samples, codes.prior_samples, [0.3, 2])
+        dv.DimensionwiseMMD([0.3, 2])(codes),
+        dv.dimensionwise_mmd(samples, codes.prior_samples, [0.3, 2]),
     )
     posterior = diagonal(group.loc[kept], tf.exp(group.log_scale[kept]))
     np.testing.assert_allclose(
-        dv.KLFromPrior()(codes), dv.kl_from_prior(group.prior, codes.prior_samples, posterior), rtol=1e-12
+        dv.KLFromPrior()(codes),
+        dv.kl_from_prior(group.prior, codes.prior_samples, posterior),
+        rtol=1e-12,
     )
 
 
@@ -370,12 +422,15 @@ def test_regularizers_are_the_functions_on_the_group():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("sparsity", "spike", "slab"), [(0.8, 0.05, 1.0), (0.3, 0.2, 2.0), (0.0, 0.05, 1.0), (1.0, 0.1, 1.0)]
+    ("sparsity", "spike", "slab"),
+    [(0.8, 0.05, 1.0), (0.3, 0.2, 2.0), (0.0, 0.05, 1.0), (1.0, 0.1, 1.0)],
 )
 def test_the_sparse_priors_density_is_its_formula(sparsity, spike, slab, dtype):
     prior = dv.sparse_prior(3, sparsity, spike, slab, dtype)
     z = np.concatenate([draws(4, 3, dtype=dtype), 0.05 * draws(4, 3, seed=1, dtype=dtype)])
-    each = sparsity * stats.norm.pdf(z, scale=spike) + (1 - sparsity) * stats.norm.pdf(z, scale=slab)
+    each = sparsity * stats.norm.pdf(z, scale=spike) + (1 - sparsity) * stats.norm.pdf(
+        z, scale=slab
+    )
     assert prior.dtype == dtype
     assert prior.event_shape == [3]
     assert prior.batch_shape == []
@@ -394,11 +449,17 @@ def test_the_sparse_priors_samples_have_its_variance_in_each_dimension_independe
     assert sample.dtype == np.float32
     narrow = 0.8 * (2 * stats.norm.cdf(0.2 / 0.05) - 1) + 0.2 * (2 * stats.norm.cdf(0.2) - 1)
     near = np.abs(sample) < 0.2
-    np.testing.assert_allclose(near.mean(axis=0), narrow, atol=6.5 * math.sqrt(narrow * (1 - narrow) / n))
+    np.testing.assert_allclose(
+        near.mean(axis=0), narrow, atol=6.5 * math.sqrt(narrow * (1 - narrow) / n)
+    )
     squares = sample.astype(float) ** 2
-    np.testing.assert_allclose(squares.mean(axis=0), 0.8 * 0.05**2 + 0.2, atol=6.5 * squares.std() / math.sqrt(n))
+    np.testing.assert_allclose(
+        squares.mean(axis=0), 0.8 * 0.05**2 + 0.2, atol=6.5 * squares.std() / math.sqrt(n)
+    )
     both = narrow**2
-    np.testing.assert_allclose((near[:, 0] & near[:, 1]).mean(), both, atol=6.5 * math.sqrt(both * (1 - both) / n))
+    np.testing.assert_allclose(
+        (near[:, 0] & near[:, 1]).mean(), both, atol=6.5 * math.sqrt(both * (1 - both) / n)
+    )
 
 
 PINWHEEL = [[0.0, -1.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]]
@@ -418,8 +479,13 @@ def test_the_clustered_priors_density_is_its_formula(scale, probs, dtype):
     prior = dv.clustered_prior(PINWHEEL, scale, probs, dtype=dtype)
     z = draws(6, 2, dtype=dtype)
     scales = np.broadcast_to(scale, (4, 2))
-    each = [stats.norm.logpdf(z, loc, s).sum(axis=1) for loc, s in zip(np.array(PINWHEEL), scales, strict=True)]
-    expected = special.logsumexp(each, axis=0, b=np.reshape([0.25] * 4 if probs is None else probs, [4, 1]))
+    each = [
+        stats.norm.logpdf(z, loc, s).sum(axis=1)
+        for loc, s in zip(np.array(PINWHEEL), scales, strict=True)
+    ]
+    expected = special.logsumexp(
+        each, axis=0, b=np.reshape([0.25] * 4 if probs is None else probs, [4, 1])
+    )
     assert prior.dtype == dtype
     assert (prior.event_shape, prior.batch_shape) == ([2], [])
     np.testing.assert_allclose(prior.log_prob(z), expected, rtol=2e-5)
@@ -428,7 +494,9 @@ def test_the_clustered_priors_density_is_its_formula(scale, probs, dtype):
 def test_the_clustered_priors_samples_fall_into_its_clusters():
     """False-alarm rate below 1e-8: 6 standard errors of 4 proportions; a normal strays 10 deviations with 1e-23."""
     n, probs = 20_000, np.array([0.1, 0.2, 0.3, 0.4])
-    sample = tf.function(lambda: dv.clustered_prior(PINWHEEL, 0.05, probs).sample(n, seed=(1, 2)))().numpy()
+    sample = tf.function(
+        lambda: dv.clustered_prior(PINWHEEL, 0.05, probs).sample(n, seed=(1, 2))
+    )().numpy()
     distance = np.linalg.norm(sample[:, None] - np.array(PINWHEEL), axis=-1)
     assert distance.min(axis=1).max() < 0.5
     shares = np.bincount(distance.argmin(axis=1), minlength=4) / n
@@ -442,7 +510,9 @@ def test_the_clustered_prior_takes_its_dtype_from_the_centres():
     assert dv.clustered_prior(tf.zeros([2, 2], tf.float64), 1).dtype == tf.float64
 
 
-@pytest.mark.parametrize("prior", [dv.sparse_prior(2), dv.clustered_prior(PINWHEEL, 0.2)], ids=["sparse", "clustered"])
+@pytest.mark.parametrize(
+    "prior", [dv.sparse_prior(2), dv.clustered_prior(PINWHEEL, 0.2)], ids=["sparse", "clustered"]
+)
 @pytest.mark.parametrize("regularizer", OF_ANY_DTYPE, ids=repr)
 def test_the_priors_serve_every_regulariser(regularizer, prior):
     group = Group(d=2, dtype=np.float32)
@@ -457,7 +527,9 @@ def test_the_priors_serve_every_regulariser(regularizer, prior):
 X, Y = draws(4, 2), draws(3, 2, seed=1)
 ROWS = diagonal(X, np.ones_like(X))
 NORMAL = standard_normal(2)
-JOINT = tfd.JointDistributionSequential([tfd.Normal(np.float64(0.0), 1.0), tfd.Normal(np.float64(0.0), 1.0)])
+JOINT = tfd.JointDistributionSequential(
+    [tfd.Normal(np.float64(0.0), 1.0), tfd.Normal(np.float64(0.0), 1.0)]
+)
 
 
 @pytest.mark.parametrize("of", [dv.mmd, dv.dimensionwise_mmd])
@@ -478,13 +550,17 @@ def test_points_and_weights_that_do_not_fit_are_refused(of, change, message):
         of(**{"x": X, "y": Y, **change})
 
 
-@pytest.mark.parametrize("kernel", ["rbf", psd.ExponentiatedQuadratic, psd.ExponentiatedQuadratic(feature_ndims=2)])
+@pytest.mark.parametrize(
+    "kernel", ["rbf", psd.ExponentiatedQuadratic, psd.ExponentiatedQuadratic(feature_ndims=2)]
+)
 def test_kernels_that_do_not_fit_are_refused(kernel):
     with pytest.raises(TypeError, match=r"must be a kernel of tfp\.math\.psd_kernels on vectors"):
         dv.mmd(X, Y, kernel)
 
 
-@pytest.mark.parametrize("of", [dv.DimensionwiseMMD, lambda scales: dv.dimensionwise_mmd(X, Y, scales)])
+@pytest.mark.parametrize(
+    "of", [dv.DimensionwiseMMD, lambda scales: dv.dimensionwise_mmd(X, Y, scales)]
+)
 @pytest.mark.parametrize("scales", [(), (1.0, 0.0), (-1.0,), (float("nan"),), ("1",), -2.0])
 def test_scales_that_are_not_positive_are_refused(of, scales):
     with pytest.raises((TypeError, ValueError), match="scales"):
@@ -506,9 +582,17 @@ def test_one_scale_may_stand_alone():
         (lambda: dv.kl_from_prior(NORMAL, Y, NORMAL), ValueError, r"posterior .*batch shape \(\)"),
         (lambda: dv.kl_from_prior(ROWS, Y, ROWS), ValueError, r"prior .*batch shape \(4,\)"),
         (lambda: dv.kl_from_prior(JOINT, Y, ROWS), ValueError, "prior .*event shape.*Blockwise"),
-        (lambda: dv.kl_from_prior(tfd.Normal, Y, ROWS), TypeError, "prior must be a TFP distribution"),
+        (
+            lambda: dv.kl_from_prior(tfd.Normal, Y, ROWS),
+            TypeError,
+            "prior must be a TFP distribution",
+        ),
         (lambda: dv.kl_from_prior(NORMAL, Y, X), TypeError, "posterior must be a TFP distribution"),
-        (lambda: dv.kl_from_prior(NORMAL, Y, ROWS, np.ones(3)), ValueError, r"weights has .*shape \(3,\)"),
+        (
+            lambda: dv.kl_from_prior(NORMAL, Y, ROWS, np.ones(3)),
+            ValueError,
+            r"weights has .*shape \(3,\)",
+        ),
         (
             lambda: dv.kl_from_prior(standard_normal(2, np.float32), Y, ROWS),
             ValueError,

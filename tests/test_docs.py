@@ -10,7 +10,9 @@ import pytest
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 PAGES = {
-    path.relative_to(DOCS).as_posix(): re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    path.relative_to(DOCS).as_posix(): re.findall(
+        r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL
+    )
     for path in sorted(DOCS.rglob("*.md"))
 }
 
@@ -30,7 +32,11 @@ NEEDS = {"guides/arviz.md": "arviz"}
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page, blocks in PAGES.items() if blocks],
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+        for page, blocks in PAGES.items()
+        if blocks
+    ],
 )
 def test_the_pages_code_runs(page, tmp_path, monkeypatch, capsys):
     if page in NEEDS:
@@ -54,7 +60,9 @@ def test_a_notebook_runs(name, monkeypatch):
     names = {"__name__": "__main__"}
     for cell in cells:
         exec(compile("".join(cell["source"]), path.name, "exec"), names)
-    pictures = [one for cell in cells for one in cell["outputs"] if "image/png" in one.get("data", {})]
+    pictures = [
+        one for cell in cells for one in cell["outputs"] if "image/png" in one.get("data", {})
+    ]
     assert len(pictures) == len(pyplot.get_fignums()) > 0
     pyplot.close("all")
 

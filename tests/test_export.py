@@ -56,23 +56,31 @@ def alone(code, cwd):
 
 
 def fit(model, *data, ledger=None, **kwargs):
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0, learning_rate=0.05)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=3.0, learning_rate=0.05
+    )
     model.compile(optimizer, delta=1e-5, ledger=ledger, run_eagerly=False, jit_compile=False)
     model.fit(*data, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
     return model
 
 
 def make_regression(surrogate="mean_field", **kwargs):
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), 3), "b": tfd.Normal(0.0, 1.0)})
+    prior = tfd.JointDistributionNamed(
+        {"w": tfd.Sample(tfd.Normal(0.0, 2.0), 3), "b": tfd.Normal(0.0, 1.0)}
+    )
 
     def likelihood(params, x):
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
 
-    return dpvi.DPVI(prior, likelihood, surrogate, num_predictive_draws=30, **kwargs, clipping="flat")
+    return dpvi.DPVI(
+        prior, likelihood, surrogate, num_predictive_draws=30, **kwargs, clipping="flat"
+    )
 
 
 def make_generative():
-    prior = tfd.JointDistributionNamed({"loc": tfd.Sample(tfd.Normal(0.0, 1.0), 3), "scale": tfd.LogNormal(0.0, 1.0)})
+    prior = tfd.JointDistributionNamed(
+        {"loc": tfd.Sample(tfd.Normal(0.0, 1.0), 3), "scale": tfd.LogNormal(0.0, 1.0)}
+    )
 
     def likelihood(params):
         return tfd.Independent(tfd.Normal(params["loc"], params["scale"]), 1)
@@ -130,7 +138,8 @@ def all_bytes(folder):
 
 
 @pytest.mark.parametrize(
-    "surrogate", ["mean_field", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full_rank", "asvi"))]
+    "surrogate",
+    ["mean_field", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full_rank", "asvi"))],
 )
 def test_the_functions_are_the_models(tmp_path, surrogate, regression, exported):
     model, folder = regression, exported / "regression"
@@ -141,14 +150,23 @@ def test_the_functions_are_the_models(tmp_path, surrogate, regression, exported)
 
     assert set(loaded.signatures) == {"predict", "sample_posterior", "log_prob", "serving_default"}
     for num in (60, 7, 1):
-        np.testing.assert_allclose(loaded.predict(x=X[:num])["mean"], model.predict(X[:num]), rtol=1e-5)
-    np.testing.assert_allclose(loaded.log_prob(x=X, y=Y)["log_prob"], model.predictive(X).log_prob(Y), rtol=1e-4)
+        np.testing.assert_allclose(
+            loaded.predict(x=X[:num])["mean"], model.predict(X[:num]), rtol=1e-5
+        )
     np.testing.assert_allclose(
-        loaded.signatures["predict"](x=tf.constant(X))["mean"], loaded.predict(x=X)["mean"], rtol=1e-6
+        loaded.log_prob(x=X, y=Y)["log_prob"], model.predictive(X).log_prob(Y), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        loaded.signatures["predict"](x=tf.constant(X))["mean"],
+        loaded.predict(x=X)["mean"],
+        rtol=1e-6,
     )
     draws = loaded.sample_posterior(num=4000, seed=[1, 2])
     assert (draws["w"].shape, draws["b"].shape) == ([4000, 3], [4000])
-    again, other = loaded.sample_posterior(num=4000, seed=[1, 2]), loaded.sample_posterior(num=4000, seed=[1, 3])
+    again, other = (
+        loaded.sample_posterior(num=4000, seed=[1, 2]),
+        loaded.sample_posterior(num=4000, seed=[1, 3]),
+    )
     np.testing.assert_array_equal(draws["w"], again["w"])
     assert np.abs(draws["w"] - other["w"]).min() > 0
     # False-alarm rate below 1e-8: 4,000 draws of each side, 7 standard errors of the difference.
@@ -158,7 +176,9 @@ def test_the_functions_are_the_models(tmp_path, surrogate, regression, exported)
 
 
 @pytest.mark.smoke
-def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regression, generative, vae, exported):
+def test_a_process_with_tensorflow_alone_runs_every_signature(
+    tmp_path, regression, generative, vae, exported
+):
     """Also the code of the model card, and the three lines of the README of saved_models/."""
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     np.save(tmp_path / "x.npy", X)
@@ -201,7 +221,9 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(tmp_path, regressi
     assert made["modules"] == []
     assert made["saved"] == [5]  # The README's three lines, on the model in saved_models/.
     np.testing.assert_allclose(made["predict"], regression.predict(X[:5]), rtol=1e-5)
-    np.testing.assert_allclose(made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4)
+    np.testing.assert_allclose(
+        made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4
+    )
     np.testing.assert_allclose(made["score"], generative.predictive().log_prob(X[:5]), rtol=1e-4)
     np.testing.assert_allclose(made["reconstructed"], vae.predict(X[:5]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(made["decoded"], made["reconstructed"], rtol=1e-5, atol=1e-6)
@@ -213,14 +235,19 @@ def test_codes_are_the_encoders(vae, exported):
     codes, own = tf.saved_model.load(str(exported / "vae")).encode(x=X[:7]), vae.encode(X[:7])
     np.testing.assert_allclose(codes["mean"], own.mean(), rtol=1e-5)
     np.testing.assert_allclose(codes["stddev"], own.stddev(), rtol=1e-5)
-    assert "| `decode` | `z`: float32 [n, 2] | `mean`: float32 [n, 3] |" in (exported / "vae" / "README.md").read_text()
+    assert (
+        "| `decode` | `z`: float32 [n, 2] | `mean`: float32 [n, 3] |"
+        in (exported / "vae" / "README.md").read_text()
+    )
 
 
 def test_somebody_who_names_no_signature_gets_the_prediction(regression, vae, exported):
     """As TensorFlow Serving and Keras's TFSMLayer do."""
     for name, model in (("regression", regression), ("vae", vae)):
         default = tf.saved_model.load(str(exported / name)).signatures["serving_default"]
-        np.testing.assert_allclose(default(x=tf.constant(X[:5]))["mean"], model.predict(X[:5]), rtol=1e-5)
+        np.testing.assert_allclose(
+            default(x=tf.constant(X[:5]))["mean"], model.predict(X[:5]), rtol=1e-5
+        )
     default = tf.saved_model.load(str(exported / "generative")).signatures["serving_default"]
     assert default(num=tf.constant(4), seed=tf.constant([1, 2]))["x"].shape == [4, 3]
 
@@ -232,7 +259,9 @@ def test_what_keras_would_save_points_to_export(tmp_path, regression, vae):
                 save(model, str(tmp_path / "model"))
         with pytest.raises(ValueError, match=r"model\.export\(path\)"):
             tf.saved_model.save(model, str(tmp_path / "model"))
-    regression.save_weights(str(tmp_path / "weights"))  # A checkpoint, which asks for the same parts.
+    regression.save_weights(
+        str(tmp_path / "weights")
+    )  # A checkpoint, which asks for the same parts.
     assert (tmp_path / "weights.index").exists()
 
 
@@ -245,7 +274,9 @@ def test_sampled_records_have_the_models_distribution(generative, vae, exported)
         # Draws of the posterior differ between the two: for `generative` 20 each, whose means vary too.
         spread = np.sqrt(2 / 2000) * own.std(axis=0)
         if name == "generative":
-            spread = spread + np.sqrt(2 / 20) * model.posterior_sample(500, seed=1)["loc"].numpy().std(axis=0)
+            spread = spread + np.sqrt(2 / 20) * model.posterior_sample(500, seed=1)[
+                "loc"
+            ].numpy().std(axis=0)
         np.testing.assert_array_less(np.abs(made.mean(axis=0) - own.mean(axis=0)), 7 * spread)
         np.testing.assert_array_equal(made, loaded.sample_predictive(num=2000, seed=[3, 4])["x"])
 
@@ -254,10 +285,14 @@ def test_structures_of_inputs_and_outputs_go_by_their_names(tmp_path):
     prior = tfd.Sample(tfd.Normal(np.float64(0.0), 1.0), sample_shape=[3, 2])
 
     def likelihood(w, x):
-        return tfd.Poisson(log_rate=tf.reduce_sum(tf.gather(w, x["the group"]) * x["features"], axis=-1))
+        return tfd.Poisson(
+            log_rate=tf.reduce_sum(tf.gather(w, x["the group"]) * x["features"], axis=-1)
+        )
 
     x = {"features": np.ones((60, 2)) / 7, "the group": np.arange(60) % 3}
-    model = fit(dpvi.DPVI(prior, likelihood, num_predictive_draws=10, clipping="flat"), x, np.ones(60))
+    model = fit(
+        dpvi.DPVI(prior, likelihood, num_predictive_draws=10, clipping="flat"), x, np.ones(60)
+    )
     model.export(tmp_path / "model")
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     few = {name: part[:4] for name, part in x.items()}
@@ -282,12 +317,16 @@ def test_a_model_of_ones_own_exports_its_outputs(tmp_path):
     model = fit(Line(), X, X[:, 0])
     model.export(tmp_path / "model")
     loaded = tf.saved_model.load(str(tmp_path / "model"))
-    np.testing.assert_allclose(loaded.predict(x=X[:9])["mean"], model.predict(X[:9], verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        loaded.predict(x=X[:9])["mean"], model.predict(X[:9], verbose=0), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_synthesizers_model_exports_its_codes(tmp_path):
-    table = dpvi.synthetic.Table({"age": dpvi.synthetic.Integer(0, 9), "sex": dpvi.synthetic.Binary()})
+    table = dpvi.synthetic.Table(
+        {"age": dpvi.synthetic.Integer(0, 9), "sex": dpvi.synthetic.Binary()}
+    )
     data = {"age": np.arange(60) % 10, "sex": np.arange(60) % 2}
     synthesizer = dpvi.Synthesizer(table, 3).fit(data, noise_multiplier=2.0, steps=3)
     synthesizer.model.export(tmp_path / "model", delta=1e-5)
@@ -312,7 +351,11 @@ def test_report_and_card_lie_beside_it(regression, exported):
 
 
 @pytest.mark.parametrize(
-    "make", [make_regression, *(pytest.param(make, marks=pytest.mark.slow) for make in (make_generative, make_vae))]
+    "make",
+    [
+        make_regression,
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (make_generative, make_vae)),
+    ],
 )
 def test_no_record_ledger_optimizer_or_key_is_in_it(tmp_path, make, monkeypatch):
     keys = []
@@ -343,12 +386,24 @@ def test_no_record_ledger_optimizer_or_key_is_in_it(tmp_path, make, monkeypatch)
             assert value.tobytes() not in data
             assert np.float64(value).tobytes() not in data
             assert f"{value:.6g}".encode() not in data
-    for word in (b"ward seven", b"secret_books", b"tfp_dpvi privacy ledger", b"learning_rate", b"Adam", b"momentum"):
+    for word in (
+        b"ward seven",
+        b"secret_books",
+        b"tfp_dpvi privacy ledger",
+        b"learning_rate",
+        b"Adam",
+        b"momentum",
+    ):
         assert word not in data
-    names = [name for name, _ in tf.train.list_variables(str(tmp_path / "model" / "variables" / "variables"))]
+    names = [
+        name
+        for name, _ in tf.train.list_variables(str(tmp_path / "model" / "variables" / "variables"))
+    ]
     num = len(model.trainable_variables)
     assert sum("VARIABLE_VALUE" in name for name in names) == num
-    assert ledger.dataset_id.encode() in (tmp_path / "secret_books.jsonl").read_bytes()  # So the search can find it.
+    assert (
+        ledger.dataset_id.encode() in (tmp_path / "secret_books.jsonl").read_bytes()
+    )  # So the search can find it.
 
 
 def test_the_search_finds_what_is_there(tmp_path):
@@ -401,7 +456,9 @@ def test_what_is_there_is_not_touched(tmp_path, regression):
     before = sorted(tmp_path.rglob("*"))
     for name in ("thesis", "file", "link"):
         for overwrite in (False, True):
-            with pytest.raises(ValueError, match=r"path=.*exists and is no export.*Nothing was changed"):
+            with pytest.raises(
+                ValueError, match=r"path=.*exists and is no export.*Nothing was changed"
+            ):
                 regression.export(tmp_path / name, overwrite=overwrite)
     with pytest.raises(ValueError, match=r"path=.*cannot be written.*pass a writable folder"):
         regression.export(tmp_path / "file" / "model")
@@ -441,7 +498,9 @@ def test_a_likelihood_that_needs_the_number_of_records_is_named(tmp_path):
         clipping="flat",
     )
     fit(model, X, X[:, 0])
-    with pytest.raises(ValueError, match=r"export: predict cannot be traced for x of float32 \[n, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"export: predict cannot be traced for x of float32 \[n, 3\]"
+    ):
         model.export(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 

@@ -48,7 +48,11 @@ class Scatter(JointRelease):
 
 def fit_with(metrics, noise, x, steps=5, **settings):
     model = Indicator(WIDTH)
-    model.compile(DPKerasSGDOptimizer(0.0, l2_norm_clip=CLIP, noise_multiplier=noise), metrics=metrics, **settings)
+    model.compile(
+        DPKerasSGDOptimizer(0.0, l2_norm_clip=CLIP, noise_multiplier=noise),
+        metrics=metrics,
+        **settings,
+    )
     model.fit(x, batch_size=len(x), epochs=1, steps_per_epoch=steps, verbose=0)
     return model
 
@@ -67,7 +71,9 @@ def test_a_matrix_is_released_with_the_gradient_and_accumulated(jit_compile):
 def check_noise_of_the_matrix(stated_ratio):
     x, z, steps = np.zeros((10, WIDTH), "float32"), 3.0, 1002
     model = fit_with([Scatter()], z, x, steps=steps)
-    scores = model.accumulated["scatter"]["squares"].numpy() / (stated_ratio * z * CLIP**2 / 2 / 10) ** 2
+    scores = (
+        model.accumulated["scatter"]["squares"].numpy() / (stated_ratio * z * CLIP**2 / 2 / 10) ** 2
+    )
     statistics.standard_score((scores.sum() - 9000) / np.sqrt(2 * 9000), "noise of the matrix")
     return model.privacy_plan, model.privacy_report(1e-5)
 
@@ -76,9 +82,13 @@ def test_the_matrix_has_its_own_noise_and_its_price():
     """C1, C4: noise of ratio x z x A on every entry, and one price for both releases. False alarms: 1e-9 (one p-value)."""
     plan, report = check_noise_of_the_matrix(2.0)
     joint = 1 / np.sqrt(1 / 3.0**2 + 1 / (2.0 * 3.0) ** 2)  # Both in units of their own A.
-    events = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(joint), plan.num_releases)
+    events = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(joint), plan.num_releases
+    )
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
-    assert plan.epsilon(1e-5) == pytest.approx(accountant.compose(events).get_epsilon(1e-5), rel=2e-3)
+    assert plan.epsilon(1e-5) == pytest.approx(
+        accountant.compose(events).get_epsilon(1e-5), rel=2e-3
+    )
     assert "scatter" in str(report)
 
 
@@ -140,7 +150,14 @@ sampling.register_sampler("every_other", EveryOtherSampler)
 def test_a_sampler_is_one_class_and_one_registration():
     model = Indicator(4)
     model.compile(DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=0.0))
-    model.fit(np.eye(4, dtype="float32"), batch_size=2, epochs=1, steps_per_epoch=1, sampling="every_other", verbose=0)
+    model.fit(
+        np.eye(4, dtype="float32"),
+        batch_size=2,
+        epochs=1,
+        steps_per_epoch=1,
+        sampling="every_other",
+        verbose=0,
+    )
     np.testing.assert_allclose(model.v, [0.5, 0.0, 0.5, 0.0])
     assert model.privacy_plan.sampling == EveryOther()
     assert "every other record" in str(model.privacy_report(1e-5))
@@ -169,7 +186,9 @@ gradients.register_clipping("too_long", _too_long)
 def test_a_clipping_scheme_is_one_function_and_one_registration(clipping, length):
     """C3: whatever the scheme says, no gradient is longer than the bound."""
     model = Indicator(2)
-    model.compile(DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=0.0, clipping=clipping))
+    model.compile(
+        DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=0.0, clipping=clipping)
+    )
     model.fit(np.array([[30.0, 40.0]], "float32"), batch_size=1, epochs=1, verbose=0)
     np.testing.assert_allclose(np.linalg.norm(model.v), length, rtol=1e-6)
 
@@ -187,7 +206,9 @@ gradients.register_clipping("by_the_longest", _by_the_longest)
 gradients.register_clipping("no_number", _no_number)
 
 
-@pytest.mark.parametrize(("clipping", "weights"), [("by_the_longest", [1.0, 1.0]), ("no_number", [0.0, 0.5])])
+@pytest.mark.parametrize(
+    ("clipping", "weights"), [("by_the_longest", [1.0, 1.0]), ("no_number", [0.0, 0.5])]
+)
 def test_a_scheme_sees_one_example_and_its_mistakes_are_bounded(clipping, weights):
     """C3, C8: a factor that would depend on other records, or is no number, moves nobody else's gradient."""
     clip = gradients.Clip(1.0, clipping)
@@ -212,7 +233,9 @@ class WrongShape(Scatter):
         return tf.reduce_sum(per_example.losses)
 
 
-@pytest.mark.parametrize(("release", "words"), [(Writes, "writes to a variable"), (WrongShape, "its stated shape")])
+@pytest.mark.parametrize(
+    ("release", "words"), [(Writes, "writes to a variable"), (WrongShape, "its stated shape")]
+)
 def test_a_joint_release_that_is_not_as_stated_is_refused(release, words):
     with pytest.raises(ValueError, match=words):
         fit_with([release()], 1.0, np.zeros((10, WIDTH), "float32"))
@@ -233,7 +256,9 @@ def test_a_loop_of_ones_own_spends_what_fit_spends():
     x = np.random.default_rng(0).normal(size=(40, WIDTH)).astype("float32")
     ledger = privacy.PrivacyLedger(budget_epsilon=1.0, budget_delta=1e-5)
     model = Indicator(WIDTH, seed=3)
-    model.compile(DPKerasSGDOptimizer(0.1, l2_norm_clip=CLIP), epsilon=1.0, delta=1e-5, ledger=ledger)
+    model.compile(
+        DPKerasSGDOptimizer(0.1, l2_norm_clip=CLIP), epsilon=1.0, delta=1e-5, ledger=ledger
+    )
     data = model.make_data(x, batch_size=8)
     mechanism = model.mechanism(data).calibrated(ledger, epsilon=1.0, delta=1e-5, num_releases=10)
     step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
@@ -250,14 +275,18 @@ def test_a_loop_of_ones_own_spends_what_fit_spends():
     other.compile(DPKerasSGDOptimizer(0.1, l2_norm_clip=CLIP), epsilon=1.0, delta=1e-5)
     other.fit(x, batch_size=8, epochs=2, verbose=0)
     np.testing.assert_allclose(model.v, other.v, rtol=1e-6)
-    assert other.privacy_plan.noise_multiplier == pytest.approx(mechanism.noise_multiplier, rel=1e-9)
+    assert other.privacy_plan.noise_multiplier == pytest.approx(
+        mechanism.noise_multiplier, rel=1e-9
+    )
 
 
 def test_a_step_needs_its_noise():
     model = Indicator(WIDTH)
     model.compile(DPKerasSGDOptimizer(0.1, l2_norm_clip=CLIP), epsilon=1.0, delta=1e-5)
     mechanism = model.mechanism(model.make_data(np.zeros((5, WIDTH), "float32"), batch_size=2))
-    assert mechanism.sensitivity == privacy.Sensitivity(1.0, 2.0), "stated before anything is traced"
+    assert mechanism.sensitivity == privacy.Sensitivity(1.0, 2.0), (
+        "stated before anything is traced"
+    )
     with pytest.raises(ValueError, match="calibrated"):
         training.make_step(mechanism, model.optimizer, model.trainable_variables)
 
@@ -267,7 +296,9 @@ def step_of(model, x, **settings):
     data = model.make_data(x, batch_size=len(x) - 1)
     mechanism = model.mechanism(data)
     step = training.make_step(mechanism, model.optimizer, model.trainable_variables, **settings)
-    return data, lambda records: step(training.initial_state(mechanism), records, training.new_key())
+    return data, lambda records: step(
+        training.initial_state(mechanism), records, training.new_key()
+    )
 
 
 def test_a_step_takes_the_records_that_it_was_made_for():
@@ -293,7 +324,9 @@ def test_a_step_by_xla_is_looked_at_like_that_of_fit():
 
 def test_two_threads_cannot_fit_one_model():
     model, x = Indicator(WIDTH), np.zeros((10, WIDTH), "float32")
-    model.compile(DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=1.0), steps_per_execution=1)
+    model.compile(
+        DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=1.0), steps_per_execution=1
+    )
     refused = []
 
     class Other(dpvi.keras.callbacks.Callback):

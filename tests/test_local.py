@@ -29,7 +29,9 @@ def test_quadrature_is_the_integral():
         p = 1 / (1 + np.exp(-A * (z - B)))
         return np.prod(np.where(y == 1, p, 1 - p)) * stats.norm.pdf(z)
 
-    expected = [np.log(integrate.quad(integrand, -9, 9, args=(y,), epsabs=1e-12)[0]) for y in ANSWERS]
+    expected = [
+        np.log(integrate.quad(integrand, -9, 9, args=(y,), epsabs=1e-12)[0]) for y in ANSWERS
+    ]
     np.testing.assert_allclose(answers().log_prob(ANSWERS), expected, rtol=5e-5)
     assert answers().event_shape == [4]
 
@@ -39,10 +41,15 @@ def test_quadrature_in_two_dimensions_with_inputs_is_factor_analysis():
     x = RNG.normal(size=(5, 1))
     y = RNG.normal(size=(5, 3))
     marginal = dpvi.local.quadrature(
-        lambda z: tfd.MultivariateNormalDiag(x[:, None] + z @ w.T, np.full(3, 2.0)), dimension=2, dtype="float64"
+        lambda z: tfd.MultivariateNormalDiag(x[:, None] + z @ w.T, np.full(3, 2.0)),
+        dimension=2,
+        dtype="float64",
     )
     cov = w @ w.T + 4 * np.eye(3)
-    expected = [stats.multivariate_normal(np.full(3, one[0]), cov).logpdf(row) for one, row in zip(x, y, strict=True)]
+    expected = [
+        stats.multivariate_normal(np.full(3, one[0]), cov).logpdf(row)
+        for one, row in zip(x, y, strict=True)
+    ]
     assert marginal.batch_shape == [5]
     np.testing.assert_allclose(marginal.log_prob(y), expected, rtol=1e-7)
     np.testing.assert_allclose(marginal.mean(), np.tile(x, 3), atol=1e-10)
@@ -50,10 +57,14 @@ def test_quadrature_in_two_dimensions_with_inputs_is_factor_analysis():
 
 def test_enumeration_sums_over_every_combination_of_latents():
     rain, wet = 0.3, np.array([[0.1, 0.6], [0.8, 0.99]])
-    x = tf.constant([0.2, 0.5, 0.7], tf.float64)  # The probability of the sprinkler, for each record.
+    x = tf.constant(
+        [0.2, 0.5, 0.7], tf.float64
+    )  # The probability of the sprinkler, for each record.
     marginal = dpvi.local.enumeration(
         [tfd.Bernoulli(probs=tf.constant(rain, tf.float64)), tfd.Bernoulli(probs=x)],
-        lambda first, second: tfd.Bernoulli(probs=tf.gather_nd(wet, tf.stack([first, second], axis=1))),
+        lambda first, second: tfd.Bernoulli(
+            probs=tf.gather_nd(wet, tf.stack([first, second], axis=1))
+        ),
     )
     by_hand = [
         sum(
@@ -62,12 +73,16 @@ def test_enumeration_sums_over_every_combination_of_latents():
         for s in x.numpy()
     ]  # fmt: skip
     assert marginal.batch_shape == [3]
-    np.testing.assert_allclose(marginal.prob([1, 1, 0]), [by_hand[0], by_hand[1], 1 - by_hand[2]], rtol=1e-6)
+    np.testing.assert_allclose(
+        marginal.prob([1, 1, 0]), [by_hand[0], by_hand[1], 1 - by_hand[2]], rtol=1e-6
+    )
 
 
 def poisson(tau, rate):
     return dpvi.local.Variational(
-        tfd.Normal(np.float64(0.0), tau), lambda z: tfd.Poisson(log_rate=tf.constant(rate) + z), num_steps=12
+        tfd.Normal(np.float64(0.0), tau),
+        lambda z: tfd.Poisson(log_rate=tf.constant(rate) + z),
+        num_steps=12,
     )
 
 
@@ -86,12 +101,16 @@ def test_the_local_bound_is_the_optimum_over_normal_factors():
         return weights @ joint + log_s + 0.5 * np.log(2 * np.pi * np.e)
 
     best = [
-        -minimize(lambda v, r, k: -bound(v, r, k), [0.0, -1.0], args=pair).fun for pair in zip(rate, y, strict=True)
+        -minimize(lambda v, r, k: -bound(v, r, k), [0.0, -1.0], args=pair).fun
+        for pair in zip(rate, y, strict=True)
     ]
     exact = [
         np.log(
             integrate.quad(
-                lambda z, r, k: stats.poisson.pmf(k, np.exp(r + z)) * stats.norm.pdf(z, 0, tau), -6, 6, pair
+                lambda z, r, k: stats.poisson.pmf(k, np.exp(r + z)) * stats.norm.pdf(z, 0, tau),
+                -6,
+                6,
+                pair,
             )[0]
         )
         for pair in zip(rate, y, strict=True)
@@ -113,7 +132,9 @@ def test_where_the_record_is_normal_the_bound_is_exact_and_so_is_its_gradient():
         )
 
     def exact(w):
-        return tfd.MultivariateNormalTriL(np.zeros(3), tf.linalg.cholesky(w @ tf.transpose(w) + 0.25 * np.eye(3)))
+        return tfd.MultivariateNormalTriL(
+            np.zeros(3), tf.linalg.cholesky(w @ tf.transpose(w) + 0.25 * np.eye(3))
+        )
 
     results = []
     for make in (local, exact):
@@ -137,7 +158,9 @@ def test_samples_are_of_the_model():
 
 
 def generative(params):
-    return dpvi.local.quadrature(lambda z: tfd.Independent(tfd.Bernoulli(logits=z[:, None] - params), 1), num_points=5)
+    return dpvi.local.quadrature(
+        lambda z: tfd.Independent(tfd.Bernoulli(logits=z[:, None] - params), 1), num_points=5
+    )
 
 
 @pytest.mark.parametrize("kind", ["quadrature", slow("variational")])
@@ -171,8 +194,16 @@ def test_a_record_moves_no_other():
         (lambda: dpvi.local.quadrature(lambda z: tfd.Normal(0.0, 1.0)), "last dimension"),
         (lambda: dpvi.local.quadrature(lambda z: tfd.Normal(z, 1.0), dimension=5), "Variational"),
         (lambda: dpvi.local.enumeration(tfd.Poisson(1.0), lambda k: k), "Categorical"),
-        (lambda: dpvi.local.enumeration([tfd.Categorical(logits=np.zeros(200))] * 2, lambda k: k), "combinations"),
-        (lambda: dpvi.local.Variational(tfd.Sample(tfd.Normal(0.0, 1.0), [2, 2]), lambda z: z), "event shape"),
+        (
+            lambda: dpvi.local.enumeration(
+                [tfd.Categorical(logits=np.zeros(200))] * 2, lambda k: k
+            ),
+            "combinations",
+        ),
+        (
+            lambda: dpvi.local.Variational(tfd.Sample(tfd.Normal(0.0, 1.0), [2, 2]), lambda z: z),
+            "event shape",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make, words):

@@ -33,12 +33,29 @@ Y = (X[:, 0] > 0).astype("int32")
 def logistic(**kwargs):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
     return dpvi.DPVI(
-        prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), **kwargs, clipping="flat"
+        prior,
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
+        **kwargs,
+        clipping="flat",
     )
 
 
-def fitted(model, metrics, *, epochs=2, batch_size=20, callbacks=None, noise=1.0, x=X, y=Y, clip=1.0, **kwargs):
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.1)
+def fitted(
+    model,
+    metrics,
+    *,
+    epochs=2,
+    batch_size=20,
+    callbacks=None,
+    noise=1.0,
+    x=X,
+    y=Y,
+    clip=1.0,
+    **kwargs,
+):
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=0.1
+    )
     model.compile(optimizer, metrics=metrics, delta=1e-5, **kwargs)
     return model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=callbacks)
 
@@ -82,7 +99,9 @@ def test_the_shown_value_is_the_mean_of_clipped_values_minus_the_exact_part(jit_
     losses = 0.5 * (values - 0.25) ** 2
     expected = np.clip(-losses, -2.0, -0.01).mean() - 0.25**2 / 5
     assert history.history["private_elbo"][0] == pytest.approx(expected, rel=1e-5)
-    assert history.history["private_clipped_fraction"][0] == pytest.approx(np.mean(np.abs(values - 0.25) > 0.7))
+    assert history.history["private_clipped_fraction"][0] == pytest.approx(
+        np.mean(np.abs(values - 0.25) > 0.7)
+    )
 
 
 def test_an_epoch_shows_the_mean_of_its_steps_whatever_the_execution():
@@ -122,11 +141,18 @@ def test_of_dpvi_the_bound_is_that_of_the_steps_own_draw():
     from tfp_dpvi import _random
 
     key = _random.keys_of_step(tf.constant(_random.new_key(1)), tf.constant(0, tf.int64))[1]
-    params, log_q = start.surrogate_posterior.experimental_sample_and_log_prob(seed=_random.tfp_seed(key))
-    exact = tf.reduce_mean(start.likelihood(params, X).log_prob(Y)) - (log_q - start.prior.log_prob(params)) / 60
+    params, log_q = start.surrogate_posterior.experimental_sample_and_log_prob(
+        seed=_random.tfp_seed(key)
+    )
+    exact = (
+        tf.reduce_mean(start.likelihood(params, X).log_prob(Y))
+        - (log_q - start.prior.log_prob(params)) / 60
+    )
     assert history.history["private_elbo"][0] == pytest.approx(float(exact), rel=1e-4)
     for one, other in zip(model.trainable_variables, again.trainable_variables, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)  # Looking changes nothing but the noise's scale, which is 0.
+        np.testing.assert_allclose(
+            one, other, rtol=1e-6
+        )  # Looking changes nothing but the noise's scale, which is 0.
 
 
 @pytest.mark.slow  # `models/test_keras_model.py` has the clipped share of the ghost engine.
@@ -153,7 +179,9 @@ def test_of_a_dpvae_the_bound_and_the_clipped_share_come_from_the_ghost_engine()
         clip=1.0,
         unsafe_training_metrics=True,
     )
-    assert history.history["private_elbo"][0] == pytest.approx(-history.history["unsafe_loss"][0], rel=1e-4)
+    assert history.history["private_elbo"][0] == pytest.approx(
+        -history.history["unsafe_loss"][0], rel=1e-4
+    )
     assert 0.0 < history.history["private_clipped_fraction"][0] <= 1.0
 
 
@@ -169,7 +197,9 @@ def check_replay(metric, centred=PrivateMetric.sum_of):
     traced = tf.function(lambda *seen: centred(metric, PerExample(*seen)), autograph=False)
 
     def total(losses, kept, clipped):
-        return float(traced(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept)))
+        return float(
+            traced(tf.constant(losses, tf.float64), tf.constant(clipped), tf.constant(kept))
+        )
 
     for value in odd:
         losses, clipped = rng.normal(size=8) * 5, rng.uniform(size=8) < 0.5
@@ -186,7 +216,9 @@ def check_replay(metric, centred=PrivateMetric.sum_of):
             changed[3] = np.isfinite(other)
             assert abs(total(replaced, changed, flags) - with_it) <= 2 * half * (1 + 1e-9)
     everything = total(np.full(8, -1e9), np.full(8, True), np.full(8, True))
-    assert abs(everything) == pytest.approx(8 * half)  # The bound is reached: it is no larger than it must be.
+    assert abs(everything) == pytest.approx(
+        8 * half
+    )  # The bound is reached: it is no larger than it must be.
 
 
 def unclipped(metric, statistics):
@@ -199,7 +231,9 @@ def not_centred(metric, statistics):
 
 
 def padding_counted(metric, statistics):
-    return 1.5 * PrivateMetric.sum_of(metric, statistics._replace(kept=tf.ones_like(statistics.kept)))
+    return 1.5 * PrivateMetric.sum_of(
+        metric, statistics._replace(kept=tf.ones_like(statistics.kept))
+    )
 
 
 def test_a_record_moves_the_sum_by_half_the_range_at_most():
@@ -240,7 +274,11 @@ class Keeping(Column):
 
 @pytest.mark.parametrize(
     ("make_metric", "words"),
-    [(Column, "one value for each record"), (Mean, "one value"), (lambda: Keeping().build_total(), "writes")],
+    [
+        (Column, "one value for each record"),
+        (Mean, "one value"),
+        (lambda: Keeping().build_total(), "writes"),
+    ],
 )
 def test_values_that_are_no_records_own_are_refused(make_metric, words):
     model = Located()
@@ -267,7 +305,9 @@ def test_records_that_contribute_nothing_to_the_gradient_add_nothing():
     x = X[:, 0].copy()
     x[:30] = np.nan
     model = Located()
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1e-6)
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1e-6
+    )
     model.compile(optimizer, metrics=[PrivateELBO(-2.0, -1.0)], delta=1e-5)
     history = model.fit(x, batch_size=60, verbose=0, validate=False)
     clipped = np.clip(-0.5 * x[30:] ** 2, -2.0, -1.0) + 1.5
@@ -282,11 +322,19 @@ def check_noise(release):
 
     300,000 draws of each: 1 % is 7.7 standard errors, so a sound mechanism fails once in 10^13 runs.
     """
-    metric, clip, z, expected, num = PrivateELBO(-3.0, 5.0, noise_ratio=2.5), 0.5, 1.5, 40.0, 300_000
+    metric, clip, z, expected, num = (
+        PrivateELBO(-3.0, 5.0, noise_ratio=2.5),
+        0.5,
+        1.5,
+        40.0,
+        300_000,
+    )
     sensitivity = gradients.joint_sensitivity([metric], Sensitivity())
     clipped = ClippedSum([tf.zeros([num], tf.float64)], Clip(clip))
     joint = release([metric], clipped, [tf.zeros([num], tf.float64)], sensitivity)
-    private = privatize(joint, noise_multiplier=z, key=tests_of.fresh_key(), expected_batch_size=expected)
+    private = privatize(
+        joint, noise_multiplier=z, key=tests_of.fresh_key(), expected_batch_size=expected
+    )
     assert len(private.tensors) == 1
     assert len(private.joint) == 1
     gradient, shown = private.tensors[0].numpy(), private.joint[0].numpy()
@@ -306,7 +354,13 @@ def _without_noise(metrics, clipped, sums, sensitivity):
 
 def _half_noise(metrics, clipped, sums, sensitivity):
     joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
-    return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2], 1)
+    return ClippedSum(
+        joint.tensors,
+        joint.clip,
+        sensitivity,
+        [*joint.noise_scales[:-1], joint.noise_scales[-1] / 2],
+        1,
+    )
 
 
 def _gradient_paid_less(metrics, clipped, sums, sensitivity):
@@ -327,7 +381,9 @@ def check_price(joint_sensitivity):
     """Full batches: dp_accounting's own composition of the two Gaussians on the same records."""
     metrics = [PrivateELBO(-3.0, 5.0, noise_ratio=2.0), PrivateClippedFraction(noise_ratio=4.0)]
     sensitivity = joint_sensitivity(metrics, Sensitivity())
-    plan = PrivacyPlan(sampling=FullBatch(), noise_multiplier=3.0, num_releases=7, sensitivity=sensitivity)
+    plan = PrivacyPlan(
+        sampling=FullBatch(), noise_multiplier=3.0, num_releases=7, sensitivity=sensitivity
+    )
     accountant = dp_accounting.pld.PLDAccountant()
     for multiplier in (3.0, 6.0, 12.0):
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 7)
@@ -345,11 +401,20 @@ def test_the_price_is_that_of_both_releases():
 
 def test_sampled_the_price_is_that_of_one_gaussian_on_one_sample():
     """Section 5.5 with dp_accounting: z = (z_1^-2 + z_2^-2)^-1/2 under Poisson sampling."""
-    sensitivity = gradients.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity())
-    plan = PrivacyPlan(sampling=PoissonSampling(0.02), noise_multiplier=1.2, num_releases=100, sensitivity=sensitivity)
+    sensitivity = gradients.joint_sensitivity(
+        [PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity()
+    )
+    plan = PrivacyPlan(
+        sampling=PoissonSampling(0.02),
+        noise_multiplier=1.2,
+        num_releases=100,
+        sensitivity=sensitivity,
+    )
     z = (1.2**-2 + 2.4**-2) ** -0.5
     accountant = dp_accounting.pld.PLDAccountant()
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(z)), 100)
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(z)), 100
+    )
     assert plan.epsilon(1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
 
 
@@ -372,8 +437,16 @@ def test_broken_prices_are_caught(broken):
 
 def test_a_fit_pays_for_its_metrics_and_the_report_names_them():
     with_metrics, without = Toy(2), Toy(2)
-    for model, metrics in ((with_metrics, [PrivateELBO(-5.0, 0.0, noise_ratio=2.0)]), (without, None)):
-        model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, metrics=metrics)
+    for model, metrics in (
+        (with_metrics, [PrivateELBO(-5.0, 0.0, noise_ratio=2.0)]),
+        (without, None),
+    ):
+        model.compile(
+            dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
+            epsilon=1.0,
+            delta=1e-5,
+            metrics=metrics,
+        )
         model.fit(X, Y, batch_size=60, epochs=3, verbose=0)
     # One Gaussian: the metric takes 1 + 1/4 of the precision, to what calibration resolves.
     ratio = with_metrics.privacy_plan.noise_multiplier / without.privacy_plan.noise_multiplier
@@ -381,13 +454,17 @@ def test_a_fit_pays_for_its_metrics_and_the_report_names_them():
     report = with_metrics.privacy_report()
     assert 0.99 <= report.epsilon <= 1.0
     assert report.to_json()["releases"][0]["metrics"] == ["private_elbo"]
-    assert "private_elbo: privatised, released with the steps and included" in " ".join(str(report).split())
+    assert "private_elbo: privatised, released with the steps and included" in " ".join(
+        str(report).split()
+    )
     assert "Metrics:" not in str(without.privacy_report())
     assert PrivacyPlan.from_json(with_metrics.privacy_plan.to_json()) == with_metrics.privacy_plan
 
 
 def test_termwise_sensitivities_are_joined_in_their_own_geometry():
-    joint = gradients.joint_sensitivity([PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity(1.5, 2.5))
+    joint = gradients.joint_sensitivity(
+        [PrivateELBO(0.0, 1.0, noise_ratio=2.0)], Sensitivity(1.5, 2.5)
+    )
     assert joint.add_or_remove == pytest.approx(math.sqrt(1.5**2 + 0.25))
     assert joint.replace == pytest.approx(math.sqrt(2.5**2 + 1.0))
 
@@ -399,8 +476,12 @@ def test_callbacks_work_on_the_private_values(tmp_path):
     model = Toy(2)
     seen = []
     callbacks = [
-        keras.callbacks.EarlyStopping(monitor="private_elbo", mode="max", patience=1, min_delta=1e9),
-        keras.callbacks.ReduceLROnPlateau(monitor="private_elbo", mode="max", patience=1, min_delta=1e9, factor=0.5),
+        keras.callbacks.EarlyStopping(
+            monitor="private_elbo", mode="max", patience=1, min_delta=1e9
+        ),
+        keras.callbacks.ReduceLROnPlateau(
+            monitor="private_elbo", mode="max", patience=1, min_delta=1e9, factor=0.5
+        ),
         keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
         keras.callbacks.ModelCheckpoint(
             str(tmp_path / "best.weights.h5"),
@@ -412,19 +493,25 @@ def test_callbacks_work_on_the_private_values(tmp_path):
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs))),
     ]
-    history = fitted(model, [PrivateELBO(-5.0, 0.0), PrivateClippedFraction()], epochs=9, callbacks=callbacks)
+    history = fitted(
+        model, [PrivateELBO(-5.0, 0.0), PrivateClippedFraction()], epochs=9, callbacks=callbacks
+    )
     assert len(history.epoch) == 2  # The second epoch could not be better by 1e9.
     assert (tmp_path / "best.weights.h5").exists()
     with (tmp_path / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["private_elbo"]) for row in rows] == pytest.approx(history.history["private_elbo"])
+    assert [float(row["private_elbo"]) for row in rows] == pytest.approx(
+        history.history["private_elbo"]
+    )
     assert set(seen[0]) == {"epsilon", "private_elbo", "private_clipped_fraction", "lr"}
     assert float(model.optimizer.learning_rate) == pytest.approx(0.05)
     assert model.privacy_ledger.num_releases == 2 * 3
 
 
 def test_an_epoch_starts_anew():
-    history = fitted(Located(), [PrivateELBO(-1.0, 0.0)], x=X[:, 0], y=None, noise=0.0, epochs=3, batch_size=60)
+    history = fitted(
+        Located(), [PrivateELBO(-1.0, 0.0)], x=X[:, 0], y=None, noise=0.0, epochs=3, batch_size=60
+    )
     assert len(set(history.history["private_elbo"])) == 3
     metric = PrivateELBO(-1.0, 0.0)
     metric.add(-0.5, 3)
@@ -450,7 +537,9 @@ def test_a_metric_of_ones_own_is_one_method():
     assert history.history["mean_square"][0] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("metric", [PrivateELBO(-3.0, 0.5, noise_ratio=7.0, name="bound"), PrivateClippedFraction()])
+@pytest.mark.parametrize(
+    "metric", [PrivateELBO(-3.0, 0.5, noise_ratio=7.0, name="bound"), PrivateClippedFraction()]
+)
 def test_round_trip(metric):
     config = keras.utils.serialize_keras_object(metric)
     again = keras.utils.deserialize_keras_object(config)
@@ -477,12 +566,23 @@ def test_bad_arguments_are_named(make, words):
 
 
 @pytest.mark.parametrize(
-    "metrics", [["accuracy"], "accuracy", [keras.metrics.MeanSquaredError()], [PrivateELBO(0, 1), PrivateELBO(0, 2)]]
+    "metrics",
+    [
+        ["accuracy"],
+        "accuracy",
+        [keras.metrics.MeanSquaredError()],
+        [PrivateELBO(0, 1), PrivateELBO(0, 2)],
+    ],
 )
 def test_exact_metrics_and_double_names_are_refused(metrics):
     model = Toy(2)
     with pytest.raises(ValueError, match="metrics"):
-        model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, metrics=metrics)
+        model.compile(
+            dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0),
+            epsilon=1.0,
+            delta=1e-5,
+            metrics=metrics,
+        )
 
 
 def test_metrics_are_part_of_what_the_ledgers_budget_prices():

@@ -49,16 +49,22 @@ def check_replay(sums):
     generator = np.random.default_rng(5)
     grid = [
         np.array(c)
-        for c in np.stack(np.meshgrid(*zip(LOWER, (LOWER + UPPER) / 2, UPPER, strict=True)), -1).reshape(-1, 3)
+        for c in np.stack(
+            np.meshgrid(*zip(LOWER, (LOWER + UPPER) / 2, UPPER, strict=True)), -1
+        ).reshape(-1, 3)
     ]
     grid += [np.full(3, value) for value in (1e300, -1e300, math.inf, -math.inf, math.nan)]
-    grid += list(generator.uniform(LOWER, UPPER, (200, 3))) + list(generator.normal(0, 100, (50, 3)))
+    grid += list(generator.uniform(LOWER, UPPER, (200, 3))) + list(
+        generator.normal(0, 100, (50, 3))
+    )
     base = records(50)
     empty = sums(base, LOWER, UPPER)
     moved = np.array([sums(np.vstack([base, record]), LOWER, UPPER) for record in grid]) - empty
     presence = np.linalg.norm(moved, axis=1)
     assert presence.max() <= math.sqrt(3) + 1e-9
-    assert presence.max() >= math.sqrt(3) - 1e-9, "the bound is not reached: the noise could be smaller"
+    assert presence.max() >= math.sqrt(3) - 1e-9, (
+        "the bound is not reached: the noise could be smaller"
+    )
     replaced = np.linalg.norm(moved[:, None] - moved[None], axis=-1)
     assert replaced.max() <= 2 * math.sqrt(3) + 1e-9
     assert replaced.max() >= 2 * math.sqrt(3) - 1e-9
@@ -90,8 +96,12 @@ def test_a_record_with_nan_contributes_exactly_zero():
         bad[place] = np.nan
         np.testing.assert_array_equal(contribution(bad), np.zeros(6))
     with_bad = np.vstack([records(20), bad])
-    np.testing.assert_array_equal(moment_sums(with_bad, LOWER, UPPER), moment_sums(records(20), LOWER, UPPER))
-    np.testing.assert_array_equal(contribution([math.inf, -math.inf, math.inf]), contribution([1, 0, 30]))
+    np.testing.assert_array_equal(
+        moment_sums(with_bad, LOWER, UPPER), moment_sums(records(20), LOWER, UPPER)
+    )
+    np.testing.assert_array_equal(
+        contribution([math.inf, -math.inf, math.inf]), contribution([1, 0, 30])
+    )
 
 
 def adapted(x, multiplier, num=None, **kwargs):
@@ -130,7 +140,9 @@ def check_released(multiplier=20.0, size=30):
         u = 2 * (made.mean - LOWER) / (UPPER - LOWER) - 1
         statistic.append((u - sums[:3] / public) * public / (multiplier * math.sqrt(3)))
     statistic = np.array(statistic)
-    statistics.plausible(2 * min(_chi2(statistic)), "noise of the means over the public number of records")
+    statistics.plausible(
+        2 * min(_chi2(statistic)), "noise of the means over the public number of records"
+    )
 
 
 def _chi2(values):
@@ -179,7 +191,9 @@ def _half_noise(sums, deviation, key):
 
 
 def _truncated_to_the_first(sums, deviation, key):
-    return np.where(np.arange(len(sums)) < len(sums) / 2, REAL_PRIVATIZE(sums, deviation, key), sums)
+    return np.where(
+        np.arange(len(sums)) < len(sums) / 2, REAL_PRIVATIZE(sums, deviation, key), sums
+    )
 
 
 @pytest.mark.parametrize("broken", [_half_noise, _truncated_to_the_first])
@@ -195,7 +209,10 @@ def test_missing_noise_is_caught():
     def no_noise(sums, deviation, key):
         return sums
 
-    with mock.patch.object(preprocessing, "privatize_moments", no_noise), pytest.raises(AssertionError, match="p = "):
+    with (
+        mock.patch.object(preprocessing, "privatize_moments", no_noise),
+        pytest.raises(AssertionError, match="p = "),
+    ):
         check_released()
 
 
@@ -240,7 +257,9 @@ def test_it_costs_what_was_asked(relation):
     assert entry.plan.l2_norm_clip == math.sqrt(3)
     assert entry.plan.neighboring_relation is relation
     # By hand: one Gaussian of standard deviation z over a shift of A = 1, or D = 2, clips.
-    event = dp_accounting.GaussianDpEvent(entry.plan.noise_multiplier / (1 if relation is ADD else 2))
+    event = dp_accounting.GaussianDpEvent(
+        entry.plan.noise_multiplier / (1 if relation is ADD else 2)
+    )
     accountant = dp_accounting.pld.PLDAccountant(ADD).compose(event)
     assert accountant.get_epsilon(1e-6) == pytest.approx(0.2, rel=0.01)
 
@@ -256,7 +275,12 @@ def test_it_adds_up_with_a_fit_and_the_report_lists_it():
         lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])),
         clipping="flat",
     )
-    model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0), epsilon=1.0, delta=1e-5, ledger=made.ledger)
+    model.compile(
+        dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
+        epsilon=1.0,
+        delta=1e-5,
+        ledger=made.ledger,
+    )
     report = model.privacy_report()
     assert report.epsilon == before
     model.fit(made(x).numpy(), (x[:, 0] > 0).astype("int32"), batch_size=500, epochs=3, verbose=0)
@@ -294,7 +318,10 @@ def test_the_ledger_on_disk_is_ahead_of_the_release(tmp_path):
 
     with dpvi.PrivacyLedger(path) as ledger:
         made = layer()
-        with mock.patch.object(preprocessing, "privatize_moments", watching), pytest.raises(KeyboardInterrupt):
+        with (
+            mock.patch.object(preprocessing, "privatize_moments", watching),
+            pytest.raises(KeyboardInterrupt),
+        ):
             made.adapt(records(), epsilon=0.1, delta=1e-6, ledger=ledger)
         assert seen == [1]
         assert ledger.num_releases == 1  # Stays charged.
@@ -323,14 +350,22 @@ def test_a_seed_is_reported_and_two_columns_under_one_seed_cost_twice():
     [
         ({}, ValueError, "pass epsilon and delta, or"),
         ({"epsilon": 1.0}, ValueError, "delta"),
-        ({"epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 1.0}, ValueError, "pass epsilon and delta, or"),
+        (
+            {"epsilon": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
+            ValueError,
+            "pass epsilon and delta, or",
+        ),
         ({"epsilon": -1.0, "delta": 1e-5}, ValueError, "epsilon"),
         ({"epsilon": 1.0, "delta": 2.0}, ValueError, "delta"),
         ({"noise_multiplier": 1.0, "delta": 1e-5}, ValueError, "pass epsilon and delta, or"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
         ({"noise_multiplier": 1.0, "num_records": 0}, ValueError, "num_records"),
         ({"noise_multiplier": 1.0, "accountant": "magic"}, ValueError, "accountant"),
-        ({"noise_multiplier": 1.0, "neighboring_relation": "cousins"}, ValueError, "neighboring_relation"),
+        (
+            {"noise_multiplier": 1.0, "neighboring_relation": "cousins"},
+            ValueError,
+            "neighboring_relation",
+        ),
         ({"noise_multiplier": 1.0, "ledger": "books"}, TypeError, "ledger"),
         ({"noise_multiplier": 1.0, "seed": "x"}, TypeError, "seed"),
     ],
@@ -457,7 +492,9 @@ def test_data_frames_and_memmaps(tmp_path):
     pandas = pytest.importorskip("pandas")
     x = records(300)
     expected = adapted(x, 0.0).mean
-    np.testing.assert_array_equal(adapted(pandas.DataFrame(x, columns=list("abc")), 0.0).mean, expected)
+    np.testing.assert_array_equal(
+        adapted(pandas.DataFrame(x, columns=list("abc")), 0.0).mean, expected
+    )
     on_disk = np.memmap(tmp_path / "x", "float64", "w+", shape=x.shape)
     on_disk[:] = x
     np.testing.assert_array_equal(adapted(on_disk, 0.0).mean, expected)

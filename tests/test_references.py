@@ -50,7 +50,9 @@ def test_one_clipped_sum_of_each_engine(name):
     assert size > 0.01
     np.testing.assert_allclose(found, frozen, rtol=0, atol=case.rtol * size)
     if case.by_hand is not None:
-        np.testing.assert_allclose(found, references.change_by_hand(case, model), rtol=0, atol=2 * case.rtol * size)
+        np.testing.assert_allclose(
+            found, references.change_by_hand(case, model), rtol=0, atol=2 * case.rtol * size
+        )
 
 
 def test_every_figure_that_was_frozen_is_compared():
@@ -60,14 +62,20 @@ def test_every_figure_that_was_frozen_is_compared():
     assert set(SAVED) == {*FILES, LEDGER}
 
 
-@pytest.mark.parametrize("name", [name if name in PLANS else slow(name) for name in references.plans()])
+@pytest.mark.parametrize(
+    "name", [name if name in PLANS else slow(name) for name in references.plans()]
+)
 def test_noise_multipliers(name):
-    assert references.calibrated(references.plans()[name]) == pytest.approx(FROZEN["noise"][name], rel=3e-3)
+    assert references.calibrated(references.plans()[name]) == pytest.approx(
+        FROZEN["noise"][name], rel=3e-3
+    )
 
 
 @pytest.mark.parametrize("name", [slow(name) if name == "two terms" else name for name in REPORTS])
 def test_reports_have_the_same_figures(name):
-    same_figures(references.figures(REPORTS[name]().privacy_report().to_json()), FROZEN["reports"][name])
+    same_figures(
+        references.figures(REPORTS[name]().privacy_report().to_json()), FROZEN["reports"][name]
+    )
 
 
 @pytest.mark.parametrize("name", shared_out(FILES))

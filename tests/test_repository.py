@@ -32,7 +32,11 @@ def _of_python(text):
 
 
 def _python(code):
-    quiet_by_itself = {k: v for k, v in os.environ.items() if k not in ("TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS")}
+    quiet_by_itself = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS")
+    }
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -59,7 +63,11 @@ assert "TF_USE_LEGACY_KERAS" not in os.environ  # It would choose the Keras of e
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    "code", [pytest.param("import tfp_dpvi", id="face"), pytest.param(FIRST_FIT, id="fit", marks=pytest.mark.slow)]
+    "code",
+    [
+        pytest.param("import tfp_dpvi", id="face"),
+        pytest.param(FIRST_FIT, id="fit", marks=pytest.mark.slow),
+    ],
 )
 def test_imports_and_a_first_fit_are_quiet(code):
     """Of the model too, which is what a first fit imports first; nor do they set an environment variable."""
@@ -97,11 +105,18 @@ def _python_of(path):
 
 def test_there_is_a_constraints_file_for_each_stack_and_python():
     """TensorFlow 2.15 has no wheels for Python 3.12 and later."""
-    stacks = {stack: [_python_of(path) for path in CONSTRAINTS if path.name.startswith(stack)] for stack in STACKS}
+    stacks = {
+        stack: [_python_of(path) for path in CONSTRAINTS if path.name.startswith(stack)]
+        for stack in STACKS
+    }
     assert stacks == {"current": ["3.10", "3.11", "3.12", "3.13"], "tf215": ["3.10", "3.11"]}
     project = _pyproject()["project"]
     assert project["requires-python"] == ">=3.10,<3.14"
-    named = [line.rsplit(" ", 1)[1] for line in project["classifiers"] if line.startswith("Programming Language")]
+    named = [
+        line.rsplit(" ", 1)[1]
+        for line in project["classifiers"]
+        if line.startswith("Programming Language")
+    ]
     assert named == ["3", "3.10", "3.11", "3.12", "3.13"]
 
 
@@ -119,7 +134,13 @@ def test_pins_satisfy_pyproject(path):
     pins = _pins(path)
     assert "tfp-dpvi" not in pins
     old = extras["tensorflow-privacy"] if path.name.startswith("tf215") else []
-    for line in [*project["dependencies"], *extras["examples"], *extras["dev"], *extras["gpu"], *old]:
+    for line in [
+        *project["dependencies"],
+        *extras["examples"],
+        *extras["dev"],
+        *extras["gpu"],
+        *old,
+    ]:
         requirement = Requirement(line)
         if requirement.name == project["name"]:
             continue
@@ -137,7 +158,14 @@ def test_this_environment_is_the_pinned_one():
     stack = "tf215" if version("tensorflow").startswith("2.15.") else "current"
     pins = _pins(ROOT / "constraints" / f"{stack}-py3{sys.version_info.minor}.txt")
     assert ("tensorflow-privacy" in pins) == (stack == "tf215")
-    for name in ("tensorflow", "tensorflow-probability", "tf-keras", "tensorflow-privacy", "dp-accounting", "numpy"):
+    for name in (
+        "tensorflow",
+        "tensorflow-probability",
+        "tf-keras",
+        "tensorflow-privacy",
+        "dp-accounting",
+        "numpy",
+    ):
         if name in pins:
             assert version(name) == pins[name]
 
@@ -149,7 +177,9 @@ def test_optional_packages_stay_optional():
 
 def test_no_machine_is_named():
     """Nothing in the repository points at a folder of somebody's machine."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
     absolute = re.compile(r"(?<![\w.~/])/(home|root|Users|work|tmp|opt)/\w")
     for name in tracked:
         path = ROOT / name

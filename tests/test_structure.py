@@ -11,7 +11,9 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tfp_dpvi"
-WIDTH = 13  # The last dimension of the records that are followed, and of nothing else in their model.
+WIDTH = (
+    13  # The last dimension of the records that are followed, and of nothing else in their model.
+)
 
 _spec = importlib.util.spec_from_file_location("structure", ROOT / ".ci" / "structure.py")
 structure = importlib.util.module_from_spec(_spec)
@@ -33,7 +35,9 @@ def figures():
 def test_the_figure_is_within_its_limit(figure):
     value, places = figures()[figure]
     shown = "\n".join(f"  {place}  {what}" for place, what in places)
-    assert value <= structure.LIMITS[figure], f"{figure}: {value}, limit {structure.LIMITS[figure]}\n{shown}"
+    assert value <= structure.LIMITS[figure], (
+        f"{figure}: {value}, limit {structure.LIMITS[figure]}\n{shown}"
+    )
 
 
 def test_the_drawing_is_current():
@@ -72,19 +76,33 @@ def _shown(findings):
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"privacy/plan.py": "from tfp_dpvi import models"}, "privacy imports tfp_dpvi.models, which is not below"),
+        (
+            {"privacy/plan.py": "from tfp_dpvi import models"},
+            "privacy imports tfp_dpvi.models, which is not below",
+        ),
         ({"privacy/plan.py": "from tfp_dpvi.models.dpvi import DPVI"}, "which is not below it"),
-        ({"privacy/plan.py": "def f():\n    from ..sampling import poisson"}, "privacy/plan.py:2: privacy imports"),
-        ({"privacy/plan.py": "def f():\n    import tensorflow as tf"}, "imports tensorflow: take tf"),
+        (
+            {"privacy/plan.py": "def f():\n    from ..sampling import poisson"},
+            "privacy/plan.py:2: privacy imports",
+        ),
+        (
+            {"privacy/plan.py": "def f():\n    import tensorflow as tf"},
+            "imports tensorflow: take tf",
+        ),
         ({"privacy/plan.py": "from tfp_dpvi._tf import tf"}, "which is not below it"),
         ({"privacy/plan.py": "from tfp_dpvi import _tf"}, "which is not below it"),
         ({"surrogates.py": "import tfp_dpvi.privacy"}, "surrogates imports tfp_dpvi.privacy"),
         ({"optimizers/a.py": "from tfp_dpvi.training import fit"}, "which is not below it"),
-        ({"models/dpvi.py": "from tfp_dpvi import DPVI"}, "tfp_dpvi.DPVI, which has no place in ORDER"),
+        (
+            {"models/dpvi.py": "from tfp_dpvi import DPVI"},
+            "tfp_dpvi.DPVI, which has no place in ORDER",
+        ),
         ({"_random.py": "from tfp_dpvi import sampling"}, "_random imports tfp_dpvi.sampling"),
         ({"models/dpvi.py": "import tensorflow_privacy"}, "imports TensorFlow Privacy"),
         (
-            {"optimizers/adapter.py": "import importlib\nimportlib.import_module('tensorflow_privacy')"},
+            {
+                "optimizers/adapter.py": "import importlib\nimportlib.import_module('tensorflow_privacy')"
+            },
             "imports TensorFlow Privacy",
         ),
         ({"models/dpvi.py": "from tfp_dpvi._tf import tf\ntf.keras.Model"}, "names tf.keras"),
@@ -140,15 +158,38 @@ def test_the_right_imports_pass(tmp_path):
 @pytest.mark.parametrize(
     ("files", "across", "foreign"),
     [
-        ({"models/a.py": "from tfp_dpvi.privacy._rdp import x", "privacy/_rdp.py": ""}, "privacy._rdp", None),
-        ({"models/a.py": "from tfp_dpvi.privacy.plan import _x"}, "privacy.plan._x", None),
-        ({"models/a.py": "model._dp", "training/b.py": "class C:\n    _dp: int"}, "uses ._dp, of training", None),
-        ({"models/a.py": "getattr(model, '_dp')", "training/b.py": "self._dp = 1"}, "uses ._dp", None),
-        ({"models/a.py": "layer._flatten_layers()"}, None, "uses ._flatten_layers"),
-        ({"models/a.py": "from tensorflow.python.ops import pfor"}, None, "imports tensorflow.python"),
-        ({"models/a.py": "def _f(self):\n    self._x = 1", "models/b.py": "a._f()\nmodel._x"}, None, None),
         (
-            {"models/a.py": "from tfp_dpvi import _tf\nfrom tfp_dpvi.models import _b", "_tf.py": "l._inputs"},
+            {"models/a.py": "from tfp_dpvi.privacy._rdp import x", "privacy/_rdp.py": ""},
+            "privacy._rdp",
+            None,
+        ),
+        ({"models/a.py": "from tfp_dpvi.privacy.plan import _x"}, "privacy.plan._x", None),
+        (
+            {"models/a.py": "model._dp", "training/b.py": "class C:\n    _dp: int"},
+            "uses ._dp, of training",
+            None,
+        ),
+        (
+            {"models/a.py": "getattr(model, '_dp')", "training/b.py": "self._dp = 1"},
+            "uses ._dp",
+            None,
+        ),
+        ({"models/a.py": "layer._flatten_layers()"}, None, "uses ._flatten_layers"),
+        (
+            {"models/a.py": "from tensorflow.python.ops import pfor"},
+            None,
+            "imports tensorflow.python",
+        ),
+        (
+            {"models/a.py": "def _f(self):\n    self._x = 1", "models/b.py": "a._f()\nmodel._x"},
+            None,
+            None,
+        ),
+        (
+            {
+                "models/a.py": "from tfp_dpvi import _tf\nfrom tfp_dpvi.models import _b",
+                "_tf.py": "l._inputs",
+            },
             None,
             None,
         ),
@@ -170,12 +211,21 @@ class Plan:
             return plan.clip
         return inner, self.clip, object
 '''
-    [module, other] = _read(tmp_path, {"models/a.py": text, "models/b.py": "run(clip=3)\n'clip'\nplan.clip = 2"})
+    [module, other] = _read(
+        tmp_path, {"models/a.py": text, "models/b.py": "run(clip=3)\n'clip'\nplan.clip = 2"}
+    )
     assert structure.vague_types(module) == 3
-    lengths = {name: node.end_lineno - node.lineno + 1 for name, node, _ in structure.functions(module)}
+    lengths = {
+        name: node.end_lineno - node.lineno + 1 for name, node, _ in structure.functions(module)
+    }
     assert lengths == {"Plan.price": 5, "Plan.price.inner": 2}
-    assert [place for place, _ in structure.naming_files([module, other], "clip")] == ["models/a.py", "models/b.py"]
-    assert [what for _, what in structure.readers([module, other], "clip")] == ["Plan.price.inner reads .clip"]
+    assert [place for place, _ in structure.naming_files([module, other], "clip")] == [
+        "models/a.py",
+        "models/b.py",
+    ]
+    assert [what for _, what in structure.readers([module, other], "clip")] == [
+        "Plan.price.inner reads .clip"
+    ]
 
 
 def test_the_drawing_shows_what_is_imported_at_first_hand(tmp_path):
@@ -185,12 +235,23 @@ def test_the_drawing_shows_what_is_imported_at_first_hand(tmp_path):
         "_tf.py": "",
     }
     drawing = structure.draw(_read(tmp_path, files))
-    assert drawing.splitlines()[1:-1] == ["| models   | --> sampling", "| sampling | --> _tf", "| _tf      |"]
+    assert drawing.splitlines()[1:-1] == [
+        "| models   | --> sampling",
+        "| sampling | --> _tf",
+        "| _tf      |",
+    ]
 
 
 # -------------------------------------------------------------------------------- the path of a record
 
-HANDS_ON = {"Identity", "Placeholder", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+HANDS_ON = {
+    "Identity",
+    "Placeholder",
+    "While",
+    "StatelessWhile",
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+}
 
 
 def _graphs(values, depth=0):
@@ -243,7 +304,11 @@ def _files_on_the_path(graph):
             rest.extend(part.op for part in operation.inputs)
     files = set()
     for operation in after & before:
-        own = [frame.filename for frame in operation.traceback if frame.filename.startswith(str(PACKAGE))]
+        own = [
+            frame.filename
+            for frame in operation.traceback
+            if frame.filename.startswith(str(PACKAGE))
+        ]
         if own and operation.type not in HANDS_ON:
             files.add(pathlib.Path(own[-1]).relative_to(PACKAGE).as_posix())
     return files - {"_tf.py"}
@@ -255,9 +320,13 @@ def test_one_record_reaches_the_update_through_few_files():
 
     tfd = tfp.distributions
     model = dpvi.DPVI(
-        tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * tf.reduce_sum(x, axis=-1), 1.0), clipping="flat"
+        tfd.Normal(0.0, 1.0),
+        lambda w, x: tfd.Normal(w * tf.reduce_sum(x, axis=-1), 1.0),
+        clipping="flat",
     )
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1)
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1
+    )
     model.compile(optimizer, jit_compile=False)
     x, y = np.ones([20, WIDTH], np.float32), np.ones(20, np.float32)
     graphs = _traced(lambda: model.fit(x, y, batch_size=5, epochs=1, verbose=0))
@@ -269,4 +338,7 @@ def test_one_record_reaches_the_update_through_few_files():
 def test_the_declared_path_is_of_this_package():
     assert [path for path in structure.RECORD_PATH if not (PACKAGE / path).is_file()] == []
     for path in structure.RECORD_PATH:
-        assert any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse((PACKAGE / path).read_text())))
+        assert any(
+            isinstance(node, ast.FunctionDef)
+            for node in ast.walk(ast.parse((PACKAGE / path).read_text()))
+        )

@@ -36,7 +36,10 @@ def named(dtype):
 
 def sequential(dtype):
     return tfd.JointDistributionSequential(
-        [tfd.HalfNormal(dtype(1.0)), lambda scale: tfd.Sample(tfd.Normal(dtype(0.0), scale), sample_shape=2)]
+        [
+            tfd.HalfNormal(dtype(1.0)),
+            lambda scale: tfd.Sample(tfd.Normal(dtype(0.0), scale), sample_shape=2),
+        ]
     )
 
 
@@ -69,7 +72,9 @@ def constrained(dtype):
 
 
 # TFP 0.22 says this of every auto-batched distribution that samples with a stateless seed; so do its ASVI surrogates.
-autobatched_sampling_is_slow = pytest.mark.filterwarnings("ignore:Saw Tensor seed .* stateless sampling:UserWarning")
+autobatched_sampling_is_slow = pytest.mark.filterwarnings(
+    "ignore:Saw Tensor seed .* stateless sampling:UserWarning"
+)
 
 OTHERS = [single, positive, sequential, coroutine, auto_batched]
 PRIORS = [named, *(pytest.param(prior, marks=pytest.mark.slow) for prior in (constrained, *OTHERS))]
@@ -120,7 +125,10 @@ def test_its_gradient_reaches_every_variable(name, make_prior):
 
 def test_mean_field_has_a_place_and_a_scale_for_each_unconstrained_parameter():
     count = {
-        name: sum(int(np.prod(v.shape)) for v in surrogates.build(name, named(np.float32)).trainable_variables)
+        name: sum(
+            int(np.prod(v.shape))
+            for v in surrogates.build(name, named(np.float32)).trainable_variables
+        )
         for name in ("mean_field", "full_rank")
     }
     assert count["mean_field"] == 2 * 8
@@ -135,20 +143,32 @@ def test_mean_field_has_a_place_and_a_scale_for_each_unconstrained_parameter():
 def test_zeros_starts_at_zero_of_the_unconstrained_space(builder, make_prior):
     prior = make_prior(np.float64)
     centre = prior.experimental_default_event_space_bijector().forward(
-        tf.nest.map_structure(tf.zeros_like, prior.experimental_default_event_space_bijector().inverse(prior.sample()))
+        tf.nest.map_structure(
+            tf.zeros_like, prior.experimental_default_event_space_bijector().inverse(prior.sample())
+        )
     )
-    surrogate = builder(prior) if builder is surrogates.full_rank else builder(prior, initial_scale=0.01)
-    if builder is surrogates.full_rank:  # Its scale is TFP's; the median of many draws is the transformed location.
-        medians = tf.nest.map_structure(lambda part: np.median(part, axis=0), surrogate.sample(20_001, seed=(3, 4)))
+    surrogate = (
+        builder(prior) if builder is surrogates.full_rank else builder(prior, initial_scale=0.01)
+    )
+    if (
+        builder is surrogates.full_rank
+    ):  # Its scale is TFP's; the median of many draws is the transformed location.
+        medians = tf.nest.map_structure(
+            lambda part: np.median(part, axis=0), surrogate.sample(20_001, seed=(3, 4))
+        )
         # False-alarm rate below 1e-9: a median of 20,001 draws of a unit normal has deviation 0.0089.
         back = prior.experimental_default_event_space_bijector().inverse(
             tf.nest.map_structure(lambda median, part: tf.cast(median, part.dtype), medians, centre)
         )
-        if make_prior is not constrained:  # The median of a simplex's parts is no transformed median.
+        if (
+            make_prior is not constrained
+        ):  # The median of a simplex's parts is no transformed median.
             for part in tf.nest.flatten(back):
                 np.testing.assert_allclose(part, 0.0, atol=0.06)
     else:
-        for ours, expected in zip(tf.nest.flatten(surrogate.sample(seed=(3, 4))), tf.nest.flatten(centre), strict=True):
+        for ours, expected in zip(
+            tf.nest.flatten(surrogate.sample(seed=(3, 4))), tf.nest.flatten(centre), strict=True
+        ):
             np.testing.assert_allclose(ours, expected, atol=0.08)  # 8 deviations of 0.01.
 
 
@@ -162,7 +182,9 @@ def start_values(dtype=np.float64):
 
 
 def test_a_start_given_in_the_priors_support_is_where_mean_field_starts():
-    surrogate = surrogates.mean_field(constrained(np.float64), initial_loc=start_values(), initial_scale=1e-6)
+    surrogate = surrogates.mean_field(
+        constrained(np.float64), initial_loc=start_values(), initial_scale=1e-6
+    )
     draw = surrogate.sample(seed=(5, 6))
     for name, value in start_values().items():
         np.testing.assert_allclose(draw[name], value, rtol=1e-3)
@@ -172,13 +194,17 @@ def test_initial_scale_is_the_deviation_in_the_unconstrained_space():
     """False-alarm rate below 1e-9: the deviation of 20,000 draws is known within 0.5 %; the band is 4 %."""
     for scale in (0.01, 0.7):
         surrogate = surrogates.mean_field(single(np.float64), initial_scale=scale)
-        np.testing.assert_allclose(surrogate.sample(20_000, seed=(7, 8)).numpy().std(axis=0), scale, rtol=0.04)
+        np.testing.assert_allclose(
+            surrogate.sample(20_000, seed=(7, 8)).numpy().std(axis=0), scale, rtol=0.04
+        )
 
 
 def test_a_start_from_the_prior_breaks_the_symmetry_and_repeats_with_a_seed():
     prior = tfd.Sample(tfd.Normal(np.float64(0.0), 2.0), sample_shape=6)
     first, again, other = (
-        surrogates.mean_field(prior, initial_loc="prior", initial_scale=1e-6, seed=seed).sample(seed=(1, 1)).numpy()
+        surrogates.mean_field(prior, initial_loc="prior", initial_scale=1e-6, seed=seed)
+        .sample(seed=(1, 1))
+        .numpy()
         for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
@@ -190,7 +216,9 @@ def test_a_fresh_start_from_the_prior_does_not_follow_the_global_seed():
     draws = []
     for _ in range(2):
         tf.random.set_seed(1)
-        surrogate = surrogates.mean_field(single(np.float64), initial_loc="prior", initial_scale=1e-6)
+        surrogate = surrogates.mean_field(
+            single(np.float64), initial_loc="prior", initial_scale=1e-6
+        )
         draws.append(surrogate.sample(seed=(1, 1)).numpy())
     assert np.abs(draws[0] - draws[1]).min() > 1e-9
 
@@ -205,7 +233,9 @@ def test_full_rank_takes_a_start_for_unconstrained_priors():
 
 @pytest.mark.parametrize("builder", [surrogates.mean_field, surrogates.full_rank])
 def test_an_unknown_word_for_the_start_is_refused(builder):
-    with pytest.raises(ValueError, match="initial_loc='ones' is unknown; pass one of 'zeros', 'prior'"):
+    with pytest.raises(
+        ValueError, match="initial_loc='ones' is unknown; pass one of 'zeros', 'prior'"
+    ):
         builder(single(np.float32), initial_loc="ones")
 
 
@@ -215,7 +245,9 @@ def test_an_unknown_word_for_the_start_is_refused(builder):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_discrete_prior_is_refused_with_the_way_out(name):
     for prior in (
-        tfd.JointDistributionNamed({"z": tfd.Categorical(probs=[0.5, 0.5]), "loc": tfd.Normal(0.0, 1.0)}),
+        tfd.JointDistributionNamed(
+            {"z": tfd.Categorical(probs=[0.5, 0.5]), "loc": tfd.Normal(0.0, 1.0)}
+        ),
         tfd.Categorical(probs=[0.5, 0.5]),
     ):
         with pytest.raises(ValueError, match=r"prior .*int32.*sum them out"):
@@ -225,9 +257,14 @@ def test_a_discrete_prior_is_refused_with_the_way_out(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_mixed_dtypes_are_refused(name):
     prior = tfd.JointDistributionNamed(
-        {"a": tfd.Normal(np.float32(0.0), np.float32(1.0)), "b": tfd.Normal(np.float64(0.0), np.float64(1.0))}
+        {
+            "a": tfd.Normal(np.float32(0.0), np.float32(1.0)),
+            "b": tfd.Normal(np.float64(0.0), np.float64(1.0)),
+        }
     )
-    with pytest.raises(ValueError, match="float32, float64; it needs parameters of one floating dtype"):
+    with pytest.raises(
+        ValueError, match="float32, float64; it needs parameters of one floating dtype"
+    ):
         surrogates.build(name, prior)
 
 
@@ -304,7 +341,9 @@ def test_a_joint_surrogate_with_other_names_is_refused():
 
 
 def test_an_unknown_name_is_refused_with_those_that_exist():
-    with pytest.raises(ValueError, match="'meanfield' is unknown; pass one of 'mean_field', 'full_rank', 'asvi'"):
+    with pytest.raises(
+        ValueError, match="'meanfield' is unknown; pass one of 'mean_field', 'full_rank', 'asvi'"
+    ):
         surrogates.build("meanfield", single(np.float32))
 
 
@@ -323,7 +362,10 @@ def test_what_is_no_distribution_is_refused(wrong):
 @pytest.mark.parametrize("cholesky", [False, True])
 def test_the_bijector_of_a_wishart_reaches_every_draw(cholesky):
     prior = surrogates.WishartTriL(4.0, 0.2 * np.eye(2), input_output_cholesky=cholesky)
-    draws, bijector = prior.sample(500, seed=(1, 2)), prior.experimental_default_event_space_bijector()
+    draws, bijector = (
+        prior.sample(500, seed=(1, 2)),
+        prior.experimental_default_event_space_bijector(),
+    )
     back = bijector.forward(tf.identity(bijector.inverse(draws)))
     np.testing.assert_allclose(np.asarray(back), np.asarray(draws), rtol=1e-6, atol=1e-9)
 
@@ -331,8 +373,15 @@ def test_the_bijector_of_a_wishart_reaches_every_draw(cholesky):
 def test_tfps_wishart_which_leaves_out_small_factors_is_refused():
     """Without the fault in TFP, this library's class can go."""
     part = tfd.WishartTriL(4.0, 0.2 * np.eye(2, dtype=np.float32), input_output_cholesky=True)
-    assert np.isnan(part.experimental_default_event_space_bijector().inverse(part.sample(500, seed=(1, 2)))).any()
-    for prior in (part, tfd.JointDistributionNamed({"covariances": tfd.Sample(part, 2), "mean": tfd.Normal(0.0, 1.0)})):
+    assert np.isnan(
+        part.experimental_default_event_space_bijector().inverse(part.sample(500, seed=(1, 2)))
+    ).any()
+    for prior in (
+        part,
+        tfd.JointDistributionNamed(
+            {"covariances": tfd.Sample(part, 2), "mean": tfd.Normal(0.0, 1.0)}
+        ),
+    ):
         with pytest.raises(ValueError, match=r"has a WishartTriL, .*\ndpvi.surrogates.WishartTriL"):
             surrogates.check_prior(prior)
 

@@ -18,7 +18,11 @@ def imports_of_tests(text: str) -> list[str]:
             names.append(node.module)
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    return [name for name in names if name.split(".")[0] in FOLDERS or name.split(".")[-1].startswith("test_")]
+    return [
+        name
+        for name in names
+        if name.split(".")[0] in FOLDERS or name.split(".")[-1].startswith("test_")
+    ]
 
 
 def test_no_test_imports_another_nor_looks_behind_a_model():

@@ -43,7 +43,8 @@ class TestKeras3:
 
     def refused(self, *kinds):
         return pytest.raises(
-            TypeError, match=rf"({'|'.join(kinds)})\(\.\.\.\) is an object of Keras 3(.|\n)*dpvi\.keras"
+            TypeError,
+            match=rf"({'|'.join(kinds)})\(\.\.\.\) is an object of Keras 3(.|\n)*dpvi\.keras",
         )
 
     @pytest.mark.parametrize("part", ["encoder", "decoder"])
@@ -60,9 +61,15 @@ class TestKeras3:
         layer = keras_3.layers.Dense(2)
         decoder = keras.Sequential([keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
         with self.refused("Dense"):
-            dpvi.DPVAE(lambda x: tfd.MultivariateNormalDiag(layer(x)), decoder, tfd.MultivariateNormalDiag(tf.zeros(2)))
+            dpvi.DPVAE(
+                lambda x: tfd.MultivariateNormalDiag(layer(x)),
+                decoder,
+                tfd.MultivariateNormalDiag(tf.zeros(2)),
+            )
 
-    @pytest.mark.parametrize("wrap", [lambda layer: layer, lambda layer: [layer], lambda layer: {"a": layer}])
+    @pytest.mark.parametrize(
+        "wrap", [lambda layer: layer, lambda layer: [layer], lambda layer: {"a": layer}]
+    )
     def test_a_layer_of_a_model(self, keras_3, wrap):
         class Model(dpvi.DPModel):
             def __init__(self):
@@ -75,7 +82,9 @@ class TestKeras3:
     def test_optimizers_metrics_and_callbacks(self, keras_3):
         with self.refused("Adam"):
             as_dp_optimizer(keras_3.optimizers.Adam(), l2_norm_clip=1.0)
-        model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0), clipping="flat")
+        model = dpvi.DPVI(
+            tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0), clipping="flat"
+        )
         optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
         with self.refused("MeanSquaredError"):
             model.compile(optimizer, validation_metrics=[keras_3.metrics.MeanSquaredError()])
@@ -90,7 +99,9 @@ class TestKeras3:
 
 
 def a_model():
-    model = keras.Sequential([keras.layers.Dense(2, kernel_regularizer="l2"), keras.layers.Dropout(0.5)])
+    model = keras.Sequential(
+        [keras.layers.Dense(2, kernel_regularizer="l2"), keras.layers.Dropout(0.5)]
+    )
     model(tf.ones([1, 3]))
     return model
 
@@ -99,7 +110,9 @@ class TestKeras:
     def test_no_hooks_on_calls(self):
         """`calls_seen`: a layer's `call` is replaced for one trace, and as it was afterwards."""
         assert not [
-            name for name in dir(keras.layers.Layer) if "hook" in name and ("call" in name or "forward" in name)
+            name
+            for name in dir(keras.layers.Layer)
+            if "hook" in name and ("call" in name or "forward" in name)
         ]
         layer, seen = keras.layers.Dense(2), []
 
@@ -219,7 +232,9 @@ class TestTensorFlow:
         @tf.function
         def outer(x):
             return tf.while_loop(
-                lambda x: x < 9.0, lambda x: tf.cond(x > 3.0, lambda: x + tf.exp(x), lambda: 2.0 * x), [x]
+                lambda x: x < 9.0,
+                lambda x: tf.cond(x > 3.0, lambda: x + tf.exp(x), lambda: 2.0 * x),
+                [x],
             )
 
         graph = outer.get_concrete_function(tf.TensorSpec([])).graph
@@ -239,7 +254,9 @@ class TestTensorFlow:
             "at once": add,
             "in a function": tf.function(add, autograph=False),
             "in a loop": lambda ids: tf.while_loop(
-                lambda i, _: i < 2, lambda i, total: (i + 1, total + add(ids) / 2.0), (0, tf.zeros([4]))
+                lambda i, _: i < 2,
+                lambda i, total: (i + 1, total + add(ids) / 2.0),
+                (0, tf.zeros([4])),
             )[1],
         }
         wanted = [[1, 1, 0, 0], [0, 0, 2, 0], [1, 1, 0, 0]]
@@ -270,13 +287,24 @@ for _ in range(20):
     found = tf.function(lambda: {"_tf.map_apart" if ours else "tf.vectorized_map"}(one, tf.constant(x)))()
     assert np.abs(found - wanted).max() < 1e-4
 """
-        env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1", "TF_USE_LEGACY_KERAS": "1"}  # Without importing Keras 3.
-        ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        env = {
+            **os.environ,
+            "TF_ENABLE_ONEDNN_OPTS": "1",
+            "TF_USE_LEGACY_KERAS": "1",
+        }  # Without importing Keras 3.
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+        )
         assert (ended.returncode == 0) == ours, ended.stderr[-500:]
 
     @pytest.mark.parametrize(
         ("first", "second"),
-        [((10, 8), (1, 8, 6)), ((1, 10, 8), (8, 6)), ((2, 1, 10, 8), (3, 8, 6)), ((2, 4, 8), (2, 8, 6))],
+        [
+            ((10, 8), (1, 8, 6)),
+            ((1, 10, 8), (8, 6)),
+            ((2, 1, 10, 8), (3, 8, 6)),
+            ((2, 4, 8), (2, 8, 6)),
+        ],
     )
     def test_mapped_products_are_numpys(self, first, second):
         parts = [np.random.default_rng(1).normal(size=[5, *shape]) for shape in (first, second)]
@@ -289,9 +317,16 @@ for _ in range(20):
             for turned in (False, True):
 
                 def one(number, x=x, y=y, mapped=mapped, turned=turned):
-                    x, y = (part[number] if m else tf.constant(part[0]) for part, m in zip((x, y), mapped, strict=True))
+                    x, y = (
+                        part[number] if m else tf.constant(part[0])
+                        for part, m in zip((x, y), mapped, strict=True)
+                    )
                     # The transposed product of transposed factors.
-                    return tf.matmul(tf.linalg.matrix_transpose(x), y, transpose_a=True) if turned else tf.matmul(x, y)
+                    return (
+                        tf.matmul(tf.linalg.matrix_transpose(x), y, transpose_a=True)
+                        if turned
+                        else tf.matmul(x, y)
+                    )
 
                 found = _tf.map_apart(one, tf.range(5))
                 wanted = [np.matmul(x[i], y[i]) for i in range(5)]

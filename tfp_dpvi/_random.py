@@ -46,7 +46,9 @@ def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 
 def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` new keys of 128 random bits each."""
-    keys = tf.random.stateless_uniform([num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM)
+    keys = tf.random.stateless_uniform(
+        [num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM
+    )
     return tf.unstack(keys)
 
 
@@ -73,8 +75,12 @@ def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.concat(_many_normals(key, static), axis=0)[:static], shape)
     size = tf.reduce_prod(tf.cast(shape, tf.int64))
     half = (size + 1) // 2
-    uniform = tf.random.stateless_uniform(tf.stack([2, half]), seed=key, dtype=tf.float64, alg=ALGORITHM)
-    radius = tf.sqrt(-2.0 * tf.math.log1p(-uniform[0]))  # In [0, 1): the logarithm's argument is never 0.
+    uniform = tf.random.stateless_uniform(
+        tf.stack([2, half]), seed=key, dtype=tf.float64, alg=ALGORITHM
+    )
+    radius = tf.sqrt(
+        -2.0 * tf.math.log1p(-uniform[0])
+    )  # In [0, 1): the logarithm's argument is never 0.
     angle = (2.0 * math.pi) * uniform[1]
     both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
     return tf.cast(tf.reshape(both[:size], shape), dtype)
@@ -100,7 +106,9 @@ def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
     bits = _threefry(bits_key, half)
     rare = tf.reduce_any(tf.bitwise.bitwise_and(bits[0], _MASK) == 0)
     return tf.cond(
-        rare, lambda: _box_muller(*bits, _threefry(more_key, half)[0]), lambda: _box_muller(*bits, bits[0][:0])
+        rare,
+        lambda: _box_muller(*bits, _threefry(more_key, half)[0]),
+        lambda: _box_muller(*bits, bits[0][:0]),
     )
 
 
@@ -120,7 +128,9 @@ def _threefry(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _box_muller(
+    first: tf.Tensor, second: tf.Tensor, more: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns pairs of normals from two int32 tensors of shape [n]; `more` [n] or [0] extends u of which 31 bits are 0."""
     high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
     low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
@@ -134,8 +144,12 @@ def _box_muller(first: tf.Tensor, second: tf.Tensor, more: tf.Tensor) -> tuple[t
     quarter = tf.round(turns * 4.0)
     angle = (turns - quarter * 0.25) * (2.0 * math.pi)
     square = angle * angle
-    sine = angle * (1.0 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362880))))
-    cosine = 1.0 + square * (-1 / 2 + square * (1 / 24 + square * (-1 / 720 + square * (1 / 40320 - square / 3628800))))
+    sine = angle * (
+        1.0 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362880)))
+    )
+    cosine = 1.0 + square * (
+        -1 / 2 + square * (1 / 24 + square * (-1 / 720 + square * (1 / 40320 - square / 3628800)))
+    )
     odd, half_turn = tf.abs(quarter) == 1.0, tf.abs(quarter) == 2.0
     x, y = tf.where(odd, sine, cosine), tf.where(odd, cosine, sine)
     x = tf.where((quarter == 1.0) | half_turn, -x, x)

@@ -48,7 +48,13 @@ def refuse_keras_3(name: str, value: object) -> None:
     """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3."""
     if not Layer.__module__.startswith("tf_keras."):
         return  # Keras 2 is the package `keras` here.
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    parts = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else [value]
+    )
     for part in parts:
         if any(kind.__module__.startswith("keras.") for kind in type(part).__mro__):
             raise TypeError(
@@ -151,7 +157,9 @@ def _recurrent_loops() -> Iterator[None]:
     if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A nested map.
         yield
         return
-    never = property(lambda layer: False, lambda layer, value: vars(layer).update(_could_use_gpu_kernel=value))
+    never = property(
+        lambda layer: False, lambda layer, value: vars(layer).update(_could_use_gpu_kernel=value)
+    )
     try:
         for kind in kinds:
             kind._could_use_gpu_kernel = never
@@ -174,7 +182,9 @@ def calls_seen(
     try:
         for layer in layers:
             # Past Keras's attribute tracking, which would save it.
-            object.__setattr__(layer, "call", tf.autograph.experimental.do_not_convert(wrap(layer, layer.call)))
+            object.__setattr__(
+                layer, "call", tf.autograph.experimental.do_not_convert(wrap(layer, layer.call))
+            )
         yield
     finally:
         for layer, call in zip(layers, held, strict=True):
@@ -210,7 +220,9 @@ def mapped_file(array: np.ndarray) -> mmap.mmap | None:
     return getattr(array, "_mmap", None)
 
 
-def learning_rate_variable(optimizer: Optimizer) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
+def learning_rate_variable(
+    optimizer: Optimizer,
+) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
     """Returns an optimizer's learning rate or schedule; `learning_rate` returns a schedule's current value."""
     return optimizer._learning_rate
 
@@ -232,7 +244,11 @@ class NotReparameterized(tfd.Distribution):
     """A distribution whose draws are not reparameterised; `parameters` are the subclass's arguments."""
 
     def __init__(self, dtype: tf.DType, parameters: dict[str, Any], name: str) -> None:
-        how = {"reparameterization_type": tfd.NOT_REPARAMETERIZED, "validate_args": False, "allow_nan_stats": True}
+        how = {
+            "reparameterization_type": tfd.NOT_REPARAMETERIZED,
+            "validate_args": False,
+            "allow_nan_stats": True,
+        }
         super().__init__(dtype=dtype, parameters=parameters, name=name, **how)
 
 
@@ -268,7 +284,9 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
         yield operation
         for value in operation.node_def.attr.values():
             for called in [value.func, *value.list.func]:
-                function = operation.graph._get_function(called.name) if called.name not in seen else None
+                function = (
+                    operation.graph._get_function(called.name) if called.name not in seen else None
+                )
                 seen.add(called.name)
                 if function is not None:
                     waiting += function.graph.get_operations()
@@ -337,11 +355,18 @@ def _convert_product(inputs: Any) -> Any:
     from tensorflow.python.ops.parallel_for import pfor
 
     first, second = (part.shape[:-2] for part in inputs.op.inputs)
-    if inputs.input(0).is_stacked and inputs.input(1).is_stacked and first.is_fully_defined() and first == second:
+    if (
+        inputs.input(0).is_stacked
+        and inputs.input(1).is_stacked
+        and first.is_fully_defined()
+        and first == second
+    ):
         return pfor._pfor_converter_registry[inputs.op_type](inputs)
     inputs.expanddim_inputs_for_broadcast()
     x, y = (
-        tf.linalg.adjoint(inputs.input(number).t) if inputs.get_attr(name) else inputs.input(number).t
+        tf.linalg.adjoint(inputs.input(number).t)
+        if inputs.get_attr(name)
+        else inputs.input(number).t
         for number, name in enumerate(("adj_x", "adj_y"))
     )
     if y.shape.rank == 2:
@@ -352,5 +377,6 @@ def _convert_product(inputs: Any) -> Any:
 
 
 _CONVERTERS = dict.fromkeys(
-    ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"), _convert_segments
+    ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"),
+    _convert_segments,
 ) | {"BatchMatMulV2": _convert_product}

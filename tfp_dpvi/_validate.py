@@ -24,7 +24,9 @@ def real(name: str, value: Unchecked, fix: str) -> float:
     return result
 
 
-def positive(name: str, value: Unchecked, fix: str = "pass a finite number greater than 0") -> float:
+def positive(
+    name: str, value: Unchecked, fix: str = "pass a finite number greater than 0"
+) -> float:
     """Returns `value` as a finite float greater than zero."""
     result = real(name, value, fix)
     if not 0.0 < result < math.inf:
@@ -32,7 +34,9 @@ def positive(name: str, value: Unchecked, fix: str = "pass a finite number great
     return result
 
 
-def non_negative(name: str, value: Unchecked, fix: str = "pass a finite number of at least 0") -> float:
+def non_negative(
+    name: str, value: Unchecked, fix: str = "pass a finite number of at least 0"
+) -> float:
     """Returns `value` as a finite float of at least zero."""
     result = real(name, value, fix)
     if not 0.0 <= result < math.inf:
@@ -77,7 +81,9 @@ def count(name: str, value: Unchecked, minimum: int = 0) -> int:
 def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
     """Returns `value` if it is among the choices."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; pass one of {', '.join(map(repr, choices))}.")
+        raise ValueError(
+            f"{name}={value!r} is unknown; pass one of {', '.join(map(repr, choices))}."
+        )
     return value
 
 

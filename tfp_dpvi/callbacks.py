@@ -57,7 +57,9 @@ class PrivacyTensorBoard(Callback):
         try:
             self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
-            raise ValueError(f"log_dir={self.log_dir!r} cannot be written ({error}): pass a writable one.") from error
+            raise ValueError(
+                f"log_dir={self.log_dir!r} cannot be written ({error}): pass a writable one."
+            ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes the scalars and histograms of an epoch."""
@@ -78,7 +80,9 @@ class PrivacyTensorBoard(Callback):
         values = {}
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             for group, variables in model.weight_groups.items():
-                values.update({f"{group}/{name}": variable.numpy() for name, variable in _named(variables)})
+                values.update(
+                    {f"{group}/{name}": variable.numpy() for name, variable in _named(variables)}
+                )
         self._epoch = epoch
         # The writer has a thread of its own: TensorFlow's summaries take longer than an epoch of a small model.
         self._writer.add_event(_event(epoch, scalars, values))
@@ -105,7 +109,9 @@ def _event(step: int, scalars: dict[str, float], values: dict[str, np.ndarray]) 
         summary.MergeFrom(scalar_summary.scalar_pb(tag, value))
     for name, array in values.items():
         counts, edges = np.histogram(array[np.isfinite(array)].astype(np.float64), bins=_BUCKETS)
-        buckets = tensor_util.make_tensor_proto(np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64)
+        buckets = tensor_util.make_tensor_proto(
+            np.stack([edges[:-1], edges[1:], counts], axis=1), dtype=np.float64
+        )
         metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
         summary.value.add(tag=name, metadata=metadata, tensor=buckets)
     return Event(wall_time=time.time(), step=step, summary=summary)
@@ -169,7 +175,9 @@ class PrivateBackupAndRestore(Callback):
     runs only after the ledger has been charged for it, before and after an interruption.
     """
 
-    def __init__(self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True) -> None:
+    def __init__(
+        self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True
+    ) -> None:
         super().__init__()
         self.backup_dir = os.fspath(backup_dir)
         self.delete_checkpoint = delete_checkpoint
@@ -183,7 +191,9 @@ class PrivateBackupAndRestore(Callback):
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Writes the initial state; raises `ValueError` before the first step if the directory is not writable."""
         if self._snapshot is None:
-            raise ValueError("PrivateBackupAndRestore works only with fit of tfp_dpvi's models, one in each fit.")
+            raise ValueError(
+                "PrivateBackupAndRestore works only with fit of tfp_dpvi's models, one in each fit."
+            )
         try:
             os.makedirs(self.backup_dir, exist_ok=True)
             self._write(self._snapshot(self._first_epoch))
@@ -221,7 +231,9 @@ class PrivateBackupAndRestore(Callback):
                 "the ledger keeps its spending. No privacy was spent now."
             ) from error
         if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
-            raise ValueError(f"{str(self._path)!r} is not a backup of version {_VERSION}: pass another backup_dir.")
+            raise ValueError(
+                f"{str(self._path)!r} is not a backup of version {_VERSION}: pass another backup_dir."
+            )
         return Backup(meta, arrays, self.backup_dir)
 
     @property

@@ -83,8 +83,12 @@ def write(
             signatures[SERVED] = signatures[_served(functions)]
             tf.saved_model.save(module, str(made), signatures=signatures)
             (made / REPORT).parent.mkdir(exist_ok=True)
-            (made / REPORT).write_text(json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            (made / CARD).write_text(_card(title, functions, module, report, target.name), encoding="utf-8")
+            (made / REPORT).write_text(
+                json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+            (made / CARD).write_text(
+                _card(title, functions, module, report, target.name), encoding="utf-8"
+            )
             if overwrite and target.exists():
                 target.rename(earlier)
             try:
@@ -98,7 +102,9 @@ def write(
             f"export: the model reads a resource that is no variable, such as a lookup table; an export cannot save it. {error}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
-        raise ValueError(f"path={str(target)!r} cannot be written ({error}): pass a writable folder.") from error
+        raise ValueError(
+            f"path={str(target)!r} cannot be written ({error}): pass a writable folder."
+        ) from error
 
 
 # ------------------------------------------------------------------ the SavedModel
@@ -108,7 +114,9 @@ def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
     """Returns a new module with only the traced functions and the variables that they read."""
     module = tf.Module(name="export")
     traced = {one.name: _traced(one) for one in functions}
-    variables = {variable.ref(): variable for one in traced.values() for variable in one.graph.variables}
+    variables = {
+        variable.ref(): variable for one in traced.values() for variable in one.graph.variables
+    }
     module.released = list(variables.values())
     for name, function in traced.items():
         setattr(module, name, function)
@@ -116,7 +124,9 @@ def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
 
 
 def _traced(one: ExportedFunction) -> tf.types.experimental.ConcreteFunction:
-    specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in one.inputs.items()}
+    specs = {
+        name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in one.inputs.items()
+    }
     try:
         return tf.function(one.function, autograph=False).get_concrete_function(**specs)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
@@ -132,9 +142,13 @@ def _check_free(target: pathlib.Path, overwrite: bool) -> None:
     if not os.path.lexists(target) or (is_folder and not any(target.iterdir())):
         return
     if not (is_folder and (target / "saved_model.pb").is_file() and (target / REPORT).is_file()):
-        raise ValueError(f"path={str(target)!r} exists and is no export: pass another path. Nothing was changed.")
+        raise ValueError(
+            f"path={str(target)!r} exists and is no export: pass another path. Nothing was changed."
+        )
     if not overwrite:
-        raise ValueError(f"path={str(target)!r} holds an earlier export: pass another path, or overwrite=True.")
+        raise ValueError(
+            f"path={str(target)!r} holds an earlier export: pass another path, or overwrite=True."
+        )
 
 
 # ------------------------------------------------------------------ the model card
@@ -147,11 +161,19 @@ def _served(functions: Sequence[ExportedFunction]) -> str:
 
 def _describe(spec: tf.TensorSpec) -> str:
     shape = ", ".join("n" if size is None else str(size) for size in spec.shape)
-    return f"{tf.as_dtype(spec.dtype).name} [{shape}]" if spec.shape.rank else f"{tf.as_dtype(spec.dtype).name} scalar"
+    return (
+        f"{tf.as_dtype(spec.dtype).name} [{shape}]"
+        if spec.shape.rank
+        else f"{tf.as_dtype(spec.dtype).name} scalar"
+    )
 
 
 def _card(
-    title: str, functions: Sequence[ExportedFunction], module: tf.Module, report: PrivacyReport, folder: str
+    title: str,
+    functions: Sequence[ExportedFunction],
+    module: tf.Module,
+    report: PrivacyReport,
+    folder: str,
 ) -> str:
     example = ", ".join(f"{name}={_EXAMPLES.get(name, name)}" for name in functions[0].inputs)
     lines = [
@@ -171,7 +193,9 @@ def _card(
     for one in functions:
         given = ", ".join(f"`{name}`: {_describe(spec)}" for name, spec in one.inputs.items())
         outputs = getattr(module, one.name).structured_outputs
-        returned = ", ".join(f"`{name}`: {_describe(spec)}" for name, spec in sorted(outputs.items()))
+        returned = ", ".join(
+            f"`{name}`: {_describe(spec)}" for name, spec in sorted(outputs.items())
+        )
         lines.append(f"| `{one.name}` | {given} | {returned} |")
     lines.append("")
     for one in functions:

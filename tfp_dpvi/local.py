@@ -60,7 +60,8 @@ def quadrature(
 
 
 def enumeration(
-    prior: tfd.Distribution | Sequence[tfd.Distribution], conditional: Callable[..., tfd.Distribution]
+    prior: tfd.Distribution | Sequence[tfd.Distribution],
+    conditional: Callable[..., tfd.Distribution],
 ) -> tfd.MixtureSameFamily:
     """Sums out discrete latents of each record: classes, hidden nodes of a Bayesian network.
 
@@ -74,7 +75,9 @@ def enumeration(
     sizes = [_num_values(one) for one in priors]
     combinations = math.prod(sizes)
     if combinations > _MOST_POINTS:
-        raise ValueError(f"prior has {combinations} combinations of latents: sum out fewer than {_MOST_POINTS}.")
+        raise ValueError(
+            f"prior has {combinations} combinations of latents: sum out fewer than {_MOST_POINTS}."
+        )
     values = [tf.constant(part.reshape(-1), tf.int32) for part in np.indices(sizes)]
     logs = []
     for one, value in zip(priors, values, strict=True):
@@ -97,7 +100,9 @@ def _num_values(prior: tfd.Distribution) -> int:
     if isinstance(prior, tfd.Bernoulli):
         return 2
     if not isinstance(prior, tfd.Categorical):
-        raise TypeError(f"prior must be a tfd.Categorical or tfd.Bernoulli, or a sequence of these, got {prior!r}.")
+        raise TypeError(
+            f"prior must be a tfd.Categorical or tfd.Bernoulli, or a sequence of these, got {prior!r}."
+        )
     parameter = prior.logits if prior.logits is not None else prior.probs
     return int(parameter.shape[-1])
 
@@ -139,7 +144,9 @@ class Variational(Derived):
         parameters = dict(locals())
         check.count("num_steps", num_steps, 1)
         if prior.event_shape.rank not in (0, 1) or not prior.event_shape.is_fully_defined():
-            raise ValueError(f"prior has event shape {prior.event_shape}; a record's latent has shape [] or [d].")
+            raise ValueError(
+                f"prior has event shape {prior.event_shape}; a record's latent has shape [] or [d]."
+            )
         self._prior, self._conditional, self._num_steps = prior, conditional, num_steps
         self._one = conditional(prior.mean())
         super().__init__(self._one, parameters, name)
@@ -148,7 +155,9 @@ class Variational(Derived):
         return tf.broadcast_static_shape(self._prior.batch_shape, self._one.batch_shape)
 
     def _batch_shape_tensor(self) -> tf.Tensor:
-        return tf.broadcast_dynamic_shape(self._prior.batch_shape_tensor(), self._one.batch_shape_tensor())
+        return tf.broadcast_dynamic_shape(
+            self._prior.batch_shape_tensor(), self._one.batch_shape_tensor()
+        )
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
         scalar = self._prior.event_shape.rank == 0
@@ -160,16 +169,22 @@ class Variational(Derived):
         start = self._conditional(self._prior.mean()).log_prob(value)
         zeros = tf.zeros_like(start)[..., tf.newaxis]
         loc, scale = self._prior.mean(), self._prior.stddev()
-        loc, scale = (part[..., tf.newaxis] + zeros if scalar else part + zeros for part in (loc, scale))
+        loc, scale = (
+            part[..., tf.newaxis] + zeros if scalar else part + zeros for part in (loc, scale)
+        )
         loc, scale = self._fitted(log_joint, tf.stop_gradient(loc), tf.stop_gradient(scale))
         bound = tf.reduce_mean(log_joint(self._points(loc, scale)[0]), axis=0)
-        return bound + tf.reduce_sum(tf.math.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1)
+        return bound + tf.reduce_sum(
+            tf.math.log(scale) + 0.5 * (1 + math.log(2 * math.pi)), axis=-1
+        )
 
     def _points(self, loc: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the cubature's points, shape [2 d, n, d], and their standardised form."""
         size = loc.shape[-1]
         units = np.concatenate([np.eye(size), -np.eye(size)]) * math.sqrt(size)
-        units = tf.reshape(tf.constant(units, loc.dtype), [2 * size] + [1] * (loc.shape.rank - 1) + [size])
+        units = tf.reshape(
+            tf.constant(units, loc.dtype), [2 * size] + [1] * (loc.shape.rank - 1) + [size]
+        )
         return loc + scale * units, units
 
     def _fitted(
@@ -185,7 +200,9 @@ class Variational(Derived):
                 value = log_joint(z)
             gradient = tape.gradient(value, z)
             curvature = -tf.reduce_mean(gradient * units, axis=0) / scale  # By Stein's identity.
-            precision = tf.stop_gradient((1 - rate) * precision + rate * tf.maximum(curvature, least))
+            precision = tf.stop_gradient(
+                (1 - rate) * precision + rate * tf.maximum(curvature, least)
+            )
             loc = tf.stop_gradient(loc + rate * tf.reduce_mean(gradient, axis=0) / precision)
             scale = tf.math.rsqrt(precision)
         return loc, scale

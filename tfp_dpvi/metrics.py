@@ -42,12 +42,19 @@ class PrivateMetric(Metric, JointRelease):
 
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
-        low, high = (check.real(name, value, "pass a number") for name, value in (("low", low), ("high", high)))
+        low, high = (
+            check.real(name, value, "pass a number")
+            for name, value in (("low", low), ("high", high))
+        )
         ratio = check.real("noise_ratio", noise_ratio, "pass a number")
         if not 1e-12 <= high - low <= 1e30:
-            raise ValueError(f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to them.")
+            raise ValueError(
+                f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to them."
+            )
         if not 1e-3 <= ratio <= 1e6:
-            raise ValueError(f"noise_ratio={noise_ratio!r} must lie between 0.001 and 1e6, for instance 10.")
+            raise ValueError(
+                f"noise_ratio={noise_ratio!r} must lie between 0.001 and 1e6, for instance 10."
+            )
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} is reserved in the logs of fit: choose another.")
         self.low, self.high, self.noise_ratio = low, high, ratio
@@ -75,7 +82,9 @@ class PrivateMetric(Metric, JointRelease):
         values = tf.cast(values, tf.float64)
         half, middle = ((self.high + sign * self.low) / 2 for sign in (-1, 1))
         centred = tf.clip_by_value(values - tf.constant(middle, tf.float64), -half, half)
-        centred = tf.where(per_example.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred))
+        centred = tf.where(
+            per_example.kept & tf.math.is_finite(values), centred, tf.zeros_like(centred)
+        )
         # A product with ones: a sum of a few hundred takes many times as long under XLA on CPUs.
         return tf.linalg.matmul(centred[None], tf.ones_like(centred)[:, None])[0, 0]
 
@@ -93,7 +102,9 @@ class PrivateMetric(Metric, JointRelease):
     def accumulate(self, total: tf.Tensor, released: Released) -> tf.Tensor:
         """Returns the sum of `shown` over the steps so far."""
         middle = tf.constant((self.high + self.low) / 2, released.mean.dtype)
-        return total + tf.cast(self.shown(released.mean + middle, released.data_independent_loss), tf.float64)
+        return total + tf.cast(
+            self.shown(released.mean + middle, released.data_independent_loss), tf.float64
+        )
 
     def shown(self, mean: tf.Tensor, data_independent_loss: tf.Tensor) -> tf.Tensor:
         """Post-processes a privatised mean of clipped values, and the step's loss terms without records, for display."""
@@ -124,7 +135,12 @@ class PrivateMetric(Metric, JointRelease):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {"name": self.name, "low": self.low, "high": self.high, "noise_ratio": self.noise_ratio}
+        return {
+            "name": self.name,
+            "low": self.low,
+            "high": self.high,
+            "noise_ratio": self.noise_ratio,
+        }
 
     @property
     def identity(self) -> tuple[tf.Tensor, ...]:
@@ -141,7 +157,9 @@ class PrivateELBO(PrivateMetric):
     Bounds are in nats; log-probabilities of discrete records are at most 0. Arguments as for `PrivateMetric`.
     """
 
-    def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo") -> None:
+    def __init__(
+        self, low: float, high: float, *, noise_ratio: float = 10.0, name: str = "private_elbo"
+    ) -> None:
         super().__init__(low, high, noise_ratio=noise_ratio, name=name)
 
     def record_values(self, statistics: PerExample) -> tf.Tensor:
@@ -157,7 +175,9 @@ class PrivateELBO(PrivateMetric):
 class PrivateClippedFraction(PrivateMetric):
     """Privatised fraction of records whose gradient norm exceeds `l2_norm_clip`; near 0, a smaller clip would add less noise."""
 
-    def __init__(self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction") -> None:
+    def __init__(
+        self, *, noise_ratio: float = 10.0, name: str = "private_clipped_fraction"
+    ) -> None:
         super().__init__(0.0, 1.0, noise_ratio=noise_ratio, name=name)
 
     def record_values(self, statistics: PerExample) -> tf.Tensor:
@@ -190,7 +210,13 @@ class EpsilonSpent(Metric):
 
 def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
     """Returns the argument `metrics` of `compile` as a tuple; raises `ValueError` for one that is exact, or repeated names."""
-    given = [] if metrics is None else list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    given = (
+        []
+        if metrics is None
+        else list(metrics)
+        if isinstance(metrics, (list, tuple))
+        else [metrics]
+    )
     for metric in given:
         if not isinstance(metric, JointRelease):
             raise ValueError(

@@ -32,19 +32,33 @@ class PrivateStandardize(Layer):
     See `adapt`. Saved files have the released statistics and the public arguments, but no record, key or ledger.
     """
 
-    def __init__(self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any) -> None:
+    def __init__(
+        self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         shown = f"lower={lower!r} and upper={upper!r}"
         try:
-            low, high = map(np.array, np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)))
+            low, high = map(
+                np.array,
+                np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)),
+            )
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{shown} must be numbers, one for all features or one for each ({error}).") from error
-        if low.ndim > 1 or low.size == 0 or not (low < high).all() or not np.isfinite(high - low).all():
+            raise ValueError(
+                f"{shown} must be numbers, one for all features or one for each ({error})."
+            ) from error
+        if (
+            low.ndim > 1
+            or low.size == 0
+            or not (low < high).all()
+            or not np.isfinite(high - low).all()
+        ):
             raise ValueError(f"{shown} must be finite, with lower below upper for every feature.")
         self.lower, self.upper = low, high
         self.min_scale = check.positive("min_scale", min_scale)
         if self.min_scale > 1.0:
-            raise ValueError(f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds.")
+            raise ValueError(
+                f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds."
+            )
         self._ledger: PrivacyLedger | None = None
 
     @property
@@ -74,9 +88,13 @@ class PrivateStandardize(Layer):
         shape = tf.TensorShape(input_shape)
         _check_width("inputs", shape, self.lower)
         if not shape.rank or shape[-1] is None:
-            raise ValueError(f"inputs has shape {shape}: the last dimension, the number of features, must be known.")
+            raise ValueError(
+                f"inputs has shape {shape}: the last dimension, the number of features, must be known."
+            )
         self._mean, self._scale = (
-            self.add_weight(name, [shape[-1]], self.dtype, tf.constant_initializer(math.nan), trainable=False)
+            self.add_weight(
+                name, [shape[-1]], self.dtype, tf.constant_initializer(math.nan), trainable=False
+            )
             for name in ("mean", "scale")
         )
         super().build(input_shape)
@@ -141,9 +159,13 @@ class PrivateStandardize(Layer):
         """
         records = np.asanyarray(x)  # Keeps a memmap.
         if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
-            raise TypeError(f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN if missing.")
+            raise TypeError(
+                f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN if missing."
+            )
         if records.ndim != 2 or 0 in records.shape:
-            raise ValueError(f"x has shape {list(records.shape)}; it must be [records, features], both at least 1.")
+            raise ValueError(
+                f"x has shape {list(records.shape)}; it must be [records, features], both at least 1."
+            )
         width = records.shape[1]
         _check_width("x", tf.TensorShape(records.shape), self.lower)
         if self.built and self._mean.shape != [width]:
@@ -176,11 +198,17 @@ class PrivateStandardize(Layer):
 
     def _check_adapted(self) -> None:
         if not self.is_adapted:
-            raise ValueError(f"{self.name} has no statistics yet: call adapt(x, ...) first, or load its weights.")
+            raise ValueError(
+                f"{self.name} has no statistics yet: call adapt(x, ...) first, or load its weights."
+            )
 
 
 def _plan(
-    width: int, num_records: int, relation: NeighboringRelation, accountant: str, **price: float | None
+    width: int,
+    num_records: int,
+    relation: NeighboringRelation,
+    accountant: str,
+    **price: float | None,
 ) -> PrivacyPlan:
     """Returns the plan of the release; `price` has an epsilon and a delta, or a noise multiplier."""
     release: dict[str, Any] = {
@@ -195,7 +223,9 @@ def _plan(
     }
     plan = PrivacyPlan.calibrate(**release) if "epsilon" in price else PrivacyPlan(**release)
     columns = "1 column" if width == 1 else f"{width} columns"
-    return plan.replace(purpose=f"means and variances of {columns} clipped to public bounds, for standardising")
+    return plan.replace(
+        purpose=f"means and variances of {columns} clipped to public bounds, for standardising"
+    )
 
 
 def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
@@ -221,7 +251,9 @@ def privatize_moments(sums: np.ndarray, deviation: float, key: np.ndarray) -> np
     return sums + deviation * np.asarray(_random.normal(tf.constant(key), [len(sums)], tf.float64))
 
 
-def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _statistics(
+    noisy: np.ndarray, deviation: float, num: int, min_scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns means and standard deviations of u, each of shape [features], from noisy sums and public values."""
     first, second = np.split(noisy / num, 2)
     mean = np.clip(first, -1.0, 1.0)
@@ -231,5 +263,9 @@ def _statistics(noisy: np.ndarray, deviation: float, num: int, min_scale: float)
 
 
 def _check_width(name: str, shape: tf.TensorShape, lower: np.ndarray) -> None:
-    if lower.ndim and shape.rank is not None and (shape.rank < 1 or shape[-1] not in (None, len(lower))):
+    if (
+        lower.ndim
+        and shape.rank is not None
+        and (shape.rank < 1 or shape[-1] not in (None, len(lower)))
+    ):
         raise ValueError(f"{name} has shape {shape}, but the bounds are for {len(lower)} features.")

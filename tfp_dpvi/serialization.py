@@ -49,9 +49,16 @@ def encode(value: Any, argument: str) -> Json:
         return value
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         sequence = "tuple" if isinstance(value, tuple) else "list"
-        return {sequence: [encode(part, f"{argument}[{place}]") for place, part in enumerate(value)]}
+        return {
+            sequence: [encode(part, f"{argument}[{place}]") for place, part in enumerate(value)]
+        }
     if isinstance(value, dict):
-        return {"dict": [[encode(key, argument), encode(part, f"{argument}[{key!r}]")] for key, part in value.items()]}
+        return {
+            "dict": [
+                [encode(key, argument), encode(part, f"{argument}[{key!r}]")]
+                for key, part in value.items()
+            ]
+        }
     if isinstance(value, np.ndarray) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):
         array = np.asarray(value)
         return {"array": array.tolist(), "dtype": array.dtype.name}
@@ -61,10 +68,14 @@ def encode(value: Any, argument: str) -> Json:
         return {
             "partial": encode(value.func, argument),
             "args": [encode(part, f"an argument of {argument}") for part in value.args],
-            "kwargs": {key: encode(part, f"{key} of {argument}") for key, part in value.keywords.items()},
+            "kwargs": {
+                key: encode(part, f"{key} of {argument}") for key, part in value.keywords.items()
+            },
         }
     if isinstance(value, Layer):
-        if functional := [one for one in layers_within(value) if isinstance(one, keras.layers.Lambda)]:
+        if functional := [
+            one for one in layers_within(value) if isinstance(one, keras.layers.Lambda)
+        ]:
             raise ValueError(
                 f"{argument} has the layer {functional[0].name!r} ({type(functional[0]).__name__}) with a Python function, whose byte code "
                 f"would run on loading.\nPass {argument} as a function without arguments that builds the model, with "
@@ -73,10 +84,16 @@ def encode(value: Any, argument: str) -> Json:
         return {"keras": keras.utils.serialize_keras_object(value)}
     kind = type(value)
     if dataclasses.is_dataclass(value) and _of_library(kind):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        fields = {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
         return {
             "value": f"{kind.__module__}:{kind.__qualname__}",
-            "fields": {name: encode(part, f"{name} of {argument}") for name, part in fields.items()},
+            "fields": {
+                name: encode(part, f"{name} of {argument}") for name, part in fields.items()
+            },
         }
     if isinstance(value, types.FunctionType):
         registered = keras.utils.get_registered_name(value)
@@ -84,7 +101,9 @@ def encode(value: Any, argument: str) -> Json:
             return {"function": registered}
         if _of_library(value) and "<" not in value.__qualname__:
             return {"library": f"{value.__module__}:{value.__qualname__}"}
-        raise ValueError(f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}")
+        raise ValueError(
+            f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}"
+        )
     text = repr(value)
     text = text if len(text) < 100 else f"{text[:97]}..."
     raise ValueError(f"{argument} is {text}, an object that cannot be saved. {_FIX}")
@@ -111,7 +130,9 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     if "keras" in config:
         return keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
     if "value" in config:
-        return _imported(config["value"])(**{name: again(part) for name, part in config["fields"].items()})
+        return _imported(config["value"])(
+            **{name: again(part) for name, part in config["fields"].items()}
+        )
     if "library" in config:
         return _imported(config["library"])
     name = config["function"]
@@ -130,7 +151,10 @@ def is_factory(value: Unchecked) -> bool:
     if not isinstance(value, (types.FunctionType, functools.partial)):
         return False
     parameters = inspect.signature(value).parameters.values()
-    return not any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return not any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
 
 
 def _of_library(kind: type | types.FunctionType) -> bool:
@@ -140,5 +164,7 @@ def _of_library(kind: type | types.FunctionType) -> bool:
 def _imported(place: str) -> Any:
     module, name = place.split(":")
     if module.split(".")[0] != _LIBRARY:
-        raise ValueError(f"The file uses {place!r}, which is not part of {_LIBRARY}: it was altered. Use another copy.")
+        raise ValueError(
+            f"The file uses {place!r}, which is not part of {_LIBRARY}: it was altered. Use another copy."
+        )
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -44,8 +44,14 @@ class WishartTriL(tfd.WishartTriL):
     """
 
     def _default_event_space_bijector(self) -> tfp.bijectors.Bijector:
-        factor = _tfb.FillScaleTriL(diag_shift=tf.constant(1e-5, self.dtype), validate_args=self.validate_args)
-        return factor if self.input_output_cholesky else _tfb.Chain([_tfb.CholeskyOuterProduct(), factor])
+        factor = _tfb.FillScaleTriL(
+            diag_shift=tf.constant(1e-5, self.dtype), validate_args=self.validate_args
+        )
+        return (
+            factor
+            if self.input_output_cholesky
+            else _tfb.Chain([_tfb.CholeskyOuterProduct(), factor])
+        )
 
 
 def float_dtype(prior: tfd.Distribution) -> tf.DType:
@@ -146,19 +152,32 @@ def mean_field(
     dtype, bijector, start = _start(prior, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
     initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
-    settings = {"bijector": bijector, "base_distribution_cls": _Normal, "initial_parameters": initial}
-    return _vi.build_factored_surrogate_posterior(prior.event_shape_tensor(), **settings, dtype=dtype, name=name)
+    settings = {
+        "bijector": bijector,
+        "base_distribution_cls": _Normal,
+        "initial_parameters": initial,
+    }
+    return _vi.build_factored_surrogate_posterior(
+        prior.event_shape_tensor(), **settings, dtype=dtype, name=name
+    )
 
 
 def flat_bijector(to_support: tfp.bijectors.Bijector, like: Structure) -> tfp.bijectors.Bijector:
     """Returns the map from a vector of all unconstrained parameters, part after part as `like`, to the parameters."""
     shapes = [tuple(part.shape) for part in tf.nest.flatten(like)]
     sizes = [int(np.prod(shape)) for shape in shapes]
-    reshaped = [_tfb.Reshape(shape, event_shape_in=[size]) for shape, size in zip(shapes, sizes, strict=True)]
+    reshaped = [
+        _tfb.Reshape(shape, event_shape_in=[size])
+        for shape, size in zip(shapes, sizes, strict=True)
+    ]
     if not tf.nest.is_nested(like):
         return _tfb.Chain([to_support, reshaped[0]])
     structure = tf.nest.pack_sequence_as(like, list(range(len(shapes))))
-    steps = [_tfb.Restructure(output_structure=structure), _tfb.JointMap(reshaped), _tfb.Split(sizes)]
+    steps = [
+        _tfb.Restructure(output_structure=structure),
+        _tfb.JointMap(reshaped),
+        _tfb.Split(sizes),
+    ]
     return _tfb.Chain([to_support, *steps])
 
 
@@ -201,7 +220,9 @@ def full_rank(
     return tfd.TransformedDistribution(base, _tfb.Chain(steps), name=name)
 
 
-def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi") -> tfd.Distribution:
+def asvi(
+    prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
+) -> tfd.Distribution:
     """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
 
     Arguments and result as for `mean_field`; scales start at 0.1.
@@ -219,11 +240,17 @@ def asvi(prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
     # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a posterior's.
     for variable in surrogate.trainable_variables:
         if variable.name.startswith("mean_field_parameter") and "_scale" in variable.name:
-            variable.assign(tf.fill(variable.shape, tfp.math.softplus_inverse(tf.constant(0.1, variable.dtype))))
+            variable.assign(
+                tf.fill(variable.shape, tfp.math.softplus_inverse(tf.constant(0.1, variable.dtype)))
+            )
     return surrogate
 
 
-BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {"mean_field": mean_field, "full_rank": full_rank, "asvi": asvi}
+BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {
+    "mean_field": mean_field,
+    "full_rank": full_rank,
+    "asvi": asvi,
+}
 
 
 def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> None:
@@ -235,7 +262,9 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
             "event_shape= and conditional_event_shape= of AutoregressiveNetwork."
         )
     if isinstance(surrogate, tfp.experimental.util.DeferredModule):
-        surrogate = surrogate.copy()  # A deferred module builds its distribution anew for each attribute.
+        surrogate = (
+            surrogate.copy()
+        )  # A deferred module builds its distribution anew for each attribute.
     batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
@@ -259,14 +288,20 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
             f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: use the same."
         )
     if float_dtype(surrogate) != float_dtype(prior):
-        raise ValueError(f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one.")
+        raise ValueError(
+            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one."
+        )
 
 
-def _shape_leaves(structure: tf.TensorShape | Sequence[Structure] | Mapping[str, Structure]) -> list[tf.TensorShape]:
+def _shape_leaves(
+    structure: tf.TensorShape | Sequence[Structure] | Mapping[str, Structure],
+) -> list[tf.TensorShape]:
     """Returns the TensorShapes in a structure; `tf.nest` would flatten them into dimensions."""
     if isinstance(structure, tf.TensorShape):
         return [structure]
-    parts = [structure[key] for key in sorted(structure)] if hasattr(structure, "keys") else structure
+    parts = (
+        [structure[key] for key in sorted(structure)] if hasattr(structure, "keys") else structure
+    )
     return [leaf for part in parts for leaf in _shape_leaves(part)]
 
 
@@ -318,12 +353,17 @@ def without_loop_warnings() -> Iterator[None]:
 def draws_together(surrogate: tfd.Distribution) -> bool:
     """Returns whether a surrogate draws several values at once, with the log densities of single ones."""
     # More than any dimension, so that shapes do not agree by accident.
-    num = 1 + max((size for shape in _shape_leaves(surrogate.event_shape) for size in shape.as_list()), default=1)
+    num = 1 + max(
+        (size for shape in _shape_leaves(surrogate.event_shape) for size in shape.as_list()),
+        default=1,
+    )
 
     @function_of_model
     def log_probs() -> tuple[tf.Tensor, tf.Tensor]:
         with without_loop_warnings():
-            draws, log_probs = surrogate.experimental_sample_and_log_prob(num, seed=tf.constant([0, 1]))
+            draws, log_probs = surrogate.experimental_sample_and_log_prob(
+                num, seed=tf.constant([0, 1])
+            )
         return log_probs, tf.map_fn(surrogate.log_prob, draws, fn_output_signature=log_probs.dtype)
 
     try:
@@ -343,7 +383,9 @@ def draws_and_log_probs(
     """
     if together:
         with without_loop_warnings():
-            return surrogate.experimental_sample_and_log_prob(num, seed=_random.tfp_seed(_random.fold_in(key, 0)))
+            return surrogate.experimental_sample_and_log_prob(
+                num, seed=_random.tfp_seed(_random.fold_in(key, 0))
+            )
     seeds = [_random.tfp_seed(_random.fold_in(key, number)) for number in range(num)]
     pairs = [surrogate.experimental_sample_and_log_prob(seed=seed) for seed in seeds]
     return tf.nest.map_structure(lambda *parts: tf.stack(parts), *pairs)

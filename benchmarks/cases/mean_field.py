@@ -62,7 +62,9 @@ class MeanField(keras.Model):
         super().__init__()
         self.records, self.batch_size = (tf.constant(x), tf.constant(y, tf.float32)), batch_size
         self.loc = self.add_weight("loc", [x.shape[1]], initializer="zeros")
-        self.raw_scale = self.add_weight("raw_scale", [x.shape[1]], initializer=keras.initializers.Constant(-4.0))
+        self.raw_scale = self.add_weight(
+            "raw_scale", [x.shape[1]], initializer=keras.initializers.Constant(-4.0)
+        )
 
     def train_step(self, data: Any) -> dict[str, Any]:
         del data  # Keras's counting of steps.
@@ -71,7 +73,9 @@ class MeanField(keras.Model):
         x, y = (tf.gather(part, indices) for part in self.records)
         with tf.GradientTape() as tape:
             posterior = tfd.MultivariateNormalDiag(self.loc, tf.math.softplus(self.raw_scale))
-            prior = tfd.MultivariateNormalDiag(tf.zeros_like(self.loc), 4.0 * tf.ones_like(self.loc))
+            prior = tfd.MultivariateNormalDiag(
+                tf.zeros_like(self.loc), 4.0 * tf.ones_like(self.loc)
+            )
             logits = tf.linalg.matvec(x, posterior.sample())
             fit = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y, logits))
             loss = fit + tfd.kl_divergence(posterior, prior) / num
@@ -80,9 +84,13 @@ class MeanField(keras.Model):
         return {"loss": loss}
 
 
-def not_private(x: Any, y: Any, batch_size: int, steps: int, per_call: int, jit_compile: bool | None) -> Runner:
+def not_private(
+    x: Any, y: Any, batch_size: int, steps: int, per_call: int, jit_compile: bool | None
+) -> Runner:
     model = MeanField(x, y, batch_size)
-    model.compile(keras.optimizers.Adam(LEARNING_RATE), steps_per_execution=per_call, jit_compile=jit_compile)
+    model.compile(
+        keras.optimizers.Adam(LEARNING_RATE), steps_per_execution=per_call, jit_compile=jit_compile
+    )
     run, _ = vae.timed(model, per_call, tf.data.Dataset.range(1).repeat())
     return Runner(lambda wanted: 1e-3 * run(wanted) * max(1, wanted), steps)
 
@@ -106,7 +114,9 @@ def by_tfp(x: Any, y: Any, batch_size: int, steps: int) -> Runner:
 
     @tf.function(autograph=False)
     def fit() -> Any:
-        return tfp.vi.fit_surrogate_posterior(target, posterior, optimizer, num_steps=steps, sample_size=1)
+        return tfp.vi.fit_surrogate_posterior(
+            target, posterior, optimizer, num_steps=steps, sample_size=1
+        )
 
     def run(wanted: int) -> float:
         begin = time.perf_counter()
@@ -134,7 +144,9 @@ class MeanFieldLayer(keras.layers.Layer):
         super().__init__()
         self.num_records = num_records
         self.loc = self.add_weight("loc", [num_features], initializer="zeros")
-        self.raw_scale = self.add_weight("raw_scale", [num_features], initializer=keras.initializers.Constant(-4.0))
+        self.raw_scale = self.add_weight(
+            "raw_scale", [num_features], initializer=keras.initializers.Constant(-4.0)
+        )
 
     def call(self, x: Any) -> Any:
         scale = tf.math.softplus(self.raw_scale)
@@ -144,11 +156,16 @@ class MeanFieldLayer(keras.layers.Layer):
         return tf.stack([logits, tf.fill(tf.shape(logits), kl / self.num_records)], axis=1)
 
 
-def tensorflow_privacy(kind: str, x: Any, y: Any, batch_size: int, steps: int, per_call: int) -> Runner:
+def tensorflow_privacy(
+    kind: str, x: Any, y: Any, batch_size: int, steps: int, per_call: int
+) -> Runner:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorflow_privacy.privacy.keras_models import dp_keras_model
-        from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras, dp_optimizer_keras_vectorized
+        from tensorflow_privacy.privacy.optimizers import (
+            dp_optimizer_keras,
+            dp_optimizer_keras_vectorized,
+        )
 
     parts = [keras.Input([x.shape[1]]), MeanFieldLayer(x.shape[1], len(y))]
     kwargs = {"l2_norm_clip": CLIP, "noise_multiplier": NOISE_MULTIPLIER}
@@ -183,12 +200,18 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
 
     def model() -> Any:
         prior = tfd.Sample(tfd.Normal(0.0, 4.0), sample_shape=features)
-        return dpvi.DPVI(prior, lambda weights, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, weights)), clipping="flat")
+        return dpvi.DPVI(
+            prior,
+            lambda weights, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, weights)),
+            clipping="flat",
+        )
 
     few, each = (4, 2) if quick else (100, 25)
     makers: Makers = {
         "tfp_dpvi": lambda: private(model, (x, y), batch_size, steps, per_call),
-        "tfp_dpvi, without XLA": lambda: private(model, (x, y), batch_size, steps, per_call, jit_compile=False),
+        "tfp_dpvi, without XLA": lambda: private(
+            model, (x, y), batch_size, steps, per_call, jit_compile=False
+        ),
         "Keras, not private": lambda: not_private(x, y, batch_size, steps, per_call, None),
         "Keras, not private, XLA": lambda: not_private(x, y, batch_size, steps, per_call, True),
         "tfp.vi, not private": lambda: by_tfp(x, y, batch_size, steps),
@@ -204,9 +227,13 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
             )
     case = {"num_records": num, "num_features": features, "batch_size": batch_size}
     if jax is not None:
-        makers["JAX vmap"] = lambda: Runner(lambda n: jax.seconds(n, case="logistic_regression", **case), steps)
+        makers["JAX vmap"] = lambda: Runner(
+            lambda n: jax.seconds(n, case="logistic_regression", **case), steps
+        )
     if torch is not None:
-        makers["Opacus"] = lambda: Runner(lambda n: torch.seconds(n, case="logistic_regression", **case), few, 3)
+        makers["Opacus"] = lambda: Runner(
+            lambda n: torch.seconds(n, case="logistic_regression", **case), few, 3
+        )
     return makers
 
 
@@ -215,7 +242,11 @@ def mixture_makers(quick: bool, jax: Peer | None) -> Makers:
     module = example("gaussian_mixture")
     num, batch_size, steps, per_call = (100, 10, 20, 10) if quick else (2000, 200, 3000, PER_CALL)
     x, _ = module.simulate(num, 0)
-    makers: Makers = {"tfp_dpvi": lambda: private(lambda: module.make_model(0.03), (x,), batch_size, steps, per_call)}
+    makers: Makers = {
+        "tfp_dpvi": lambda: private(
+            lambda: module.make_model(0.03), (x,), batch_size, steps, per_call
+        )
+    }
     if jax is not None:
         case = {"case": "gaussian_mixture", "num_records": num, "batch_size": batch_size}
         makers["JAX vmap"] = lambda: Runner(lambda n: jax.seconds(n, **case), steps)
@@ -229,7 +260,11 @@ def hierarchical_makers(quick: bool, jax: Peer | None) -> Makers:
     data = module.simulate(num, 0)
     makers: Makers = {
         "tfp_dpvi": lambda: private(
-            lambda: module.make_model(data["characteristics"], 0.05), data["train"], batch_size, steps, per_call
+            lambda: module.make_model(data["characteristics"], 0.05),
+            data["train"],
+            batch_size,
+            steps,
+            per_call,
         )
     }
     if jax is not None:

@@ -42,7 +42,9 @@ def _sampler(num: int, steps: int) -> Runner:
 def sampler_makers(quick: bool) -> dict[str, Callable[[], Runner]]:
     """Expected batches of 200 from N records: only indices, no data."""
     steps = 10 if quick else 20_000
-    return {f"N = 10^{power}": lambda power=power: _sampler(10**power, steps) for power in (4, 6, 9, 12)}
+    return {
+        f"N = 10^{power}": lambda power=power: _sampler(10**power, steps) for power in (4, 6, 9, 12)
+    }
 
 
 def calibration_makers(quick: bool) -> dict[str, Callable[[], Runner]]:
@@ -61,15 +63,25 @@ def calibration_makers(quick: bool) -> dict[str, Callable[[], Runner]]:
         from dp_accounting.pld import PLDAccountant
 
         def event(z: float) -> Any:
-            one = dp_accounting.PoissonSampledDpEvent(256 / 48_842, dp_accounting.GaussianDpEvent(z))
+            one = dp_accounting.PoissonSampledDpEvent(
+                256 / 48_842, dp_accounting.GaussianDpEvent(z)
+            )
             return dp_accounting.SelfComposedDpEvent(one, steps)
 
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dp_accounting.calibrate_dp_mechanism(
-                PLDAccountant, event, 1.0, 1e-5, dp_accounting.LowerEndpointAndGuess(0.3, 1.0), tol=1e-3
+                PLDAccountant,
+                event,
+                1.0,
+                1e-5,
+                dp_accounting.LowerEndpointAndGuess(0.3, 1.0),
+                tol=1e-3,
             )
         return time.perf_counter() - begin
 
-    return {"tfp_dpvi": lambda: Runner(ours, 1), "dp_accounting's search": lambda: Runner(plain, 1, 3)}
+    return {
+        "tfp_dpvi": lambda: Runner(ours, 1),
+        "dp_accounting's search": lambda: Runner(plain, 1, 3),
+    }

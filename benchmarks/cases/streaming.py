@@ -41,7 +41,9 @@ def forget(path: pathlib.Path) -> None:
 
 def _model() -> dpvi.DPVAE:
     encoder, decoder, prior = vae.dense_parts()
-    inputs = keras.Sequential([keras.Input([PIXELS], dtype="uint8"), keras.layers.Rescaling(1 / 255.0), encoder])
+    inputs = keras.Sequential(
+        [keras.Input([PIXELS], dtype="uint8"), keras.layers.Rescaling(1 / 255.0), encoder]
+    )
 
     return dpvi.DPVAE(inputs, Decoder(decoder), prior)
 
@@ -64,7 +66,9 @@ def streaming_makers(quick: bool) -> dict[str, Callable[[], Runner]]:
     size, batch_size, steps, per_call = (200 * PIXELS, 8, 4, 2) if quick else (BYTES, 256, 100, 25)
     path = random_file(size)
     num = size // PIXELS
-    resident = np.random.default_rng(0).integers(0, 256, [min(num, 100_000), PIXELS]).astype("uint8")
+    resident = (
+        np.random.default_rng(0).integers(0, 256, [min(num, 100_000), PIXELS]).astype("uint8")
+    )
     mapped = np.memmap(path, dtype="uint8", mode="r", shape=(num, PIXELS))
 
     def runner(x: Any, stream: bool) -> Runner:

@@ -31,7 +31,9 @@ tree = jax.tree_util
 def normals_like(key: Any, like: Any) -> Any:
     leaves, definition = tree.tree_flatten(like)
     keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    drawn = [
+        jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)
+    ]
     return tree.tree_unflatten(definition, drawn)
 
 
@@ -41,7 +43,9 @@ def adam(params: Any, moments: Any, gradient: Any, step: Any) -> tuple[Any, Any]
     second = tree.tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradient)
     t = step.astype(jnp.float32) + 1.0
     rate = LEARNING_RATE * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-    params = tree.tree_map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-7), params, first, second)
+    params = tree.tree_map(
+        lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-7), params, first, second
+    )
     return params, (first, second)
 
 
@@ -56,11 +60,15 @@ def training(
 
     def one_step(step: Any, carry: Any, key: Any, data: Any) -> Any:
         params, moments = carry
-        sample_key, draw_key, piece_key, noise_key = jax.random.split(jax.random.fold_in(key, step), 4)
+        sample_key, draw_key, piece_key, noise_key = jax.random.split(
+            jax.random.fold_in(key, step), 4
+        )
 
         def piece(state: Any) -> Any:
             last, number, total = state
-            uniform = jax.random.uniform(jax.random.fold_in(sample_key, number), [physical], jnp.float64)
+            uniform = jax.random.uniform(
+                jax.random.fold_in(sample_key, number), [physical], jnp.float64
+            )
             gaps = jnp.minimum(jnp.floor(jnp.log1p(-uniform) * scale), num).astype(jnp.int64) + 1
             indices = last + jnp.cumsum(gaps)
             mask = indices < num
@@ -69,9 +77,13 @@ def training(
             return indices[-1], number + 1, tree.tree_map(jnp.add, total, part)
 
         zeros = tree.tree_map(jnp.zeros_like, params)
-        total = lax.while_loop(lambda state: state[0] < num - 1, piece, (jnp.int64(-1), jnp.int32(0), zeros))[2]
+        total = lax.while_loop(
+            lambda state: state[0] < num - 1, piece, (jnp.int64(-1), jnp.int32(0), zeros)
+        )[2]
         noise = normals_like(noise_key, total)
-        gradient = tree.tree_map(lambda s, z: (s + NOISE_MULTIPLIER * CLIP * z) / batch_size, total, noise)
+        gradient = tree.tree_map(
+            lambda s, z: (s + NOISE_MULTIPLIER * CLIP * z) / batch_size, total, noise
+        )
         if exact is not None:
             gradient = tree.tree_map(jnp.add, gradient, exact(params, draw_key))
         return adam(params, moments, gradient, step)
@@ -105,7 +117,9 @@ def by_vmap(record_loss: Callable[..., Any]) -> Callable[..., Any]:
 # ---------------------------------------------------------------------- mean-field models
 
 
-def mean_field(num: int, log_likelihood: Callable[..., Any], log_prior: Callable[..., Any], num_records: int) -> Any:
+def mean_field(
+    num: int, log_likelihood: Callable[..., Any], log_prior: Callable[..., Any], num_records: int
+) -> Any:
     """Losses for a mean-field normal over `num` unconstrained parameters, one draw shared by a batch."""
 
     def draw(params: Any, key: Any) -> Any:
@@ -125,7 +139,9 @@ def mean_field(num: int, log_likelihood: Callable[..., Any], log_prior: Callable
     return params, by_vmap(record_loss), jax.grad(divergence)
 
 
-def logistic_regression(num_records: int = 40_000, num_features: int = 100, batch_size: int = 200) -> Any:
+def logistic_regression(
+    num_records: int = 40_000, num_features: int = 100, batch_size: int = 200
+) -> Any:
     rng = np.random.default_rng(0)
     data = {
         "x": jnp.asarray(rng.normal(size=[num_records, num_features]), jnp.float32),
@@ -136,7 +152,9 @@ def logistic_regression(num_records: int = 40_000, num_features: int = 100, batc
         logit = record["x"] @ theta
         return record["y"] * logit - jax.nn.softplus(logit)
 
-    parts = mean_field(num_features, log_likelihood, lambda theta: -0.5 * jnp.sum(theta**2) / 16.0, num_records)
+    parts = mean_field(
+        num_features, log_likelihood, lambda theta: -0.5 * jnp.sum(theta**2) / 16.0, num_records
+    )
     return parts[0], training(parts[1], parts[2], data, batch_size)
 
 
@@ -151,7 +169,9 @@ def gaussian_mixture(num_records: int = 2000, batch_size: int = 200) -> Any:
     def log_likelihood(theta: Any, record: Any) -> Any:
         log_weights, means, log_variances = constrained(theta)
         squares = jnp.sum((record - means) ** 2, axis=1)
-        return jax.nn.logsumexp(log_weights - 0.5 * squares * jnp.exp(-log_variances) - log_variances)
+        return jax.nn.logsumexp(
+            log_weights - 0.5 * squares * jnp.exp(-log_variances) - log_variances
+        )
 
     def log_prior(theta: Any) -> Any:
         log_weights, means, log_variances = constrained(theta)
@@ -182,7 +202,12 @@ def hierarchical(num_records: int = 5000, batch_size: int = 250) -> Any:
         matrix, spread, weights = parts_of(theta)
         residuals = (weights - z @ matrix.T) / spread
         scales = -0.5 * jnp.sum(spread**2) + jnp.sum(jax.nn.log_sigmoid(theta[15:20]))
-        return -0.5 * jnp.sum(matrix**2) + scales - 0.5 * jnp.sum(residuals**2) - 20 * jnp.sum(jnp.log(spread))
+        return (
+            -0.5 * jnp.sum(matrix**2)
+            + scales
+            - 0.5 * jnp.sum(residuals**2)
+            - 20 * jnp.sum(jnp.log(spread))
+        )
 
     parts = mean_field(120, log_likelihood, log_prior, num_records)
     return parts[0], training(parts[1], parts[2], data, batch_size)
@@ -197,7 +222,10 @@ def vae(num_records: int = 60_000, batch_size: int = 128, ghost: bool = False) -
     data = jnp.asarray(rng.uniform(size=[num_records, 784]), jnp.float32)
     sizes = [(784, 400), (400, 100), (50, 400), (400, 784)]
     params = [
-        (jnp.asarray(rng.normal(size=size) / math.sqrt(size[0]), jnp.float32), jnp.zeros(size[1], jnp.float32))
+        (
+            jnp.asarray(rng.normal(size=size) / math.sqrt(size[0]), jnp.float32),
+            jnp.zeros(size[1], jnp.float32),
+        )
         for size in sizes
     ]
 
@@ -233,9 +261,14 @@ def vae(num_records: int = 60_000, batch_size: int = 128, ghost: bool = False) -
             return losses.sum(), inputs
 
         outs, inputs = jax.grad(total, has_aux=True)(probes)
-        squares = sum(jnp.sum(g**2, axis=1) * (jnp.sum(a**2, axis=1) + 1.0) for a, g in zip(inputs, outs, strict=True))
+        squares = sum(
+            jnp.sum(g**2, axis=1) * (jnp.sum(a**2, axis=1) + 1.0)
+            for a, g in zip(inputs, outs, strict=True)
+        )
         factors = jnp.where(mask, jnp.minimum(1.0, CLIP / jnp.sqrt(squares)), 0.0)[:, None]
-        return [(a.T @ (g * factors), (g * factors).sum(0)) for a, g in zip(inputs, outs, strict=True)]
+        return [
+            (a.T @ (g * factors), (g * factors).sum(0)) for a, g in zip(inputs, outs, strict=True)
+        ]
 
     return params, training(ghost_sum if ghost else by_vmap(record_loss), None, data, batch_size)
 

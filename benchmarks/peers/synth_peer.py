@@ -24,7 +24,9 @@ import pandas
 SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
 
 
-def private_pgm(name: str, codes: pandas.DataFrame, options: argparse.Namespace) -> pandas.DataFrame:
+def private_pgm(
+    name: str, codes: pandas.DataFrame, options: argparse.Namespace
+) -> pandas.DataFrame:
     sys.path.insert(0, str(options.pgm / "mechanisms"))
     from mbi import Dataset, Domain
 
@@ -73,14 +75,18 @@ def data_synthesizer(codes: pandas.DataFrame, options: argparse.Namespace) -> pa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("method", choices=["mst", "aim", *SMARTNOISE, "datasynthesizer"])
     parser.add_argument("--pgm", type=pathlib.Path, help="checkout of private-pgm, for mst and aim")
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model-mb", type=float, default=80.0, help="AIM's limit on its graphical model")
+    parser.add_argument(
+        "--model-mb", type=float, default=80.0, help="AIM's limit on its graphical model"
+    )
     parser.add_argument("--iterations", type=int, default=1000, help="of AIM's estimates")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")

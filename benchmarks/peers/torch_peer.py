@@ -19,7 +19,11 @@ from typing import Any
 
 import opacus
 import torch
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping, register_grad_sampler
+from opacus.grad_sample import (
+    GradSampleModule,
+    GradSampleModuleFastGradientClipping,
+    register_grad_sampler,
+)
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 from torch import nn
@@ -33,7 +37,9 @@ Training = tuple[Callable[[int], None], list[torch.Tensor]]
 
 def poisson(num_records: int, batch_size: int) -> torch.Tensor:
     """Indices of an exact Poisson batch: O(N), as Opacus's own sampler is."""
-    return torch.nonzero(torch.rand(num_records, dtype=torch.float64) < batch_size / num_records).squeeze(1)
+    return torch.nonzero(
+        torch.rand(num_records, dtype=torch.float64) < batch_size / num_records
+    ).squeeze(1)
 
 
 # ---------------------------------------------------------------------- logistic regression
@@ -59,12 +65,19 @@ class MeanFieldLogits(nn.Module):
 
 
 @register_grad_sampler(MeanFieldLogits)
-def _(layer: MeanFieldLogits, activations: list[torch.Tensor], backprops: torch.Tensor) -> dict[Any, torch.Tensor]:
+def _(
+    layer: MeanFieldLogits, activations: list[torch.Tensor], backprops: torch.Tensor
+) -> dict[Any, torch.Tensor]:
     by_weights = activations[0] * backprops[:, None]
-    return {layer.loc: by_weights, layer.raw_scale: by_weights * (layer.epsilon * torch.sigmoid(layer.raw_scale))}
+    return {
+        layer.loc: by_weights,
+        layer.raw_scale: by_weights * (layer.epsilon * torch.sigmoid(layer.raw_scale)),
+    }
 
 
-def logistic_regression(num_records: int = 40_000, num_features: int = 100, batch_size: int = 200) -> Training:
+def logistic_regression(
+    num_records: int = 40_000, num_features: int = 100, batch_size: int = 200
+) -> Training:
     x = torch.randn(num_records, num_features)
     y = torch.randint(2, [num_records]).float()
     layer = MeanFieldLogits(num_features)
@@ -83,12 +96,16 @@ def logistic_regression(num_records: int = 40_000, num_features: int = 100, batc
             layer.redraw()
             optimizer.zero_grad()
             logits = module(x[batch])
-            functional.binary_cross_entropy_with_logits(logits, y[batch], reduction="sum").backward()
+            functional.binary_cross_entropy_with_logits(
+                logits, y[batch], reduction="sum"
+            ).backward()
             if not optimizer.pre_step():
                 raise RuntimeError("Opacus left a step out.")
             # The prior and the entropy see no record: their gradient is added outside the clip.
             weights = layer.weights()
-            divergence = 0.5 * (weights**2).sum() / 16.0 - functional.softplus(layer.raw_scale).log().sum()
+            divergence = (
+                0.5 * (weights**2).sum() / 16.0 - functional.softplus(layer.raw_scale).log().sum()
+            )
             exact = torch.autograd.grad(divergence / num_records, parameters)
             for parameter, gradient in zip(parameters, exact, strict=True):
                 parameter.grad += gradient
@@ -105,14 +122,18 @@ class VAE(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*size) for size in [(784, 400), (400, 100), (50, 400), (400, 784)])
+        self.layers = nn.ModuleList(
+            nn.Linear(*size) for size in [(784, 400), (400, 100), (50, 400), (400, 784)]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, codes, third, last = self.layers
         loc, raw_scale = codes(functional.relu(first(x))).split(50, dim=1)
         scale = functional.softplus(raw_scale)
         logits = last(functional.relu(third(loc + scale * torch.randn_like(loc))))
-        reconstruction = functional.binary_cross_entropy_with_logits(logits, x, reduction="none").sum(1)
+        reconstruction = functional.binary_cross_entropy_with_logits(
+            logits, x, reduction="none"
+        ).sum(1)
         return reconstruction + (0.5 * (scale**2 + loc**2 - 1) - scale.log()).sum(1)
 
 
@@ -152,7 +173,9 @@ CASES = {"logistic_regression": logistic_regression, "vae": vae}
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # Opacus warns of the full backward hooks that it installs itself.
+    warnings.simplefilter(
+        "ignore"
+    )  # Opacus warns of the full backward hooks that it installs itself.
     made: dict[str, Training] = {}
     print(json.dumps({"torch": torch.__version__, "opacus": opacus.__version__}), flush=True)
     for line in sys.stdin:

@@ -15,7 +15,13 @@ import math
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, Releases, gaussian_delta, poisson_replace_refusal
+from tfp_dpvi.privacy.accountants import (
+    ACCOUNTANTS,
+    Accountant,
+    Releases,
+    gaussian_delta,
+    poisson_replace_refusal,
+)
 
 #: The fraction of delta for composition, as in the authors' experiments.
 COMPOSITION_SHARE = 0.2
@@ -46,7 +52,9 @@ def jalko2017_epsilon(
     epsilon_1 = math.log1p(q * math.expm1(epsilon_0)) if epsilon_0 < 700.0 else math.inf
     if epsilon_1 > 300.0:
         return math.inf
-    spread = math.sqrt(2.0 * releases * math.log(constant / (COMPOSITION_SHARE * delta))) * epsilon_1
+    spread = (
+        math.sqrt(2.0 * releases * math.log(constant / (COMPOSITION_SHARE * delta))) * epsilon_1
+    )
     return spread + releases * epsilon_1 * math.expm1(epsilon_1)
 
 
@@ -72,7 +80,9 @@ class AdvancedCompositionAccountant(Accountant):
             return "releases of several kinds", "use accountant='pld'"
         return None
 
-    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
+    def epsilon(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
+    ) -> float:
         """Returns epsilon by equations 7 and 8 of the paper, infinity if their bound fails."""
         del coarser
         delta = check.delta(delta)
@@ -84,7 +94,11 @@ class AdvancedCompositionAccountant(Accountant):
         for (q, z), n in kinds.items():  # One at most.
             # The classical bound needs epsilon_0 <= 1, which the paper's settings often exceed: check by the closed form.
             epsilon_0, delta_0 = _of_one_step(z, q, n, delta)
-            return jalko2017_epsilon(z, q, n, delta) if gaussian_delta(epsilon_0, 1.0 / z) <= delta_0 else math.inf
+            return (
+                jalko2017_epsilon(z, q, n, delta)
+                if gaussian_delta(epsilon_0, 1.0 / z) <= delta_0
+                else math.inf
+            )
         return 0.0
 
 

@@ -38,7 +38,12 @@ class KLInside(dpvi.DPVI):
     """DPVI as in the 2017 paper: clips a record's log density minus its share of the KL term."""
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        variables, surrogate, prior, clip = self.trainable_variables, self.surrogate_posterior, self.prior, self.clip
+        variables, surrogate, prior, clip = (
+            self.trainable_variables,
+            self.surrogate_posterior,
+            self.prior,
+            self.clip,
+        )
 
         def draw(key: tf.Tensor) -> StepGradient:
             seed = _random.tfp_seed(_random.fold_in(key, 0))
@@ -112,7 +117,9 @@ def adult_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], R
         )
 
         def likelihood(params: Any, x: Any) -> Any:
-            return tfd.Bernoulli(logits=params["b"] + tf.linalg.matvec(x, params["w"]), dtype=tf.float32)
+            return tfd.Bernoulli(
+                logits=params["b"] + tf.linalg.matvec(x, params["w"]), dtype=tf.float32
+            )
 
         model = settings.pop("kind")(prior, likelihood, **settings)
         fit = {"batch_size": round(BATCH_SHARE * len(y)), "steps_per_epoch": STEPS}
@@ -129,14 +136,20 @@ def adult_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], R
             def optimizer(**noise: float) -> Any:
                 return pilot.optimizer(len(y), **noise)
 
-        fits = Repeated(model, optimizer, x, y, epsilon=epsilon, delta=DELTA, accountant=accountant, **fit)
+        fits = Repeated(
+            model, optimizer, x, y, epsilon=epsilon, delta=DELTA, accountant=accountant, **fit
+        )
 
         def row(seed: int) -> Row:
             x, y, x_test, y_test = split(seed)
             fitted = fits(x, y)
             logs = fitted.predictive(x_test).log_prob(y_test).numpy()
             accuracy = np.mean((fitted.predict(x_test).ravel() > 0.5) == y_test)
-            return {"score": float(np.mean(logs)), "accuracy": float(accuracy), "noise_multiplier": fits.noise}
+            return {
+                "score": float(np.mean(logs)),
+                "accuracy": float(accuracy),
+                "noise_multiplier": fits.noise,
+            }
 
         return row
 
@@ -144,7 +157,11 @@ def adult_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], R
 
 
 CELLS = [
-    *(Cell(f"adult-{eps:g}-{name}", adult_cell(eps, **bar)) for eps in EPSILONS for name, bar in BARS.items()),
+    *(
+        Cell(f"adult-{eps:g}-{name}", adult_cell(eps, **bar))
+        for eps in EPSILONS
+        for name, bar in BARS.items()
+    ),
     *(Cell(f"mixture-1-{name}", mixture.dpvi_cell(1.0, **bar)) for name, bar in BARS.items()),
 ]
 
@@ -158,7 +175,10 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
 
     found = {cell.name: load(folder / f"{cell.name}.json") for cell in CELLS}
     columns = {
-        **{f"Adult, epsilon {eps:g}": (f"adult-{eps:g}", lambda row: -row["score"]) for eps in EPSILONS},
+        **{
+            f"Adult, epsilon {eps:g}": (f"adult-{eps:g}", lambda row: -row["score"])
+            for eps in EPSILONS
+        },
         "mixture, epsilon 1": ("mixture-1", lambda row: row["truth"] - row["score"]),
     }
     figure, axes = plt.subplots(1, len(columns), figsize=(12, 3.2), layout="constrained")
@@ -168,16 +188,31 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
             values = [loss(row) for row in found[f"{prefix}-{name}"]]
             table[name].append(shown(values, 4))
             if values:
-                panel.barh(-place, np.mean(values), xerr=np.std(values), color="C0" if place else "0.6")
-        panel.set(title=title, xlabel="nats below the true density" if "mixture" in title else "- log density a record")
-        panel.set_yticks([-place for place in range(len(LABELS))], list(LABELS.values()) if panel is axes[0] else [])
+                panel.barh(
+                    -place, np.mean(values), xerr=np.std(values), color="C0" if place else "0.6"
+                )
+        panel.set(
+            title=title,
+            xlabel="nats below the true density"
+            if "mixture" in title
+            else "- log density a record",
+        )
+        panel.set_yticks(
+            [-place for place in range(len(LABELS))],
+            list(LABELS.values()) if panel is axes[0] else [],
+        )
         lengths = [patch.get_width() for patch in panel.patches]
         if lengths and "mixture" not in title:
             panel.set_xlim(left=0.98 * min(lengths))
     figure.savefig(folder / "bars.png", dpi=90)
     plt.close(figure)
     accuracy = {name: [row["accuracy"] for row in found[f"adult-1-{name}"]] for name in LABELS}
-    lines = ["| | " + " | ".join(columns) + " | accuracy on Adult at epsilon 1 |", "| --- " * (len(columns) + 2) + "|"]
-    lines += [f"| {' | '.join(cells)} | {shown(accuracy[name], 4)} |" for name, cells in table.items()]
+    lines = [
+        "| | " + " | ".join(columns) + " | accuracy on Adult at epsilon 1 |",
+        "| --- " * (len(columns) + 2) + "|",
+    ]
+    lines += [
+        f"| {' | '.join(cells)} | {shown(accuracy[name], 4)} |" for name, cells in table.items()
+    ]
     lines += ["", f"![One improvement after the other](figures/studies/{folder.name}/bars.png)"]
     return {("docs/studies.md", "bars"): "\n".join(lines)}

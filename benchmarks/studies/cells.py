@@ -62,9 +62,16 @@ def run(cell: Cell, path: pathlib.Path, num: int) -> None:
         versions = {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "revision": subprocess.check_output(["git", "describe", "--always", "--dirty"], text=True).strip(),
+            "revision": subprocess.check_output(
+                ["git", "describe", "--always", "--dirty"], text=True
+            ).strip(),
         }
-        content = {"cell": cell.name, "cpu_seconds_to_make": round(made, 1), **versions, "rows": found}
+        content = {
+            "cell": cell.name,
+            "cpu_seconds_to_make": round(made, 1),
+            **versions,
+            "rows": found,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         part.write_text(json.dumps(content, indent=1) + "\n")
@@ -73,7 +80,10 @@ def run(cell: Cell, path: pathlib.Path, num: int) -> None:
 
 def write_block(page: pathlib.Path, name: str, text: str) -> None:
     """Writes a table or a picture between the marks of its name in a page."""
-    begin, end = f"<!-- {name}: begin, written by benchmarks/run_studies.py -->\n", f"<!-- {name}: end -->"
+    begin, end = (
+        f"<!-- {name}: begin, written by benchmarks/run_studies.py -->\n",
+        f"<!-- {name}: end -->",
+    )
     before, _, rest = page.read_text().partition(begin)
     _, found, after = rest.partition(end)
     if not found:
@@ -110,7 +120,9 @@ class Repeated:
         self.model, self._settings, self.noise = model, {"epochs": 1, "verbose": 0, **settings}, 0.0
         if epsilon < math.inf:
             model.compile(make_optimizer(noise_multiplier=1.0), accountant=accountant)
-            data = model.make_data(x, y, **{name: value for name, value in settings.items() if name != "epochs"})
+            data = model.make_data(
+                x, y, **{name: value for name, value in settings.items() if name != "epochs"}
+            )
             steps = self._settings["epochs"] * data.steps_per_epoch
             mechanism = model.mechanism(data).calibrated(
                 PrivacyLedger(), epsilon=epsilon, delta=delta, num_releases=steps
@@ -127,7 +139,9 @@ class Repeated:
     def __call__(self, x: Any, y: Any = None) -> dpvi.DPVI:
         """Returns the model, fitted to a data set."""
         self.model.set_weights(self._start)
-        for variable, value in zip(self.model.optimizer.variables, self._optimizer_start, strict=True):
+        for variable, value in zip(
+            self.model.optimizer.variables, self._optimizer_start, strict=True
+        ):
             variable.assign(value)
         self.model.fit(x, y, **self._settings)
         return self.model
@@ -136,7 +150,9 @@ class Repeated:
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Returns the mean over seeds and its standard error."""
     array = np.asarray(values, float)
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
+    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array))) if len(
+        array
+    ) > 1 else math.nan
 
 
 def shown(values: Sequence[float], digits: int = 3) -> str:

@@ -35,7 +35,10 @@ FAMILIES = (
 )
 # The longest of the programs that draw the pictures.
 PICTURED = {"item_response": ["--steps=300", "--chain-steps=100"]}
-NUM_PERSONS, STEPS = 2000, 1000  # For item response without noise, compared with its exact posterior.
+NUM_PERSONS, STEPS = (
+    2000,
+    1000,
+)  # For item response without noise, compared with its exact posterior.
 
 
 def private(name: str) -> Callable[[], Callable[[int], Row]]:
@@ -79,7 +82,9 @@ def item_response_without_noise() -> Callable[[int], Row]:
 
     def row(seed: int) -> Row:
         x, y, _ = shared.simulate(family, NUM_PERSONS, seed)
-        own = shared.fit_without_noise(family, x, y, NUM_PERSONS, STEPS).posterior_sample(4000, seed=0)
+        own = shared.fit_without_noise(family, x, y, NUM_PERSONS, STEPS).posterior_sample(
+            4000, seed=0
+        )
         exact, own = shared.flat(shared.exact_draws(family, x, y, own)), shared.flat(own)
         off = np.abs(own.mean(axis=0) - exact.mean(axis=0)) / exact.std(axis=0)
         return {"off": off.tolist(), "sd_ratio": (own.std(axis=0) / exact.std(axis=0)).tolist()}
@@ -103,7 +108,10 @@ def pictured(name: str) -> Callable[[], Callable[[int], Row]]:
 
 CELLS = [
     Cell("exact-item_response", item_response_without_noise, num=1),
-    *(Cell(f"private-{name}", private(name), num=MORE_SETS.get(name, NUM_SETS)) for name in FAMILIES),
+    *(
+        Cell(f"private-{name}", private(name), num=MORE_SETS.get(name, NUM_SETS))
+        for name in FAMILIES
+    ),
     *(Cell(f"picture-{name}", pictured(name), num=1) for name in FAMILIES),
 ]
 
@@ -117,13 +125,19 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     for name in FAMILIES:
         rows = load(folder / f"private-{name}.json")
         if rows:
-            free = np.array([row["sd"] for row in rows]).min(axis=0) > 0  # Not the zeros above a diagonal.
+            free = (
+                np.array([row["sd"] for row in rows]).min(axis=0) > 0
+            )  # Not the zeros above a diagonal.
             inside = np.array([row["inside"] for row in rows])[:, free]
             trusted = inside[[not row["warnings"] for row in rows]]
             kind = "" if rows[0]["calibrated"] else ", not calibrated"
             columns = [name.replace("_", " ") + kind, str(inside.shape[1])]
             for found in (inside, trusted):
-                columns += [str(len(found)), f"{found.mean():.3f}", f"{found.sum(axis=0).min()} of {len(found)}"]
+                columns += [
+                    str(len(found)),
+                    f"{found.mean():.3f}",
+                    f"{found.sum(axis=0).min()} of {len(found)}",
+                ]
             lines.append("| " + " | ".join(columns) + " |")
     for row in load(folder / "exact-item_response.json"):
         lines += [

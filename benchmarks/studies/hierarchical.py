@@ -20,15 +20,26 @@ import tfp_dpvi as dpvi
 from studies.cells import Cell, Repeated, Row, load, shown
 
 DELTA, NUM_TEST = 1e-5, 10_000
-EPSILONS, SIZES, STEPS = (0.1, 0.3, 1.0, 3.0), (250, 1000, 2500, 10_000), (100, 1000, 10_000, 100_000)
+EPSILONS, SIZES, STEPS = (
+    (0.1, 0.3, 1.0, 3.0),
+    (250, 1000, 2500, 10_000),
+    (100, 1000, 10_000, 100_000),
+)
 NUM_RECORDS, EPSILON = 10_000, 1.0
-BATCH_SHARE, NUM_STEPS, RATE, EMA = 0.2, 300, 0.03, 0.98  # Those of the example, chosen on other data.
+BATCH_SHARE, NUM_STEPS, RATE, EMA = (
+    0.2,
+    300,
+    0.03,
+    0.98,
+)  # Those of the example, chosen on other data.
 SMALL_BATCH = 200  # For the study of iterations.
 
 
 def design() -> np.ndarray:
     """Returns the groups' public characteristics."""
-    drawn = np.random.default_rng(0).standard_normal([example.NUM_GROUPS, example.NUM_CHARACTERISTICS - 1])
+    drawn = np.random.default_rng(0).standard_normal(
+        [example.NUM_GROUPS, example.NUM_CHARACTERISTICS - 1]
+    )
     return np.concatenate([np.ones([example.NUM_GROUPS, 1]), drawn], axis=1).astype("float32")
 
 
@@ -36,13 +47,16 @@ def simulate(num: int, seed: int) -> tuple[Any, Any]:
     """Returns training and test data, each (x, y)."""
     generator, z = np.random.default_rng(seed), design()
     matrix = generator.normal(0.0, 0.7, [example.NUM_FEATURES, example.NUM_CHARACTERISTICS])
-    weights = z @ matrix.T + 0.4 * generator.standard_normal([example.NUM_GROUPS, example.NUM_FEATURES])
+    weights = z @ matrix.T + 0.4 * generator.standard_normal(
+        [example.NUM_GROUPS, example.NUM_FEATURES]
+    )
     shares = generator.dirichlet(np.full(example.NUM_GROUPS, 3.0))
 
     def rows(size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         group = generator.choice(example.NUM_GROUPS, size=size, p=shares)
         features = np.concatenate(
-            [np.ones([size, 1]), generator.standard_normal([size, example.NUM_FEATURES - 1])], axis=1
+            [np.ones([size, 1]), generator.standard_normal([size, example.NUM_FEATURES - 1])],
+            axis=1,
         )
         chances = 1 / (1 + np.exp(-np.sum(features * weights[group], axis=1)))
         y = (generator.uniform(size=size) < chances).astype("int32")
@@ -60,7 +74,9 @@ def auc(scores: np.ndarray, y: np.ndarray) -> float:
     return float((ranks[y == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
 
 
-def cell(num: int, epsilon: float, batch_size: int, steps: int) -> Callable[[], Callable[[int], Row]]:
+def cell(
+    num: int, epsilon: float, batch_size: int, steps: int
+) -> Callable[[], Callable[[int], Row]]:
     """Returns a function that makes rows; `epsilon=math.inf` is without noise and clip."""
 
     def make() -> Callable[[int], Row]:
@@ -107,11 +123,17 @@ def _batch(num: int) -> int:
 
 
 CELLS = [
-    *(Cell(f"epsilon-{eps:g}", cell(NUM_RECORDS, eps, _batch(NUM_RECORDS), NUM_STEPS)) for eps in EPSILONS),
+    *(
+        Cell(f"epsilon-{eps:g}", cell(NUM_RECORDS, eps, _batch(NUM_RECORDS), NUM_STEPS))
+        for eps in EPSILONS
+    ),
     *(Cell(f"records-{num}", cell(num, EPSILON, _batch(num), NUM_STEPS)) for num in SIZES[:-1]),
     *(Cell(f"nonprivate-{num}", cell(num, math.inf, _batch(num), NUM_STEPS)) for num in SIZES),
     *(Cell(f"groupless-{num}", without_groups(num)) for num in SIZES),
-    *(Cell(f"steps-{steps}", cell(NUM_RECORDS, EPSILON, SMALL_BATCH, steps), full=steps > 10_000) for steps in STEPS),
+    *(
+        Cell(f"steps-{steps}", cell(NUM_RECORDS, EPSILON, SMALL_BATCH, steps), full=steps > 10_000)
+        for steps in STEPS
+    ),
 ]
 
 
@@ -124,28 +146,44 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
 
     found = {one.name: [row["auc"] for row in load(folder / f"{one.name}.json")] for one in CELLS}
     found[f"records-{NUM_RECORDS}"] = found[f"epsilon-{EPSILON:g}"]
-    lines = ["| setting | AUC | not private | without groups, not private |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| setting | AUC | not private | without groups, not private |",
+        "| --- | --- | --- | --- |",
+    ]
     panels = {
         "epsilon": (EPSILONS, "epsilon (10,000 records)", lambda _: NUM_RECORDS),
         "records": (SIZES, "records (epsilon 1)", lambda num: num),
-        "steps": (STEPS, "iterations (epsilon 1, 10,000 records, batch 200)", lambda _: NUM_RECORDS),
+        "steps": (
+            STEPS,
+            "iterations (epsilon 1, 10,000 records, batch 200)",
+            lambda _: NUM_RECORDS,
+        ),
     }
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained", sharey=True)
     for panel, (name, (values, label, size)) in zip(axes, panels.items(), strict=True):
         kinds = {
-            "private": [found[f"{name}-{value:g}" if name == "epsilon" else f"{name}-{value}"] for value in values],
+            "private": [
+                found[f"{name}-{value:g}" if name == "epsilon" else f"{name}-{value}"]
+                for value in values
+            ],
             "not private": [found[f"nonprivate-{size(value)}"] for value in values],
             "without groups": [found[f"groupless-{size(value)}"] for value in values],
         }
         for kind, each in kinds.items():
-            there = [(value, np.mean(one), np.std(one)) for value, one in zip(values, each, strict=True) if one]
+            there = [
+                (value, np.mean(one), np.std(one))
+                for value, one in zip(values, each, strict=True)
+                if one
+            ]
             if there:
                 places, means, spreads = np.array(there).T
                 panel.errorbar(places, means, yerr=spreads, label=kind, marker="o", ms=3, capsize=2)
         panel.set(xscale="log", xlabel=label)
         for value, *each in zip(values, *kinds.values(), strict=True):
             if each[0]:
-                lines.append(f"| {name} {value:,} | " + " | ".join(shown(one, 4) for one in each) + " |")
+                lines.append(
+                    f"| {name} {value:,} | " + " | ".join(shown(one, 4) for one in each) + " |"
+                )
     axes[0].set_ylabel("AUC")
     if axes[0].has_data():
         axes[0].legend(fontsize=8)

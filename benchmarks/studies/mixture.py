@@ -26,7 +26,12 @@ CENTRES = np.array([[0, 0], [2, 2], [2, -2], [-2, 2], [-2, -2]], "float32")
 NUM_COMPONENTS, VARIANCE, DELTA = len(CENTRES), 0.5, 1e-3
 NUM_RECORDS, NUM_TEST, NUM_FRESH = 2000, 100, 10_000
 EPSILONS = (0.3, 1.0, 3.0, 10.0)
-STEPS, RATE, CLIP, EMA = 250, 0.05, 1.0, 0.98  # Those of examples/gaussian_mixture.py, chosen on other data.
+STEPS, RATE, CLIP, EMA = (
+    250,
+    0.05,
+    1.0,
+    0.98,
+)  # Those of examples/gaussian_mixture.py, chosen on other data.
 # At the pilot's rate noise can move components from mode to mode; benchmarks/mixture_rates.py compares rates.
 PILOTS_RATE, PAIRED_RATE = 0.1, 0.04
 # DP-SGLD's settings are the best of these by the truth of other data sets, which is impossible for a user.
@@ -69,10 +74,14 @@ def make_prior() -> Any:
 
 def likelihood(params: Any) -> Any:
     normals = tfd.Normal(params["means"], tf.sqrt(params["variances"])[..., tf.newaxis])
-    return tfd.MixtureSameFamily(tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1))
+    return tfd.MixtureSameFamily(
+        tfd.Categorical(probs=params["weights"]), tfd.Independent(normals, 1)
+    )
 
 
-def make_model(kind: type[dpvi.DPVI] = dpvi.DPVI, gradients: str = "vectorized", clipping: str = "flat") -> dpvi.DPVI:
+def make_model(
+    kind: type[dpvi.DPVI] = dpvi.DPVI, gradients: str = "vectorized", clipping: str = "flat"
+) -> dpvi.DPVI:
     prior = make_prior()
     surrogate = dpvi.surrogates.mean_field(prior, initial_loc=starting_point(), initial_scale=0.03)
     return kind(prior, likelihood, surrogate, gradients=gradients, clipping=clipping)
@@ -90,7 +99,9 @@ def make_optimizer(clip: float = CLIP, averaging: bool = True) -> Callable[..., 
 
 def by_vector(vectors: np.ndarray, fresh: np.ndarray, test: np.ndarray) -> Row:
     """Returns scores of parameters, shape [S, K (d + 2)], and those of the true density on the same records."""
-    truth = sgld.pack(np.full(NUM_COMPONENTS, 0.2), CENTRES, np.full(NUM_COMPONENTS, VARIANCE))[None]
+    truth = sgld.pack(np.full(NUM_COMPONENTS, 0.2), CENTRES, np.full(NUM_COMPONENTS, VARIANCE))[
+        None
+    ]
     weights, means, variances = sgld.unpack(vectors.mean(axis=0), NUM_COMPONENTS, 2)
     distances = np.linalg.norm(means[:, None] - CENTRES, axis=-1)
     return {
@@ -100,7 +111,11 @@ def by_vector(vectors: np.ndarray, fresh: np.ndarray, test: np.ndarray) -> Row:
         "truth_of_100": sgld.score(test, truth, NUM_COMPONENTS),
         # Of the true centres, those with a component's centre within one standard deviation.
         "found": int(np.sum(distances.min(axis=0) < math.sqrt(VARIANCE))),
-        "components": {"weights": weights.tolist(), "means": means.tolist(), "variances": variances.tolist()},
+        "components": {
+            "weights": weights.tolist(),
+            "means": means.tolist(),
+            "variances": variances.tolist(),
+        },
     }
 
 
@@ -108,7 +123,9 @@ def vectors_of(model: dpvi.DPVI, num: int = 100) -> np.ndarray:
     """Returns draws of a model's posterior as `sgld` has parameters."""
     draws = {name: part.numpy() for name, part in model.posterior_sample(num, seed=0).items()}
     logs = np.log(np.maximum(draws["weights"], 1e-30))
-    return np.concatenate([logs, draws["means"].reshape(num, -1), np.log(draws["variances"])], axis=1)
+    return np.concatenate(
+        [logs, draws["means"].reshape(num, -1), np.log(draws["variances"])], axis=1
+    )
 
 
 def dpvi_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Row]]:
@@ -125,18 +142,33 @@ def dpvi_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Ro
         rate = settings.pop("rate", PAIRED_RATE)
         model, fit = make_model(**settings), {"batch_size": NUM_RECORDS, "steps_per_epoch": STEPS}
         if settings["clipping"] == "paired":
-            pilot = dpvi.pilot(model, num_records=NUM_RECORDS, epsilon=epsilon, delta=DELTA, learning_rate=rate)
-            optimizer, fit = lambda **noise: pilot.optimizer(NUM_RECORDS, **noise), pilot.fit_settings
+            pilot = dpvi.pilot(
+                model, num_records=NUM_RECORDS, epsilon=epsilon, delta=DELTA, learning_rate=rate
+            )
+            optimizer, fit = (
+                lambda **noise: pilot.optimizer(NUM_RECORDS, **noise),
+                pilot.fit_settings,
+            )
         else:
             private = epsilon < math.inf
             optimizer = make_optimizer(CLIP if private else math.inf, averaging)
         fits = Repeated(
-            model, optimizer, simulate(1)[0], None, epsilon=epsilon, delta=DELTA, accountant=accountant, **fit
+            model,
+            optimizer,
+            simulate(1)[0],
+            None,
+            epsilon=epsilon,
+            delta=DELTA,
+            accountant=accountant,
+            **fit,
         )
 
         def row(seed: int) -> Row:
             records, test, fresh = simulate(seed)
-            return {**by_vector(vectors_of(fits(records)), fresh, test), "noise_multiplier": fits.noise}
+            return {
+                **by_vector(vectors_of(fits(records)), fresh, test),
+                "noise_multiplier": fits.noise,
+            }
 
         return row
 
@@ -148,19 +180,27 @@ def sgld_cell(epsilon: float, accountant: str) -> Callable[[], Callable[[int], R
 
     def make() -> Callable[[int], Row]:
         plan = PrivacyPlan.calibrate(
-            epsilon=epsilon, delta=DELTA, sampling=FullBatch(), num_releases=STEPS, accountant=accountant
+            epsilon=epsilon,
+            delta=DELTA,
+            sampling=FullBatch(),
+            num_releases=STEPS,
+            accountant=accountant,
         )
         start = sgld.pack(*starting_point().values())
 
         def iterates(settings: sgld.Settings, records: np.ndarray, seed: int) -> np.ndarray:
             generator = np.random.default_rng([seed, 7])
-            return sgld.run(records, start, NUM_COMPONENTS, settings, plan.noise_multiplier, generator)
+            return sgld.run(
+                records, start, NUM_COMPONENTS, settings, plan.noise_multiplier, generator
+            )
 
         def tuning_score(settings: sgld.Settings) -> float:
             scores = []
             for seed in TUNING_SEEDS:
                 records, _, fresh = simulate(seed)
-                scores.append(sgld.score(fresh[:2000], iterates(settings, records, seed), NUM_COMPONENTS, 50))
+                scores.append(
+                    sgld.score(fresh[:2000], iterates(settings, records, seed), NUM_COMPONENTS, 50)
+                )
             return float(np.mean(scores))
 
         best = max(SGLD_GRID, key=tuning_score)
@@ -187,12 +227,18 @@ METHODS: dict[str, Callable[[float], Callable[[], Callable[[int], Row]]]] = {
     "sgld_advanced": lambda epsilon: sgld_cell(epsilon, "advanced_composition"),
     "dpvi_advanced": lambda epsilon: dpvi_cell(epsilon, accountant="advanced_composition"),
 }
-COMPARED = (("paired", 1), ("sgld", 1))  # With more seeds, as without privacy: one wrong mode decides the mean of 10.
+COMPARED = (
+    ("paired", 1),
+    ("sgld", 1),
+)  # With more seeds, as without privacy: one wrong mode decides the mean of 10.
 MANY = 100
 CELLS = [
     Cell("nonprivate", dpvi_cell(math.inf), num=MANY),
     Cell(
-        "pilots_rate-1", dpvi_cell(1.0, gradients="aligned", clipping="paired", rate=PILOTS_RATE), num=MANY, full=True
+        "pilots_rate-1",
+        dpvi_cell(1.0, gradients="aligned", clipping="paired", rate=PILOTS_RATE),
+        num=MANY,
+        full=True,
     ),
     *(
         Cell(f"{name}-{epsilon:g}", make(epsilon), num=MANY if (name, epsilon) in COMPARED else 10)
@@ -212,7 +258,10 @@ LABELS = {
 def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
     """Draws score over epsilon and the components; returns tables by page and block."""
     rows = {cell.name: load(folder / f"{cell.name}.json") for cell in CELLS}
-    lines = ["| epsilon | " + " | ".join(LABELS.values()) + " | not private |", "| --- " * (len(LABELS) + 2) + "|"]
+    lines = [
+        "| epsilon | " + " | ".join(LABELS.values()) + " | not private |",
+        "| --- " * (len(LABELS) + 2) + "|",
+    ]
 
     def below(cell: str) -> list[float]:
         return [row["truth"] - row["score"] for row in rows[cell]]
@@ -221,18 +270,25 @@ def report(folder: pathlib.Path) -> dict[tuple[str, str], str]:
         cells = [shown(below(f"{name}-{epsilon:g}")) for name in LABELS]
         lines.append(f"| {epsilon:g} | " + " | ".join(cells) + f" | {shown(below('nonprivate'))} |")
     wrong = {
-        name: f"{sum(row['found'] < NUM_COMPONENTS for row in found)} of {len(found)}" for name, found in rows.items()
+        name: f"{sum(row['found'] < NUM_COMPONENTS for row in found)} of {len(found)}"
+        for name, found in rows.items()
     }
     labels = {**LABELS, "pilots_rate": f"paired clip at the pilot's rate of {PILOTS_RATE:g}"}
     at_one = ", ".join(f"{label} {wrong.get(f'{name}-1')}" for name, label in labels.items())
     _draw(rows, below, folder)
-    lines += ["", f"Fits with a wrong mode at epsilon 1: {at_one}, without privacy {wrong.get('nonprivate')}.", ""]
+    lines += [
+        "",
+        f"Fits with a wrong mode at epsilon 1: {at_one}, without privacy {wrong.get('nonprivate')}.",
+        "",
+    ]
     lines += [f"![Nats below the true density](figures/studies/{folder.name}/mixture.png)", ""]
     lines += [f"![Components beside the truth](figures/studies/{folder.name}/components.png)"]
     return {("docs/studies.md", "mixture"): "\n".join(lines)}
 
 
-def _draw(rows: dict[str, list[Row]], below: Callable[[str], list[float]], folder: pathlib.Path) -> None:
+def _draw(
+    rows: dict[str, list[Row]], below: Callable[[str], list[float]], folder: pathlib.Path
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -247,7 +303,12 @@ def _draw(rows: dict[str, list[Row]], below: Callable[[str], list[float]], folde
             axes.errorbar(places, means, yerr=spreads, label=label, marker="o", ms=3, capsize=2)
     if rows["nonprivate"]:
         axes.axhline(np.mean(below("nonprivate")), color="0.5", ls="--", label="not private")
-    axes.set(xscale="log", yscale="log", xlabel="epsilon (delta 1e-3)", ylabel="nats a record below the true density")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="epsilon (delta 1e-3)",
+        ylabel="nats a record below the true density",
+    )
     if axes.has_data():
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(folder / "mixture.png", dpi=100)
@@ -259,14 +320,23 @@ def _draw(rows: dict[str, list[Row]], below: Callable[[str], list[float]], folde
     for name, panel in zip(shown_cells, panels, strict=True):
         panel.plot(*records.T, ".", ms=1, color="0.8")
         for centre in CENTRES:
-            panel.add_patch(plt.Circle(centre, 2.146 * math.sqrt(VARIANCE), fill=False, color="k", ls=":"))
+            panel.add_patch(
+                plt.Circle(centre, 2.146 * math.sqrt(VARIANCE), fill=False, color="k", ls=":")
+            )
         for row in [row for row in rows[name] if row["seed"] == 1]:
             parts = row["components"]
-            for mean, variance, weight in zip(parts["means"], parts["variances"], parts["weights"], strict=True):
+            for mean, variance, weight in zip(
+                parts["means"], parts["variances"], parts["weights"], strict=True
+            ):
                 color = plt.cm.Blues(min(1.0, 0.3 + 2 * weight))
-                panel.add_patch(plt.Circle(mean, 2.146 * math.sqrt(variance), fill=False, color=color, lw=2))
+                panel.add_patch(
+                    plt.Circle(mean, 2.146 * math.sqrt(variance), fill=False, color=color, lw=2)
+                )
         method, _, epsilon = name.partition("-")
-        panel.set(aspect="equal", title=f"{LABELS.get(method, 'not private')}{' at ' + epsilon if epsilon else ''}")
+        panel.set(
+            aspect="equal",
+            title=f"{LABELS.get(method, 'not private')}{' at ' + epsilon if epsilon else ''}",
+        )
         panel.title.set_fontsize(9)
     figure.savefig(folder / "components.png", dpi=90)
     plt.close(figure)

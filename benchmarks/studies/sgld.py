@@ -28,10 +28,16 @@ class Settings:
 
 def unpack(vector, num_components, num_features):
     """Returns weights, means and variances of shape [..., K], [..., K, d], [..., K] from vectors of shape [..., K (d + 2)]."""
-    logits, means, log_variances = np.split(vector, [num_components, num_components * (num_features + 1)], axis=-1)
+    logits, means, log_variances = np.split(
+        vector, [num_components, num_components * (num_features + 1)], axis=-1
+    )
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shape = (*vector.shape[:-1], num_components, num_features)
-    return weights / weights.sum(axis=-1, keepdims=True), means.reshape(shape), np.exp(log_variances)
+    return (
+        weights / weights.sum(axis=-1, keepdims=True),
+        means.reshape(shape),
+        np.exp(log_variances),
+    )
 
 
 def pack(weights, means, variances):
@@ -42,7 +48,11 @@ def pack(weights, means, variances):
 def log_densities(x, weights, means, variances):
     """Returns log weight + log density of each record in each component, shape [n, K]."""
     distances = np.sum((x[:, None] - means) ** 2, axis=-1)
-    return np.log(weights) - x.shape[1] / 2 * np.log(2 * np.pi * variances) - distances / (2 * variances)
+    return (
+        np.log(weights)
+        - x.shape[1] / 2 * np.log(2 * np.pi * variances)
+        - distances / (2 * variances)
+    )
 
 
 def record_gradients(vector, x, num_components):
@@ -54,7 +64,9 @@ def record_gradients(vector, x, num_components):
     away = x[:, None] - means
     by_means = shares[..., None] * away / variances[:, None]
     by_log_variances = shares * (np.sum(away**2, axis=-1) / (2 * variances) - x.shape[1] / 2)
-    return np.concatenate([shares - weights, by_means.reshape(len(x), means.size), by_log_variances], axis=1)
+    return np.concatenate(
+        [shares - weights, by_means.reshape(len(x), means.size), by_log_variances], axis=1
+    )
 
 
 def log_prior_gradient(vector, num_components, num_features):
@@ -65,13 +77,22 @@ def log_prior_gradient(vector, num_components, num_features):
     weights, means, variances = unpack(vector, num_components, num_features)
     logits = vector[:num_components]
     return np.concatenate(
-        [1 - num_components * weights - logits.mean() / num_components, -np.ravel(means), -1 + 1 / variances]
+        [
+            1 - num_components * weights - logits.mean() / num_components,
+            -np.ravel(means),
+            -1 + 1 / variances,
+        ]
     )
 
 
 def run(x, start, num_components, settings, noise_multiplier, generator):
     """Returns released iterates of the last half, shape [S, K (d + 2)]."""
-    q, clip, vector, kept = settings.sampling_rate, settings.l2_norm_clip, np.array(start, float), []
+    q, clip, vector, kept = (
+        settings.sampling_rate,
+        settings.l2_norm_clip,
+        np.array(start, float),
+        [],
+    )
     for step in range(settings.num_steps):
         chosen = x if q >= 1.0 else x[generator.random(len(x)) < q]
         gradients = record_gradients(vector, chosen, num_components)
@@ -81,7 +102,9 @@ def run(x, start, num_components, settings, noise_multiplier, generator):
         spread = max(np.sqrt(eta), eta / 2 * noise_multiplier * clip / q)
         drift = log_prior_gradient(vector, num_components, x.shape[1]) + total
         vector = vector + eta / 2 * drift + spread * generator.normal(size=vector.shape)
-        vector[-num_components:] = np.clip(vector[-num_components:], -5.0, 5.0)  # Variances that no sum can use.
+        vector[-num_components:] = np.clip(
+            vector[-num_components:], -5.0, 5.0
+        )  # Variances that no sum can use.
         if 2 * step >= settings.num_steps:
             kept.append(vector)
     return np.array(kept)

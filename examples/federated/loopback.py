@@ -41,16 +41,28 @@ def make_certificates(folder):
 
     def written(name, key, certificate):
         private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
         (folder / f"{name}.key").write_bytes(private)
         (folder / f"{name}.key").chmod(0o600)
         (folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def builder(subject, issuer, key):
-        names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (subject, issuer)]
-        made = x509.CertificateBuilder().subject_name(names[0]).issuer_name(names[1]).public_key(key.public_key())
-        made = made.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
+        names = [
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)])
+            for each in (subject, issuer)
+        ]
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(names[0])
+            .issuer_name(names[1])
+            .public_key(key.public_key())
+        )
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(
+            now - datetime.timedelta(days=1)
+        )
         return made.not_valid_after(now + datetime.timedelta(days=30))
 
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -70,11 +82,15 @@ def make_node_key(folder, name):
 
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
     )
     (folder / f"{name}.key").write_bytes(private)
     (folder / f"{name}.key").chmod(0o600)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     (folder / f"{name}.pub").write_bytes(public)
 
 
@@ -110,10 +126,16 @@ class Consortium:
 
     def _run(self, *command, timeout=120):
         found = subprocess.run(
-            [str(part) for part in command], env=self.environment, capture_output=True, text=True, timeout=timeout
+            [str(part) for part in command],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
         )
         if found.returncode:
-            raise RuntimeError(f"{' '.join(map(str, command))} failed:\n{found.stdout}\n{found.stderr}")
+            raise RuntimeError(
+                f"{' '.join(map(str, command))} failed:\n{found.stdout}\n{found.stderr}"
+            )
         return found.stdout
 
     def begin(self):
@@ -132,7 +154,13 @@ class Consortium:
         self._await(lambda: self._listening(), "the SuperLink")
         for name in self.names:
             make_node_key(self.folder, name)
-            self._run(self.bin / "flwr", "supernode", "register", self.folder / f"{name}.pub", "consortium")
+            self._run(
+                self.bin / "flwr",
+                "supernode",
+                "register",
+                self.folder / f"{name}.pub",
+                "consortium",
+            )
             self.start_hospital(name)
 
     def start_hospital(self, name):
@@ -159,7 +187,10 @@ class Consortium:
         self._await(sock.exists, f"the worker of {name}")
 
     def _listening(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0),
+        ):
             return True
         return False
 
@@ -167,7 +198,9 @@ class Consortium:
         until = time.monotonic() + at_most
         while not ready():
             if time.monotonic() > until:
-                raise TimeoutError(f"{what} did not start within {at_most:g} s; see the logs in {self.folder}.")
+                raise TimeoutError(
+                    f"{what} did not start within {at_most:g} s; see the logs in {self.folder}."
+                )
             time.sleep(0.2)
 
     def kill(self, name):
@@ -180,14 +213,25 @@ class Consortium:
     def run(self, output, *, during=None, timeout=900.0):
         """Runs the app to its end; `during` is called once, after the server has printed its first update."""
         settings = f'output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
-        self._start("run", self.bin / "flwr", "run", HERE, "consortium", "--stream", "--run-config", settings)
+        self._start(
+            "run",
+            self.bin / "flwr",
+            "run",
+            HERE,
+            "consortium",
+            "--stream",
+            "--run-config",
+            settings,
+        )
         until, log = time.monotonic() + timeout, self.folder / "run.log"
         while not pathlib.Path(output).exists():
             if during is not None and "update 1" in log.read_text(errors="replace"):
                 during()
                 during = None
             if time.monotonic() > until:
-                raise TimeoutError(f"the run did not end within {timeout:g} s; see the logs in {self.folder}.")
+                raise TimeoutError(
+                    f"the run did not end within {timeout:g} s; see the logs in {self.folder}."
+                )
             time.sleep(0.1)
         time.sleep(0.5)
         return json.loads(pathlib.Path(output).read_text())
@@ -198,13 +242,17 @@ class Consortium:
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hospitals", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--kill", action="store_true")
     options = parser.parse_args(arguments)
-    folder = pathlib.Path(tempfile.mkdtemp()) if options.folder is None else options.folder.resolve()
+    folder = (
+        pathlib.Path(tempfile.mkdtemp()) if options.folder is None else options.folder.resolve()
+    )
     folder.mkdir(parents=True, exist_ok=True)
     consortium = Consortium(folder, options.hospitals, options.rounds)
 
@@ -217,7 +265,9 @@ def main(arguments=None):
 
     try:
         consortium.begin()
-        found = consortium.run(folder / "history.json", during=kill_and_come_back if options.kill else None)
+        found = consortium.run(
+            folder / "history.json", during=kill_and_come_back if options.kill else None
+        )
     finally:
         consortium.close()
     print((folder / "run.log").read_text(errors="replace"))

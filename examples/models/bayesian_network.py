@@ -12,8 +12,15 @@ tfd = tfp.distributions
 
 
 def prior():
-    entries = {"cloudy": 1, "sprinkler": 2, "rain": 2, "wet": 4}  # One for each state of the node's parents.
-    return tfd.JointDistributionNamed({name: tfd.Sample(tfd.Beta(2.0, 2.0), size) for name, size in entries.items()})
+    entries = {
+        "cloudy": 1,
+        "sprinkler": 2,
+        "rain": 2,
+        "wet": 4,
+    }  # One for each state of the node's parents.
+    return tfd.JointDistributionNamed(
+        {name: tfd.Sample(tfd.Beta(2.0, 2.0), size) for name, size in entries.items()}
+    )
 
 
 def likelihood(params):

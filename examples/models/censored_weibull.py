@@ -14,7 +14,9 @@ class Censored(tfd.Distribution):
     """min(time, limit) of a distribution of times."""
 
     def __init__(self, times, limit):
-        super().__init__(times.dtype, tfd.NOT_REPARAMETERIZED, validate_args=False, allow_nan_stats=True)
+        super().__init__(
+            times.dtype, tfd.NOT_REPARAMETERIZED, validate_args=False, allow_nan_stats=True
+        )
         self.times, self.limit = times, limit
 
     def _batch_shape(self):
@@ -27,11 +29,18 @@ class Censored(tfd.Distribution):
         return tf.minimum(self.times.sample(n, seed=seed), self.limit)
 
     def _log_prob(self, value):
-        return tf.where(value < self.limit, self.times.log_prob(value), self.times.log_survival_function(self.limit))
+        return tf.where(
+            value < self.limit,
+            self.times.log_prob(value),
+            self.times.log_survival_function(self.limit),
+        )
 
 
 def prior():
-    coefficients = {"intercept": tfd.Normal(0.0, 0.5), "slopes": tfd.Sample(tfd.Normal(0.0, 0.5), 2)}
+    coefficients = {
+        "intercept": tfd.Normal(0.0, 0.5),
+        "slopes": tfd.Sample(tfd.Normal(0.0, 0.5), 2),
+    }
     return tfd.JointDistributionNamed({**coefficients, "shape": tfd.LogNormal(0.3, 0.3)})
 
 
@@ -42,7 +51,10 @@ def likelihood(params, x):
 
 def inputs(num, generator):
     limit = generator.uniform(0.5, 3.0, size=num)
-    return {"patient": generator.normal(size=(num, 2)).astype("float32"), "limit": limit.astype("float32")}
+    return {
+        "patient": generator.normal(size=(num, 2)).astype("float32"),
+        "limit": limit.astype("float32"),
+    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ def prior():
             "weights": tfd.Dirichlet([5.0, 5.0]),
             "means": tfd.Independent(tfd.Normal(CENTRES, 0.7), 2),
             "factors": tfd.Sample(
-                dpvi.surrogates.WishartTriL(6.0, 0.4 * np.eye(2, dtype="float32"), input_output_cholesky=True), 2
+                dpvi.surrogates.WishartTriL(
+                    6.0, 0.4 * np.eye(2, dtype="float32"), input_output_cholesky=True
+                ),
+                2,
             ),
         }
     )
@@ -27,7 +30,11 @@ def prior():
 
 def surrogate(prior):
     """Starts at the prior's centres."""
-    start = {"weights": [0.5, 0.5], "means": CENTRES, "factors": np.tile(np.eye(2, dtype="float32"), (2, 1, 1))}
+    start = {
+        "weights": [0.5, 0.5],
+        "means": CENTRES,
+        "factors": np.tile(np.eye(2, dtype="float32"), (2, 1, 1)),
+    }
     return dpvi.surrogates.mean_field(prior, initial_loc=start)
 
 

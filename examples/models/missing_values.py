@@ -19,7 +19,9 @@ def prior():
 
 
 def likelihood(params, x):
-    outcome = tfd.Normal(params["intercepts"] + x["age_and_dose"] @ params["slopes"], params["noise"])
+    outcome = tfd.Normal(
+        params["intercepts"] + x["age_and_dose"] @ params["slopes"], params["noise"]
+    )
     measured = tf.cast(x["measured"], tf.bool)
     return tfd.Independent(tfd.Masked(outcome, measured), reinterpreted_batch_ndims=1)
 

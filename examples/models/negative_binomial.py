@@ -19,7 +19,9 @@ def prior():
 
 def likelihood(params, x):
     log_mean = params["intercept"] + tf.linalg.matvec(x, params["slopes"])
-    return tfd.NegativeBinomial(params["dispersion"], logits=log_mean - tf.math.log(params["dispersion"]))
+    return tfd.NegativeBinomial(
+        params["dispersion"], logits=log_mean - tf.math.log(params["dispersion"])
+    )
 
 
 def inputs(num, generator):

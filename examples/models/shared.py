@@ -55,7 +55,9 @@ def make_model(family: Family, clipping: str | None = None) -> dpvi.DPVI:
     return dpvi.DPVI(family.prior(), family.likelihood, surrogate, clipping=clipping)
 
 
-def fit_private(family: Family, x: Any, y: Any, num: int, epsilon: float, delta: float) -> dpvi.DPVI:
+def fit_private(
+    family: Family, x: Any, y: Any, num: int, epsilon: float, delta: float
+) -> dpvi.DPVI:
     """Fits with the settings of a pilot, which uses only synthetic records."""
     model = make_model(family)
     pilot = dpvi.pilot(model, made_up(family), num_records=num, epsilon=epsilon, delta=delta)
@@ -64,11 +66,15 @@ def fit_private(family: Family, x: Any, y: Any, num: int, epsilon: float, delta:
     return model
 
 
-def fit_without_noise(family: Family, x: Any, y: Any, num: int, steps: int = 600, rate: float = 0.1) -> dpvi.DPVI:
+def fit_without_noise(
+    family: Family, x: Any, y: Any, num: int, steps: int = 600, rate: float = 0.1
+) -> dpvi.DPVI:
     """Fits without clip and noise, on full batches: *not private*."""
     model = make_model(family, clipping="flat")
     falling = dpvi.keras.optimizers.schedules.CosineDecay(rate, steps, 0.01)
-    model.compile(dpvi.optimizers.DPKerasAdamOptimizer(falling, l2_norm_clip=math.inf, noise_multiplier=0.0))
+    model.compile(
+        dpvi.optimizers.DPKerasAdamOptimizer(falling, l2_norm_clip=math.inf, noise_multiplier=0.0)
+    )
     model.fit(x, y, batch_size=num, steps_per_epoch=steps, verbose=0)
     return model
 
@@ -82,10 +88,15 @@ class LogPosterior:
         self._to_support = self._prior.experimental_default_event_space_bijector()
         self._like = self._to_support.inverse(self._prior.sample(seed=[0, 0]))
         self._sizes = [math.prod(part.shape) for part in tf.nest.flatten(self._like)]
-        self.value_and_gradient = tf.function(lambda one: tfp.math.value_and_gradient(self, one), autograph=False)
+        self.value_and_gradient = tf.function(
+            lambda one: tfp.math.value_and_gradient(self, one), autograph=False
+        )
 
     def unconstrain(self, draws: Any) -> np.ndarray:
-        parts = [tf.reshape(part, [-1, size]) for part, size in zip(self._flat(draws), self._sizes, strict=True)]
+        parts = [
+            tf.reshape(part, [-1, size])
+            for part, size in zip(self._flat(draws), self._sizes, strict=True)
+        ]
         return tf.concat(parts, axis=-1).numpy()
 
     def _flat(self, draws: Any) -> list[tf.Tensor]:
@@ -115,10 +126,16 @@ class LogPosterior:
 
 def exact_draws(family: Family, x: Any, y: Any, start: Any, **settings: int) -> Any:
     """Returns draws from the exact posterior, by the closed form if there is one, else by `chain_draws`."""
-    return family.closed_form(x, y) if hasattr(family, "closed_form") else chain_draws(family, x, y, start, **settings)
+    return (
+        family.closed_form(x, y)
+        if hasattr(family, "closed_form")
+        else chain_draws(family, x, y, start, **settings)
+    )
 
 
-def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 400, num_chains: int = 4) -> Any:
+def chain_draws(
+    family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 400, num_chains: int = 4
+) -> Any:
     """Returns draws of Hamiltonian Monte Carlo, whitened by the Laplace approximation.
 
     Args:
@@ -138,7 +155,9 @@ def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 
     first = target.unconstrain(start).mean(axis=0)
     mode = optimize.minimize(negative, first, jac=True, method="BFGS", options={"maxiter": 100}).x
     shifts = 1e-2 * np.eye(len(mode))
-    hessian = np.stack([(negative(mode + one)[1] - negative(mode - one)[1]) / 2e-2 for one in shifts])
+    hessian = np.stack(
+        [(negative(mode + one)[1] - negative(mode - one)[1]) / 2e-2 for one in shifts]
+    )
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
     root = (vectors / np.sqrt(np.maximum(values, 1e-3 * values.max()))).astype("float32")
     middle = tf.constant(mode, tf.float32)
@@ -148,11 +167,18 @@ def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 
         def log_prob(points: tf.Tensor) -> tf.Tensor:
             return tf.vectorized_map(target, middle + tf.matmul(points, root, transpose_b=True))
 
-        kernel = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size=1.3 * len(mode) ** -0.25, num_leapfrog_steps=3)
+        kernel = tfp.mcmc.HamiltonianMonteCarlo(
+            log_prob, step_size=1.3 * len(mode) ** -0.25, num_leapfrog_steps=3
+        )
         kernel = tfp.mcmc.SimpleStepSizeAdaptation(kernel, num_adaptation_steps=num_steps // 3)
         points = tf.random.stateless_normal([num_chains, len(mode)], seed)
         return tfp.mcmc.sample_chain(
-            num_steps, points, kernel=kernel, num_burnin_steps=num_steps // 2, trace_fn=None, seed=seed
+            num_steps,
+            points,
+            kernel=kernel,
+            num_burnin_steps=num_steps // 2,
+            trace_fn=None,
+            seed=seed,
         )
 
     found = tf.reshape(chains(tf.constant([0, 1])), [-1, len(mode)])
@@ -161,7 +187,9 @@ def chain_draws(family: Family, x: Any, y: Any, start: Any, *, num_steps: int = 
 
 def flat(draws: Any) -> np.ndarray:
     """Returns draws of all parameters' entries, shape [S, P]."""
-    return np.concatenate([np.reshape(part, (len(part), -1)) for part in tf.nest.flatten(draws)], axis=1)
+    return np.concatenate(
+        [np.reshape(part, (len(part), -1)) for part in tf.nest.flatten(draws)], axis=1
+    )
 
 
 def entries(params: Any) -> np.ndarray:
@@ -176,7 +204,11 @@ def inside(draws: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def draw_intervals(
-    names: list[str], draws: dict[str, np.ndarray], truth: np.ndarray, title: str, path: pathlib.Path
+    names: list[str],
+    draws: dict[str, np.ndarray],
+    truth: np.ndarray,
+    title: str,
+    path: pathlib.Path,
 ) -> None:
     """Plots intervals of each entry, one row for each."""
     import matplotlib
@@ -201,15 +233,25 @@ def compare(family: Family, options: argparse.Namespace) -> dict[str, Any]:
     """Returns entries' names and truth, draws of the three posteriors, and the private model."""
     x, y, truth = simulate(family, options.num, options.seed)
     private = fit_private(family, x, y, options.num, options.epsilon, options.delta)
-    without = fit_without_noise(family, x, y, options.num, options.steps).posterior_sample(2000, seed=0)
+    without = fit_without_noise(family, x, y, options.num, options.steps).posterior_sample(
+        2000, seed=0
+    )
     draws = {
         "exact": flat(exact_draws(family, x, y, without, num_steps=options.chain_steps)),
         "without noise": flat(without),
         "private": flat(private.posterior_sample(4000, seed=0)),
     }
     free = np.flatnonzero(draws["exact"].std(axis=0) > 0)  # Not the zeros above a diagonal.
-    names, draws = private.posterior_summary().names, {kind: one[:, free] for kind, one in draws.items()}
-    return {"names": [names[place] for place in free], "truth": entries(truth)[free], "draws": draws, "model": private}
+    names, draws = (
+        private.posterior_summary().names,
+        {kind: one[:, free] for kind, one in draws.items()},
+    )
+    return {
+        "names": [names[place] for place in free],
+        "truth": entries(truth)[free],
+        "draws": draws,
+        "model": private,
+    }
 
 
 def main(family: Family | None = None, arguments: list[str] | None = None) -> dict[str, Any]:
@@ -243,7 +285,10 @@ def main(family: Family | None = None, arguments: list[str] | None = None) -> di
         "truth": found["truth"].tolist(),
         "off": off.tolist(),
         "calibrated": model.posterior is not model.surrogate_posterior,
-        **{kind: {"mean": one.mean(axis=0).tolist(), "sd": one.std(axis=0).tolist()} for kind, one in draws.items()},
+        **{
+            kind: {"mean": one.mean(axis=0).tolist(), "sd": one.std(axis=0).tolist()}
+            for kind, one in draws.items()
+        },
     }
     (options.output / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"Picture and figures: {options.output}/{name}.png, {options.output}/{name}.json")

@@ -19,7 +19,13 @@ def summary(sets, flat, revision):
         }
 
     paired = kind(sets)
-    found = {"cell": "a", "num": len(sets), "seconds": 1.0, "revision": revision, "warned": {"paired": np.mean(sets)}}
+    found = {
+        "cell": "a",
+        "num": len(sets),
+        "seconds": 1.0,
+        "revision": revision,
+        "warned": {"paired": np.mean(sets)},
+    }
     if len(flat):
         paired["same_crps"] = np.mean(sets[: len(flat)])
         found["flat, clip pilot"] = kind(flat)

@@ -45,9 +45,13 @@ def test_sums_give_the_density_of_the_whole_trace():
     optimum = sums.center[place] + np.linspace(-8.0, 8.0, 20_001)
 
     def whole(a, s):
-        mean = noise_aware.RATE * np.logaddexp(0.0, a) * (kept.parameters[:, place] - optimum[:, None])
+        mean = (
+            noise_aware.RATE * np.logaddexp(0.0, a) * (kept.parameters[:, place] - optimum[:, None])
+        )
         variance = 9.0 + s**2
-        value = -0.5 * np.sum((kept.gradients[:, place] - mean) ** 2 / variance + np.log(variance), axis=1)
+        value = -0.5 * np.sum(
+            (kept.gradients[:, place] - mean) ** 2 / variance + np.log(variance), axis=1
+        )
         value -= 0.5 * (optimum - sums.center[place]) ** 2
         weights = np.exp(value - logsumexp(value))
         prior = -0.5 * (((a - sums.a[place]) / sums.a_sd[place]) ** 2 + s**2)
@@ -58,7 +62,9 @@ def test_sums_give_the_density_of_the_whole_trace():
     expected = np.array([whole(*point) for point in points])
     found = np.array([sums.log_density(place, *point) for point in points])
     np.testing.assert_allclose(found[:, 1:], expected[:, 1:], rtol=1e-4)
-    np.testing.assert_allclose(found[1:, 0] - found[0, 0], expected[1:, 0] - expected[0, 0], rtol=1e-5)
+    np.testing.assert_allclose(
+        found[1:, 0] - found[0, 0], expected[1:, 0] - expected[0, 0], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["logistic", "linear"])
@@ -74,15 +80,22 @@ def test_gradients_in_closed_form(kind):
         return one[1] + 0.5 * ((y - x @ np.delete(one, 1)) / np.exp(one[1])) ** 2
 
     step = 1e-6 * np.eye(4)
-    each = np.array([[(loss(one + e) - loss(one - e)) / 2e-6 for e in step] for one in theta])  # [K, d, B]
+    each = np.array(
+        [[(loss(one + e) - loss(one - e)) / 2e-6 for e in step] for one in theta]
+    )  # [K, d, B]
     plain, weighted = target.likelihood(theta, weights, x, y)
     np.testing.assert_allclose(plain, each.mean(axis=0).T, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(weighted, np.einsum("kdb,kd->bd", each, weights) / 5, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        weighted, np.einsum("kdb,kd->bd", each, weights) / 5, rtol=1e-5, atol=1e-7
+    )
 
 
 def test_no_record_weighs_more_than_the_clip():
     generator = np.random.default_rng(3)
-    x, y = np.insert(generator.normal(size=(200, 2)), 0, 1.0, axis=1), generator.integers(2, size=200) * 1.0
+    x, y = (
+        np.insert(generator.normal(size=(200, 2)), 0, 1.0, axis=1),
+        generator.integers(2, size=200) * 1.0,
+    )
     target, noise, clip, factor = noise_aware.Logistic(3), 1e-6, 0.1, 20.0
     kept = noise_aware.descend(target, x, y, noise, 5, clip, factor, 1e-9, np.random.default_rng(4))
     batches = np.random.default_rng(4)
@@ -90,7 +103,9 @@ def test_no_record_weighs_more_than_the_clip():
     first = kept.gradients[0] * np.repeat([1.0, factor], 3)
     assert 0.0 < np.linalg.norm(first) <= clip * chosen.sum() + 1e-4
     unclipped = [
-        noise_aware.descend(target, x, y, noise, 5, wide, factor, 1e-9, np.random.default_rng(4)).gradients[0]
+        noise_aware.descend(
+            target, x, y, noise, 5, wide, factor, 1e-9, np.random.default_rng(4)
+        ).gradients[0]
         for wide in (100.0, 200.0)
     ]
     assert np.linalg.norm(unclipped[0]) > 1.5 * np.linalg.norm(kept.gradients[0])

@@ -58,7 +58,11 @@ def test_the_numpy_copy_has_the_scores_of_the_model():
         tape.watch(parts)
         means, raw, logits = parts
         weights = tfp.bijectors.SoftmaxCentered().forward(logits)
-        params = {"means": tf.reshape(means, [5, 2]), "variances": 1 / tf.nn.softplus(raw), "weights": weights}
+        params = {
+            "means": tf.reshape(means, [5, 2]),
+            "variances": 1 / tf.nn.softplus(raw),
+            "weights": weights,
+        }
         log_probs = mixture.likelihood(params).log_prob(x[0])
     expected = tf.concat([tape.jacobian(log_probs, part) for part in parts], axis=1)
     np.testing.assert_allclose(
@@ -97,10 +101,18 @@ def test_fits_have_the_noise_of_their_epsilon():
         return dpvi.optimizers.DPKerasSGDOptimizer(0.05, l2_norm_clip=1.0, **noise)
 
     def noise(**changes):
-        settings = {"epsilon": 1.0, "delta": 1e-5, "batch_size": 50, "steps_per_epoch": 5, **changes}
+        settings = {
+            "epsilon": 1.0,
+            "delta": 1e-5,
+            "batch_size": 50,
+            "steps_per_epoch": 5,
+            **changes,
+        }
         return cells.Repeated(Toy(), optimizer, x, y, **settings).noise
 
-    plan = dpvi.PrivacyPlan.calibrate(epsilon=1.0, delta=1e-5, sampling=dpvi.privacy.FullBatch(), num_releases=5)
+    plan = dpvi.PrivacyPlan.calibrate(
+        epsilon=1.0, delta=1e-5, sampling=dpvi.privacy.FullBatch(), num_releases=5
+    )
     assert noise() == pytest.approx(plan.noise_multiplier, rel=1e-3)
     assert noise(accountant="advanced_composition") > 2.0 * noise()
 
@@ -121,7 +133,9 @@ def test_advanced_composition_by_hand():
     plan = PrivacyPlan(PoissonSampling(q), z, releases, accountant="advanced_composition")
     assert plan.epsilon(delta) == pytest.approx(by_hand, rel=1e-12)
     assert plan.replace(accountant="rdp").epsilon(delta) < by_hand
-    assert plan.replace(accountant="pld").epsilon(delta) < plan.replace(accountant="rdp").epsilon(delta)
+    assert plan.replace(accountant="pld").epsilon(delta) < plan.replace(accountant="rdp").epsilon(
+        delta
+    )
 
 
 def test_advanced_composition_gives_the_figure_of_the_2017_paper():
@@ -144,7 +158,9 @@ def test_advanced_composition_gives_the_figure_of_the_2017_paper():
 
 def test_advanced_composition_admits_where_its_gaussian_bound_fails():
     plan = PrivacyPlan(FullBatch(), 0.01, 1, accountant="advanced_composition")
-    assert plan.epsilon(0.3) == math.inf or plan.epsilon(0.3) >= plan.replace(accountant="pld").epsilon(0.3)
+    assert plan.epsilon(0.3) == math.inf or plan.epsilon(0.3) >= plan.replace(
+        accountant="pld"
+    ).epsilon(0.3)
 
 
 # ------------------------------------------------------------------ DP-SGLD
@@ -161,7 +177,10 @@ def test_its_gradients_are_those_of_the_density():
     def of_records(vector):
         return np.logaddexp.reduce(sgld.log_densities(x, *sgld.unpack(vector, 5, 2)), axis=1)
 
-    numeric = np.stack([of_records(place + one) - of_records(place - one) for one in shifts], axis=1) / 2e-5
+    numeric = (
+        np.stack([of_records(place + one) - of_records(place - one) for one in shifts], axis=1)
+        / 2e-5
+    )
     np.testing.assert_allclose(sgld.record_gradients(place, x, 5), numeric, atol=1e-7)
 
 
@@ -173,7 +192,9 @@ def test_its_prior_is_the_models():
         weights, means, variances = sgld.unpack(vectors, 5, 2)
         given = {"weights": weights, "means": means, "variances": variances}
         given = {name: tf.constant(part, tf.float32) for name, part in given.items()}
-        volume = np.log(weights).sum(axis=1) + vectors[:, -5:].sum(axis=1)  # Of softmax, up to a constant, and of exp.
+        volume = np.log(weights).sum(axis=1) + vectors[:, -5:].sum(
+            axis=1
+        )  # Of softmax, up to a constant, and of exp.
         return prior.log_prob(given).numpy() + volume - 5 * vectors[:, :5].mean(axis=1) ** 2 / 10
 
     place = START + 0.3 * np.random.default_rng(0).normal(size=START.shape)
@@ -189,7 +210,9 @@ def test_its_noise_is_the_larger_of_privacys_and_langevins(noise, expected):
     x = mixture.simulate(1)[0][:2].astype(float)
     generator = np.random.default_rng(random.getrandbits(32))
     ends = np.array([sgld.run(x, START, 5, settings, noise, generator)[-1] for _ in range(300)])
-    assert np.std(ends[:, :15] - ends[:, :15].mean(axis=0)) == pytest.approx(expected * math.sqrt(2), rel=0.06)
+    assert np.std(ends[:, :15] - ends[:, :15].mean(axis=0)) == pytest.approx(
+        expected * math.sqrt(2), rel=0.06
+    )
 
 
 def test_the_true_density_has_its_score():
@@ -207,7 +230,11 @@ def test_the_true_density_has_its_score():
 def fitted(kind, clip):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
     model = kind(
-        prior, lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0), gradients="vectorized", clipping="flat", seed=0
+        prior,
+        lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0),
+        gradients="vectorized",
+        clipping="flat",
+        seed=0,
     )
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(0.1, l2_norm_clip=clip, noise_multiplier=0.0)
     model.compile(optimizer, jit_compile=False)
@@ -219,7 +246,9 @@ def fitted(kind, clip):
 @pytest.mark.slow
 def test_without_a_clip_the_kl_term_may_be_inside_or_outside():
     """The same draws: rounding apart the same fit. With a clip that bites they differ."""
-    np.testing.assert_allclose(fitted(bars.KLInside, math.inf), fitted(dpvi.DPVI, math.inf), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        fitted(bars.KLInside, math.inf), fitted(dpvi.DPVI, math.inf), rtol=1e-4, atol=1e-6
+    )
     assert np.abs(fitted(bars.KLInside, 0.3) - fitted(dpvi.DPVI, 0.3)).max() > 1e-4
 
 
@@ -256,14 +285,19 @@ def test_the_driver_reports_what_is_there(tmp_path, capsys):
 def test_cells_are_chosen_by_their_whole_names(monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(cells, "run", lambda cell, path, num: ran.append(cell.name))
-    run_studies.main(["hierarchical", "--cells", "steps-100", "--jobs=0", "--full", f"--out={tmp_path}"])
+    run_studies.main(
+        ["hierarchical", "--cells", "steps-100", "--jobs=0", "--full", f"--out={tmp_path}"]
+    )
     assert ran == ["steps-100"]
     with pytest.raises(SystemExit):
         run_studies.main(["hierarchical", "--cells", "steps", f"--out={tmp_path}"])
 
 
 def test_blocks_of_a_page_are_written_between_their_marks(tmp_path):
-    page, begin = tmp_path / "page.md", "<!-- bars: begin, written by benchmarks/run_studies.py -->\n"
+    page, begin = (
+        tmp_path / "page.md",
+        "<!-- bars: begin, written by benchmarks/run_studies.py -->\n",
+    )
     page.write_text(f"a\n{begin}old\n<!-- bars: end -->\nb\n")
     cells.write_block(page, "bars", "new")
     assert page.read_text() == f"a\n{begin}\nnew\n\n<!-- bars: end -->\nb\n"

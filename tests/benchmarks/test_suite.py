@@ -37,7 +37,9 @@ def test_rounds_are_interleaved_and_compiling_is_left_out():
 
         return lambda: harness.Runner(run, 10, **settings)
 
-    times, first, failed = harness.interleaved({"a": way("a", 0.2), "b": way("b", 0.1, repetitions=2)}, 3)
+    times, first, failed = harness.interleaved(
+        {"a": way("a", 0.2), "b": way("b", 0.1, repetitions=2)}, 3
+    )
     assert calls[:2] == [("a", 0), ("b", 0)]
     assert [name for name, _ in calls[2:]] == ["a", "b", "a", "b", "a"]
     assert times == {"a": pytest.approx([0.2] * 3), "b": pytest.approx([0.1] * 2)}
@@ -54,7 +56,11 @@ def test_a_way_that_fails_is_said_and_the_others_go_on(capsys):
             raise ValueError("not in the middle")
         return 0.0
 
-    makers = {"a": broken, "b": lambda: harness.Runner(late, 1), "c": lambda: harness.Runner(lambda steps: 1.0, 1)}
+    makers = {
+        "a": broken,
+        "b": lambda: harness.Runner(late, 1),
+        "c": lambda: harness.Runner(lambda steps: 1.0, 1),
+    }
     times, _, failed = harness.interleaved(makers, 2)
     assert times == {"c": [1.0, 1.0]}
     assert failed == {"a": "RuntimeError: no such library", "b": "ValueError: not in the middle"}
@@ -62,7 +68,9 @@ def test_a_way_that_fails_is_said_and_the_others_go_on(capsys):
 
 
 def test_ratios_are_of_the_rounds_that_both_have():
-    found = harness.ratio({"over": [2.0, 6.0, 9.0, 100.0], "under": [1.0, 2.0, 3.0]}, "over", "under")
+    found = harness.ratio(
+        {"over": [2.0, 6.0, 9.0, 100.0], "under": [1.0, 2.0, 3.0]}, "over", "under"
+    )
     assert found["ratio"] == 3.0
     assert found["rounds"]["all"] == [2.0, 3.0, 3.0]
     assert harness.ratio({"over": [1.0]}, "over", "under") is None
@@ -87,7 +95,12 @@ def suite(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[st
     """In a process of its own, as a user runs it; the script sets up TensorFlow for itself."""
     return subprocess.run(
         [sys.executable, str(BENCHMARKS / "suite.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [str(BENCHMARKS.parent), os.environ.get("PYTHONPATH", "")]
+            ),
+        },
         capture_output=True,
         text=True,
         check=check,
@@ -154,6 +167,10 @@ def test_quick_run(tmp_path):
     assert written["quick"]
     assert {key: written[key] for key in printed} == printed
     measured = {name for name, value in printed.items() if value is not None}
-    ours = {"logistic_private_over_nonprivate", "vae_private_over_nonprivate", "conv_private_over_nonprivate"}
+    ours = {
+        "logistic_private_over_nonprivate",
+        "vae_private_over_nonprivate",
+        "conv_private_over_nonprivate",
+    }
     assert ours | {"sampler_1e9_over_1e4", "streamed_over_resident"} <= measured
     assert (tmp_path / "suite.png").stat().st_size > 10_000

@@ -38,7 +38,11 @@ def test_quick_run(benchmark, tmp_path, capsys, monkeypatch):
 
 def test_ratios_are_of_the_rounds_that_have_both(benchmark):
     medians, spreads = benchmark.ratios(
-        {"non-private": [1.0, 2.0, 4.0], "private": [2.0, 2.0, 6.0], "TensorFlow Privacy": [20.0, 40.0]}
+        {
+            "non-private": [1.0, 2.0, 4.0],
+            "private": [2.0, 2.0, 6.0],
+            "TensorFlow Privacy": [20.0, 40.0],
+        }
     )
     assert medians["private_over_nonprivate"] == 1.0
     assert spreads["private_over_nonprivate"]["all"] == [2.0, 1.0, 1.5]

@@ -26,7 +26,11 @@ def test_parts_are_taken_out_and_put_back():
         indices = sampler.for_each_batch(None, lambda carry, rows, mask: rows[mask], None)
         np.testing.assert_array_equal(indices, range(10))
         assert dpvi.optimizers.DPKerasAdamOptimizer is dpvi.optimizers.DPKerasSGDOptimizer
-    assert kept == (_random.normals, PoissonSampler.for_each_batch, dpvi.optimizers.DPKerasAdamOptimizer)
+    assert kept == (
+        _random.normals,
+        PoissonSampler.for_each_batch,
+        dpvi.optimizers.DPKerasAdamOptimizer,
+    )
 
 
 def test_costs_are_differences_within_rounds():

@@ -51,7 +51,9 @@ def test_adult_ordinal(adult):
 
 @real_data
 def test_adult_question_mark_is_a_category_of_its_own(adult):
-    columns = [adult.feature_names.index(name) for name in ("workclass", "occupation", "native-country")]
+    columns = [
+        adult.feature_names.index(name) for name in ("workclass", "occupation", "native-country")
+    ]
     unknown = (adult.x[:, columns] == 0).any(axis=1)
     assert unknown[:32561].sum() == 2399
     assert unknown[32561:].sum() == 1221
@@ -140,7 +142,9 @@ def test_a_download_goes_through_keras_with_the_checksum(downloads, tmp_path):
     assert kwargs["file_hash"].startswith("de37cdcd")
 
 
-@pytest.mark.parametrize("load", [data.load_adult, data.load_abalone, data.load_mnist, data.load_fashion_mnist])
+@pytest.mark.parametrize(
+    "load", [data.load_adult, data.load_abalone, data.load_mnist, data.load_fashion_mnist]
+)
 def test_a_missing_file_names_the_place_and_the_fix(load, downloads, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         load()
@@ -152,7 +156,9 @@ def test_a_missing_file_names_the_place_and_the_fix(load, downloads, tmp_path):
 def test_an_altered_file_is_refused(name, downloads, tmp_path):
     (tmp_path / "empty" / "abalone").mkdir(parents=True)
     content = b"F,1,1,1,1,1,1,1,5\n"
-    (tmp_path / "empty" / "abalone" / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (tmp_path / "empty" / "abalone" / name).write_bytes(
+        gzip.compress(content) if name.endswith("gz") else content
+    )
     with pytest.raises(ValueError, match="differs from the published file"):
         data.load_abalone()
     assert not downloads

@@ -53,7 +53,9 @@ def test_the_consortium_on_loopback(tmp_path, kill):
 
     try:
         one.begin()
-        found = one.run(tmp_path / "history.json", during=kill_and_come_back if kill else None, timeout=1200.0)
+        found = one.run(
+            tmp_path / "history.json", during=kill_and_come_back if kill else None, timeout=1200.0
+        )
     finally:
         one.close()
     rounds = found["rounds"]
@@ -86,16 +88,26 @@ def test_the_app_on_ray(tmp_path):
         where = ["local-simulation"]
         settings = (app / "pyproject.toml").read_text()
         head, tail = settings.split("# [tool.flwr.federations]")
-        (app / "pyproject.toml").write_text(head + "[tool.flwr.federations]" + tail.replace("\n# ", "\n"))
+        (app / "pyproject.toml").write_text(
+            head + "[tool.flwr.federations]" + tail.replace("\n# ", "\n")
+        )
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     environment = {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path}
     environment["PYTHONPATH"] = str(HERE.parents[1])
     command = ["flwr", "run", str(app), *where, "--stream", "--run-config", f'output="{output}"']
-    with tempfile.TemporaryDirectory() as short:  # Ray's sockets lie in it, and have at most 107 characters.
+    with (
+        tempfile.TemporaryDirectory() as short
+    ):  # Ray's sockets lie in it, and have at most 107 characters.
         environment["TMPDIR"] = short
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=600
+            )
         finally:  # Later versions leave a SuperLink behind, with its database in this folder.
             subprocess.run(["pkill", "-f", str(home)], check=False)
         assert output.exists(), done.stdout[-3000:] + done.stderr[-3000:]

@@ -17,7 +17,9 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("gaussian_mixture", EXAMPLES / "gaussian_mixture.py")
+    spec = importlib.util.spec_from_file_location(
+        "gaussian_mixture", EXAMPLES / "gaussian_mixture.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -48,7 +50,11 @@ def test_it_finds_the_mixture_privately(example, tmp_path, capsys):
     assert 0.9 < saved["epsilon"] <= 1.0
     assert saved["delta"] == 1e-5
     assert saved["non_private_held_out"] == pytest.approx(-3.04, abs=0.03)
-    assert saved["non_private_held_out"] - 0.3 < saved["held_out"] <= saved["non_private_held_out"] + 0.05
+    assert (
+        saved["non_private_held_out"] - 0.3
+        < saved["held_out"]
+        <= saved["non_private_held_out"] + 0.05
+    )
     assert saved["held_out"] > saved["single_gaussian_held_out"] + 0.5
     assert saved["components_found"] == [5]
     assert sum(row["weight"] for row in saved["posterior"]) == pytest.approx(1.0, abs=1e-4)
@@ -62,7 +68,9 @@ def test_the_start_looks_at_no_record_and_is_not_the_answer(example):
     start = example.starting_point()
     assert np.all(np.abs(start["means"]) < 4)
     distances = np.linalg.norm(start["means"][:, None] - example.CENTRES[None], axis=-1)
-    assert distances.min(axis=0).max() > example.SCALE  # A component is not found by staying where it began.
+    assert (
+        distances.min(axis=0).max() > example.SCALE
+    )  # A component is not found by staying where it began.
 
 
 def test_the_records_are_the_stated_ones(example):

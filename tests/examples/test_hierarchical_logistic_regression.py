@@ -35,13 +35,22 @@ def test_it_learns_the_groups_privately(example, tmp_path, capsys):
 
     last = capsys.readouterr().out.strip().splitlines()[-1]
     found = re.fullmatch(
-        NAME + r": accuracy (0\.\d{4}) non-private (0\.\d{4}) held-out (-\d+\.\d{4}) non-private (-\d+\.\d{4}) "
+        NAME
+        + r": accuracy (0\.\d{4}) non-private (0\.\d{4}) held-out (-\d+\.\d{4}) non-private (-\d+\.\d{4}) "
         r"epsilon (\d+\.\d{4}) delta (\S+) seconds (\d+\.\d)",
         last,
     )
     assert found, last
     saved = json.loads((tmp_path / f"{NAME}.json").read_text())
-    keys = ("accuracy", "non_private_accuracy", "held_out", "non_private_held_out", "epsilon", "delta", "seconds")
+    keys = (
+        "accuracy",
+        "non_private_accuracy",
+        "held_out",
+        "non_private_held_out",
+        "epsilon",
+        "delta",
+        "seconds",
+    )
     for text, name in zip(found.groups(), keys, strict=True):
         assert float(text) == pytest.approx(saved[name], abs=0.051 if name == "seconds" else 5.1e-5)
         assert math.isfinite(saved[name])

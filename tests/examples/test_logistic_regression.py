@@ -52,7 +52,9 @@ def test_quick_run(study, tmp_path, capsys, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("data", "width"), [("adult_ordinal", 14), ("adult_one_hot", 108), ("abalone", 8)])
+@pytest.mark.parametrize(
+    ("data", "width"), [("adult_ordinal", 14), ("adult_one_hot", 108), ("abalone", 8)]
+)
 def test_splits(study, data, width):
     x, y, x_test, y_test = study.load(data, 0)
     table = study.read(data)

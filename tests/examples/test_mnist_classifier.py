@@ -34,7 +34,8 @@ def test_it_trains_and_says_what_was_spent(example, tmp_path, capsys):
     example.main(["--images", "64", "--epochs", "1", "--output", str(tmp_path)])
     last = capsys.readouterr().out.strip().splitlines()[-1]
     found = re.fullmatch(
-        r"mnist classifier: accuracy (0\.\d+) epsilon (1\.\d+) delta 1e-05 seconds \S+ \(.* at 1.19\)", last
+        r"mnist classifier: accuracy (0\.\d+) epsilon (1\.\d+) delta 1e-05 seconds \S+ \(.* at 1.19\)",
+        last,
     )
     assert found, last
     saved = json.loads((tmp_path / "mnist_classifier.json").read_text())

@@ -30,7 +30,9 @@ def family(name):
 
 def test_there_are_ten_of_them_each_under_60_lines():
     assert len(NAMES) == 10
-    assert {name: len((FOLDER / f"{name}.py").read_text().splitlines()) for name in NAMES if _long(name)} == {}
+    assert {
+        name: len((FOLDER / f"{name}.py").read_text().splitlines()) for name in NAMES if _long(name)
+    } == {}
 
 
 def _long(name):
@@ -42,7 +44,9 @@ def test_it_simulates_records_that_its_likelihood_takes(name):
     """Exact: a log density a record, finite, and the same from the same seed."""
     x, y, truth = shared.simulate(family(name), 20, 3)
     again = shared.simulate(family(name), 20, 3)
-    tf.nest.map_structure(np.testing.assert_array_equal, tf.nest.flatten((x, y, truth)), tf.nest.flatten(again))
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, tf.nest.flatten((x, y, truth)), tf.nest.flatten(again)
+    )
     given = () if y is None else (x,)
     logs = family(name).likelihood(truth, *given).log_prob(x if y is None else y)
     assert logs.shape == (20,)
@@ -52,14 +56,21 @@ def test_it_simulates_records_that_its_likelihood_takes(name):
 
 def test_intervals_hold_truths_within_their_quantiles():
     draws = np.linspace(0.0, 1.0, 1001)[:, None] * np.ones(4)
-    assert shared.inside(draws, np.array([0.004, 0.006, 0.994, 0.996])).tolist() == [False, True, True, False]
+    assert shared.inside(draws, np.array([0.004, 0.006, 0.994, 0.996])).tolist() == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_hidden_outcomes_are_not_read():
     """Whatever stands where a measurement is missing."""
     x, y, truth = shared.simulate(family("missing_values"), 20, 3)
     changed = np.where(x["measured"], y, 1e6).astype("float32")
-    logs = [family("missing_values").likelihood(truth, x).log_prob(one).numpy() for one in (y, changed)]
+    logs = [
+        family("missing_values").likelihood(truth, x).log_prob(one).numpy() for one in (y, changed)
+    ]
     np.testing.assert_array_equal(*logs)
     shown = np.where(x["measured"], 1e6, y).astype("float32")
     assert np.any(family("missing_values").likelihood(truth, x).log_prob(shown).numpy() != logs[0])
@@ -68,9 +79,16 @@ def test_hidden_outcomes_are_not_read():
 def test_a_censored_time_counts_as_the_chance_of_a_later_one():
     """Against a sum over a grid: the density up to the limit and the mass at it are one."""
     weibull = family("censored_weibull")
-    params = {"intercept": tf.constant(0.1), "slopes": tf.constant([0.2, -0.3]), "shape": tf.constant(1.4)}
+    params = {
+        "intercept": tf.constant(0.1),
+        "slopes": tf.constant([0.2, -0.3]),
+        "shape": tf.constant(1.4),
+    }
     times = np.linspace(1e-4, 1.5, 20_001).astype("float32")
-    x = {"patient": np.tile(np.float32([[0.5, 1.0]]), (len(times), 1)), "limit": np.full(len(times), 1.5, "float32")}
+    x = {
+        "patient": np.tile(np.float32([[0.5, 1.0]]), (len(times), 1)),
+        "limit": np.full(len(times), 1.5, "float32"),
+    }
     density = np.exp(weibull.likelihood(params, x).log_prob(times).numpy())
     assert np.trapezoid(density[:-1], times[:-1]) + density[-1] == pytest.approx(1.0, abs=1e-3)
 
@@ -89,7 +107,9 @@ def test_it_runs_and_is_right_without_noise(name, tmp_path, capsys):
     for kind in ("exact", "without noise", "private"):
         assert np.isfinite(saved[kind]["mean"]).all()
         assert np.min(saved[kind]["sd"]) > 0
-    if saved["calibrated"]:  # Each at 6 standard deviations: no exact posterior lies outside once in 1e6 runs.
+    if saved[
+        "calibrated"
+    ]:  # Each at 6 standard deviations: no exact posterior lies outside once in 1e6 runs.
         away = np.abs(np.array(saved["private"]["mean"]) - saved["exact"]["mean"])
         assert np.all(away < 6 * np.hypot(saved["private"]["sd"], saved["exact"]["sd"]))
 
@@ -102,7 +122,9 @@ def test_chains_find_a_posterior_that_is_known():
     exact = shared.flat(network.closed_form(x, None))
     start = tf.nest.map_structure(lambda part: tf.stack([part] * 3), truth)
     found = shared.flat(shared.chain_draws(network, x, None, start))
-    np.testing.assert_array_less(np.abs(found.mean(axis=0) - exact.mean(axis=0)) / exact.std(axis=0), 0.25)
+    np.testing.assert_array_less(
+        np.abs(found.mean(axis=0) - exact.mean(axis=0)) / exact.std(axis=0), 0.25
+    )
     np.testing.assert_allclose(found.std(axis=0), exact.std(axis=0), rtol=0.25)
 
 

@@ -17,7 +17,9 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("privae_pinwheel", EXAMPLES / "privae_pinwheel.py")
+    spec = importlib.util.spec_from_file_location(
+        "privae_pinwheel", EXAMPLES / "privae_pinwheel.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -33,7 +35,9 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch, methods):
     """So few steps settle nothing: figures are finite, in their ranges, and those that were printed."""
     assert {*PRIVATE, "non_private"} == set(example.METHODS)
     monkeypatch.setattr(example, "METHODS", {name: example.METHODS[name] for name in methods})
-    monkeypatch.setattr(example.tf.get_logger(), "level", 0)  # The script lowers it for its own run.
+    monkeypatch.setattr(
+        example.tf.get_logger(), "level", 0
+    )  # The script lowers it for its own run.
     result = example.main(["--quick", "--output", str(tmp_path)])
 
     printed = capsys.readouterr().out
@@ -65,7 +69,11 @@ def test_quick_run(example, tmp_path, capsys, monkeypatch, methods):
     assert saved["num_records"] == 400
     assert result["settings"] == saved["settings"]
     assert set(saved["versions"]) >= {"python", "tensorflow", "tfp"}
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["codes.png", "reconstructions.png", "samples.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == [
+        "codes.png",
+        "reconstructions.png",
+        "samples.png",
+    ]
 
 
 def test_the_pinwheel_is_that_of_the_recipe(example):
@@ -78,7 +86,9 @@ def test_the_pinwheel_is_that_of_the_recipe(example):
 
     generator = np.random.default_rng(7)
     points = generator.standard_normal((400, 2)) * (0.3, 0.1) + (1.0, 0.0)
-    np.testing.assert_allclose(np.sort(np.linalg.norm(x, axis=1)), np.sort(np.linalg.norm(points, axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.sort(np.linalg.norm(x, axis=1)), np.sort(np.linalg.norm(points, axis=1)), rtol=1e-5
+    )
 
 
 def test_purity(example):

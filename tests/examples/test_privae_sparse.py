@@ -38,8 +38,12 @@ def example():
 def test_quick_run(example, tmp_path, capsys, monkeypatch, two_draws):
     """The figures are those of a few steps: that they are in their ranges and tell the methods apart is all they say."""
     if not two_draws:
-        monkeypatch.setattr(example, "METHODS", {n: m for n, m in example.METHODS.items() if n != "two_draws"})
-    monkeypatch.setattr(example.tf.get_logger(), "level", 0)  # The script lowers it for its own run.
+        monkeypatch.setattr(
+            example, "METHODS", {n: m for n, m in example.METHODS.items() if n != "two_draws"}
+        )
+    monkeypatch.setattr(
+        example.tf.get_logger(), "level", 0
+    )  # The script lowers it for its own run.
     result = example.main(["--quick", "--output", str(tmp_path)])
 
     printed = capsys.readouterr().out
@@ -85,14 +89,18 @@ def test_hoyer_sparsity(example):
     """Exact: rows of +-1 are even, rows with one entry are as sparse as can be, whatever the columns' units."""
     signs = np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1], [-1, 1, -1, 1]], "float64")
     assert example.hoyer(signs * [1, 10, 0.1, 3]) == pytest.approx(0.0, abs=1e-12)
-    assert example.hoyer(np.concatenate([np.eye(4), -np.eye(4)]) * [1, 10, 0.1, 3]) == pytest.approx(1.0)
+    assert example.hoyer(
+        np.concatenate([np.eye(4), -np.eye(4)]) * [1, 10, 0.1, 3]
+    ) == pytest.approx(1.0)
 
 
 def test_every_kth_code_of_one_group(example):
     """The strided regulariser is the MMD of the codes that it takes; one that it leaves out does not matter."""
     generator = np.random.default_rng(0)
     prior = example.dpvi.divergences.sparse_prior(3)
-    posterior = example.tfd.MultivariateNormalDiag(np.zeros([9, 3], "float32"), np.ones([9, 3], "float32"))
+    posterior = example.tfd.MultivariateNormalDiag(
+        np.zeros([9, 3], "float32"), np.ones([9, 3], "float32")
+    )
     samples, prior_samples = (generator.standard_normal([n, 3]).astype("float32") for n in (9, 5))
     weights = np.ones(9, "float32")
     codes = example.dpvi.divergences.Codes(samples, weights, posterior, prior, prior_samples)

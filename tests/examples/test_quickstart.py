@@ -16,9 +16,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-LAST_LINE = (
-    r"quickstart: accuracy ([01]\.\d{4}) non-private ([01]\.\d{4}) epsilon (\d+\.\d{4}) delta (\d\S*) seconds (\d+\.\d)"
-)
+LAST_LINE = r"quickstart: accuracy ([01]\.\d{4}) non-private ([01]\.\d{4}) epsilon (\d+\.\d{4}) delta (\d\S*) seconds (\d+\.\d)"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,9 @@ def test_the_main_job_end_to_end(example, tmp_path, capsys):
     saved = json.loads((tmp_path / "quickstart.json").read_text())
     names = ("accuracy", "non_private_accuracy", "epsilon", "delta", "seconds")
     for text, name in zip(found.groups(), names, strict=True):
-        assert float(text) == pytest.approx(saved[name], abs=0.051 if name == "seconds" else 5.1e-5), name
+        assert float(text) == pytest.approx(
+            saved[name], abs=0.051 if name == "seconds" else 5.1e-5
+        ), name
         assert result[name] == saved[name]
 
     assert 0.99 <= saved["epsilon"] <= 1.0  # Calibrated: at most the target and within 1 % of it.

@@ -40,7 +40,9 @@ def test_quick_run(example, tmp_path, capsys):
     )
     assert found, last
     saved = json.loads((tmp_path / "synthetic_adult.json").read_text())
-    for text, name in zip(found.groups(), ("private", "non_private", "real", "epsilon"), strict=False):
+    for text, name in zip(
+        found.groups(), ("private", "non_private", "real", "epsilon"), strict=False
+    ):
         assert float(text) == pytest.approx(saved[name], abs=5.1e-5)
     assert 0.99 <= saved["epsilon"] <= 1.0
     assert saved["real"] > 0.83
@@ -51,7 +53,9 @@ def test_quick_run(example, tmp_path, capsys):
     assert distances["columns shuffled"]["marginals"] == 0.0
     assert distances["columns shuffled"]["pairs"] > 0.0
     (rows,) = saved["estimates"]
-    assert rows["over 50K"]["real"] == pytest.approx(np.mean(example.load()[1][example.LABEL][:8000]))
+    assert rows["over 50K"]["real"] == pytest.approx(
+        np.mean(example.load()[1][example.LABEL][:8000])
+    )
     assert all(np.isfinite(row["interval"]).all() for row in rows.values())
     for name in ("marginals.png", "pairs.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -64,7 +68,10 @@ def test_the_description_fits_all_records_and_comes_from_the_code_book(example):
     assert len(test["age"]) == 16281
     for data in (train, test):
         assert table.encode(data).shape[1] == 13
-    missing = {name: int(np.sum(table.encode(train)[:, place] < 0)) for place, name in enumerate(table.names)}
+    missing = {
+        name: int(np.sum(table.encode(train)[:, place] < 0))
+        for place, name in enumerate(table.names)
+    }
     assert {name: num for name, num in missing.items() if num} == {
         "workclass": 1836,
         "occupation": 1843,

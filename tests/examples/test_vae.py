@@ -22,9 +22,13 @@ def example():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data", "network"), [("mnist", "dense"), ("fashion_mnist", "convolutional")])
+@pytest.mark.parametrize(
+    ("data", "network"), [("mnist", "dense"), ("fashion_mnist", "convolutional")]
+)
 def test_it_trains_draws_and_says_what_was_spent(example, tmp_path, capsys, data, network):
-    result = example.main(["--quick", "--data", data, "--network", network, "--output", str(tmp_path)])
+    result = example.main(
+        ["--quick", "--data", data, "--network", network, "--output", str(tmp_path)]
+    )
     last = capsys.readouterr().out.strip().splitlines()[-1]
     found = re.fullmatch(
         rf"vae: {data} {network} negative-elbo (\d+\.\d+) non-private (\d+\.\d+) epsilon (\d\.\d+) delta 1e-05 seconds \S+",
@@ -32,7 +36,9 @@ def test_it_trains_draws_and_says_what_was_spent(example, tmp_path, capsys, data
     )
     assert found, last
     saved = json.loads((tmp_path / f"vae_{data}_{network}.json").read_text())
-    assert float(found[1]) == pytest.approx(saved["scores"]["recommended"]["negative_elbo"], abs=0.006)
+    assert float(found[1]) == pytest.approx(
+        saved["scores"]["recommended"]["negative_elbo"], abs=0.006
+    )
     assert 1.98 <= saved["report"]["epsilon"] <= 2.0
     assert saved["report"]["private"]
     # Untrained, grey: 784 log 2 = 543 nats.

@@ -123,7 +123,9 @@ def test_an_outage_that_every_node_reports_at_once_does_not_use_up_the_rounds():
     made, _ = workers()
     start = time.monotonic()
     down = {"fails": lambda task: time.monotonic() < start + 0.5}
-    server = play({n: node(n, f"h{n}", one, **down) for n, one in enumerate(made, 1)}, rounds=5, pause=0.1)
+    server = play(
+        {n: node(n, f"h{n}", one, **down) for n, one in enumerate(made, 1)}, rounds=5, pause=0.1
+    )
     assert server.history[-1].hospitals == ("h1", "h2", "h3")
 
 

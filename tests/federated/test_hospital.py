@@ -9,7 +9,17 @@ from support.replay import check_neighbours
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
-from tfp_dpvi.federated import Factor, Hospital, MessageError, Reply, Server, Study, Synchronous, Task, simulate
+from tfp_dpvi.federated import (
+    Factor,
+    Hospital,
+    MessageError,
+    Reply,
+    Server,
+    Study,
+    Synchronous,
+    Task,
+    simulate,
+)
 from tfp_dpvi.federated.hospital import CAVEATS
 from tfp_dpvi.federated.local import LocalModel, Refiner
 from tfp_dpvi.privacy import FullBatch
@@ -27,7 +37,9 @@ def likelihood(params, x):
 
 
 def adam(clip=1.0, noise=None, rate=0.05):
-    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate)
+    return dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate
+    )
 
 
 def records(num=40, seed=0):
@@ -53,7 +65,9 @@ def task_of(study, request="r", number=0, hospital="a", posterior=None, cavity=N
 
 
 def hospital(study, refiner, **settings):
-    return Hospital(study, *records(), refiner=refiner, **{"name": "a", "epsilon": 1.0, "rounds": 3, **settings})
+    return Hospital(
+        study, *records(), refiner=refiner, **{"name": "a", "epsilon": 1.0, "rounds": 3, **settings}
+    )
 
 
 # ------------------------------------------------------------------------------------------ what is paid
@@ -79,7 +93,9 @@ def test_ten_rounds_are_one_trace_one_calibration_and_one_entry(study, refiner):
     assert all(sentence[:50] in " ".join(text.split()) for sentence in CAVEATS)
 
 
-def test_what_a_hospital_allows_is_its_own_and_it_declines_before_any_work(study, refiner, monkeypatch):
+def test_what_a_hospital_allows_is_its_own_and_it_declines_before_any_work(
+    study, refiner, monkeypatch
+):
     """A server that asks for more rounds than are allowed gets a sentence; nothing runs and nothing is charged."""
     one = hospital(study, refiner, rounds=1)
     assert Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms).change is not None
@@ -131,10 +147,21 @@ def test_a_declared_number_of_records_hides_the_exact_one(study, refiner):
     """C1: sampling and denominators of hospitals with a record more or less are the same."""
     x, y = records()
     both = [
-        Hospital(study, x[:num], y[:num], name="a", epsilon=1.0, rounds=1, num_records=50, refiner=refiner)
+        Hospital(
+            study,
+            x[:num],
+            y[:num],
+            name="a",
+            epsilon=1.0,
+            rounds=1,
+            num_records=50,
+            refiner=refiner,
+        )
         for num in (40, 39)
     ]
-    assert [(one._mechanism.expected_batch_size, one._plan.sampling) for one in both] == [(50.0, FullBatch())] * 2
+    assert [(one._mechanism.expected_batch_size, one._plan.sampling) for one in both] == [
+        (50.0, FullBatch())
+    ] * 2
 
 
 def test_noise_is_fresh_where_a_round_is_run_again_from_the_same_state(study, refiner):
@@ -207,7 +234,8 @@ def test_epsilon_and_noise_exclude_each_other(study, refiner):
 
 
 @pytest.mark.parametrize(
-    ("family", "clipping"), [("mean_field", "paired"), pytest.param("full_rank", "flat", marks=pytest.mark.slow)]
+    ("family", "clipping"),
+    [("mean_field", "paired"), pytest.param("full_rank", "flat", marks=pytest.mark.slow)],
 )
 def test_neighbours_inside_the_worker(family, clipping):
     """C3: a record removed and replaced moves a local step's sum by at most C and 2C, at any cavity."""
@@ -229,7 +257,9 @@ def test_neighbours_inside_the_worker(family, clipping):
             return [part.numpy() for part in of({"x": records["x"], "y": records["y"]}, mask, key)]
 
         for at in range(6):
-            check_neighbours(sums, {"x": 9.0 * x, "y": y}, {"x": 9.0 * other_x, "y": other_y}, at, 0.3)
+            check_neighbours(
+                sums, {"x": 9.0 * x, "y": y}, {"x": 9.0 * other_x, "y": other_y}, at, 0.3
+            )
 
 
 # ------------------------------------------------------------------------------------------ the divergence
@@ -251,7 +281,9 @@ def test_the_divergence_to_a_cavity(family):
     def exact(q, p):
         return tfd.kl_divergence(
             *(
-                tfd.MultivariateNormalFullCovariance(f.mean, f.covariance if full else np.diag(f.covariance))
+                tfd.MultivariateNormalFullCovariance(
+                    f.mean, f.covariance if full else np.diag(f.covariance)
+                )
                 for f in (q, p)
             )
         )
@@ -261,7 +293,9 @@ def test_the_divergence_to_a_cavity(family):
         q = some()
         model.family.start(q, cavity)
         np.testing.assert_allclose(model.family.factor().mean, q.mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(model.family.factor().covariance, q.covariance, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            model.family.factor().covariance, q.covariance, rtol=1e-4, atol=1e-5
+        )
         found.append(float(model.family.divergence()))
         wanted.append(float(exact(q, cavity)))
     np.testing.assert_allclose(np.diff(found), np.diff(wanted), rtol=1e-3, atol=1e-3)
@@ -292,11 +326,15 @@ def test_one_hospital_without_noise_is_dpvi_fit():
     steps = 1500
 
     def optimizer():
-        rate = keras.optimizers.schedules.PolynomialDecay(0.05, steps, end_learning_rate=0.0, power=1.5)
+        rate = keras.optimizers.schedules.PolynomialDecay(
+            0.05, steps, end_learning_rate=0.0, power=1.5
+        )
         return adam(clip=np.inf, noise=0.0, rate=rate)
 
     study = Study(whole, of_mean, optimizer(), local_steps=steps)
-    history = simulate(study, [(x, None)], schedule=Synchronous(rounds=1, damping=1.0), verbose=0, seed=1)
+    history = simulate(
+        study, [(x, None)], schedule=Synchronous(rounds=1, damping=1.0), verbose=0, seed=1
+    )
     assert history.epsilon == {"hospital 1": np.inf}
     model = dpvi.DPVI(whole, of_mean, clipping="flat", seed=1)
     model.compile(optimizer(), jit_compile=False)
@@ -315,13 +353,21 @@ def test_a_prior_that_is_not_normal_gets_a_factor():
     study = Study(tfd.Gamma(3.0, 1.0), lambda params: tfd.Normal(params, 1.0), adam())
     assert not study.normal_prior
     cavity = Factor.normal(np.array([0.5]), np.array([0.6]))
-    found = (cavity * study.refine_prior(cavity, study.terms.prior)) if study.terms.prior.num == 1 else None
+    found = (
+        (cavity * study.refine_prior(cavity, study.terms.prior))
+        if study.terms.prior.num == 1
+        else None
+    )
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
 
     def divergence(parameters):
         scale = np.exp(parameters[1])
         z = (parameters[0] + scale * nodes)[:, np.newaxis]
-        target = study._log_prior(z)[0] + z[:, 0] * cavity.shift[0] - 0.5 * z[:, 0] ** 2 * cavity.precision[0]
+        target = (
+            study._log_prior(z)[0]
+            + z[:, 0] * cavity.shift[0]
+            - 0.5 * z[:, 0] ** 2 * cavity.precision[0]
+        )
         return -parameters[1] - weights @ target / weights.sum()
 
     best = scipy.optimize.minimize(divergence, [0.5, -0.5], method="Nelder-Mead", tol=1e-6).x
@@ -341,7 +387,9 @@ def test_a_nearly_singular_posterior_ends_no_worker(study, refiner, monkeypatch)
         raise np.linalg.LinAlgError("Matrix is not positive definite")
 
     monkeypatch.setattr(refiner._model.family, "start", singular)
-    reply = Reply.from_bytes(hospital(study, refiner).answer(task_of(study).to_bytes()), study.terms)
+    reply = Reply.from_bytes(
+        hospital(study, refiner).answer(task_of(study).to_bytes()), study.terms
+    )
     assert reply.change.norm == 0.0
 
 

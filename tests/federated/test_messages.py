@@ -21,7 +21,9 @@ def asked():
 def edited(message, **changes):
     """Returns a message with fields changed; MISSING takes a field away."""
     fields = {**json.loads(message), **changes}
-    return json.dumps({name: value for name, value in fields.items() if value is not MISSING}).encode()
+    return json.dumps(
+        {name: value for name, value in fields.items() if value is not MISSING}
+    ).encode()
 
 
 def with_number(message, place, value):
@@ -29,7 +31,10 @@ def with_number(message, place, value):
     change = json.loads(message)["change"]
     numbers = [*change["shift"], *np.ravel(change["precision"])]
     numbers[place] = value
-    return edited(message, change={"shift": numbers[:3], "precision": np.reshape(numbers[3:], [3, 3]).tolist()})
+    return edited(
+        message,
+        change={"shift": numbers[:3], "precision": np.reshape(numbers[3:], [3, 3]).tolist()},
+    )
 
 
 def nested(depth):
@@ -136,7 +141,12 @@ def test_a_valid_change_beyond_the_public_cap_is_refused():
 def test_messages_come_back_as_they_were():
     _, a, _ = asked()
     again = Task.from_bytes(a.to_bytes(), TERMS)
-    assert (again.study, again.hospital, again.request, again.number) == (a.study, "a", a.request, 0)
+    assert (again.study, again.hospital, again.request, again.number) == (
+        a.study,
+        "a",
+        a.request,
+        0,
+    )
     np.testing.assert_array_equal(again.cavity.precision, a.cavity.precision)
     reply = Reply.from_bytes(answer(a, None, reason="spent"), TERMS)
     assert (reply.change, reply.reason, reply.epsilon, reply.delta) == (None, "spent", 1.0, 1e-5)

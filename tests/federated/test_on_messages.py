@@ -20,10 +20,22 @@ CLIP = 5.0
 
 def make_study(**settings):
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), 2)})
-    silent = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.1)
-    settings = {"num_shards": 100, "num_hospitals": 10, "local_steps": 4, "message_clip": CLIP, **settings}
+    silent = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.1
+    )
+    settings = {
+        "num_shards": 100,
+        "num_hospitals": 10,
+        "local_steps": 4,
+        "message_clip": CLIP,
+        **settings,
+    }
     return Study(
-        prior, lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])), silent, privacy="messages", **settings
+        prior,
+        lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])),
+        silent,
+        privacy="messages",
+        **settings,
     )
 
 
@@ -89,7 +101,9 @@ def test_neighbours_on_messages(made):
 
 def test_no_record_decides_whether_there_is_an_answer():
     """C8: a fit whose gradients no clip bounds runs away; its shard then changes nothing, and the other shards stay as they are."""
-    silent = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.5)
+    silent = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.5
+    )
     prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 2.0)})
     study = Study(
         prior, lambda p: tfd.Normal(p["w"], 1.0), silent, privacy="messages",
@@ -149,8 +163,13 @@ def test_the_noise_of_a_message_is_all_of_what_the_plan_says(made, monkeypatch):
 def test_noise_is_fresh_where_a_message_is_made_again_from_the_same_state(made, monkeypatch):
     """C10: a forked copy of a hospital has the counters of its twin, and noise of its own."""
     study, refiner = made
-    monkeypatch.setattr(MessageHospital, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros(2)))
-    one, shifts = MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner), []
+    monkeypatch.setattr(
+        MessageHospital, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros(2))
+    )
+    one, shifts = (
+        MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner),
+        [],
+    )
     for _ in range(2):
         one._messages = 0
         shifts.append(one._change(task_of(study)).shift)
@@ -182,7 +201,9 @@ def test_assignment_to_shards_is_independent_for_each_record():
 def test_noise_that_drowns_the_signal_is_refused_with_the_figures(made):
     _, refiner = made
     hopeless = make_study(num_shards=1)
-    with pytest.raises(ValueError, match=r"noise has length .* C, and 1 shards each make a signal of at most 10 C"):
+    with pytest.raises(
+        ValueError, match=r"noise has length .* C, and 1 shards each make a signal of at most 10 C"
+    ):
         MessageHospital(hopeless, *records(), name="a", epsilon=1.0, rounds=10, refiner=refiner)
 
 

@@ -34,4 +34,8 @@ def test_an_undamped_sequential_schedule_is_seen_to_diverge():
 def test_bad_settings_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
         Asynchronous(**change)
-    assert [Schedule(rounds=3, damping=0.5, decay=0.25).share(number) for number in range(3)] == [0.5, 0.25, 0.125]
+    assert [Schedule(rounds=3, damping=0.5, decay=0.25).share(number) for number in range(3)] == [
+        0.5,
+        0.25,
+        0.125,
+    ]

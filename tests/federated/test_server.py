@@ -29,7 +29,9 @@ def test_the_pooled_posterior_after_one_synchronous_round(seed):
     assert server.history[0].guard == 1.0
 
 
-@pytest.mark.parametrize("schedule", [Sequential(rounds=1, damping=1.0), Asynchronous(rounds=1, damping=1.0)])
+@pytest.mark.parametrize(
+    "schedule", [Sequential(rounds=1, damping=1.0), Asynchronous(rounds=1, damping=1.0)]
+)
 def test_the_other_schedules_come_to_the_same(schedule):
     server, _, pooled = federation(schedule=schedule)
     assert distance(server, pooled) <= 1e-9
@@ -54,7 +56,10 @@ class OwnFactorStays(Server):
     """A mutation: the cavity still has the hospital's own factor in it."""
 
     def due(self):
-        return [Task(t.study, t.hospital, t.request, t.number, t.posterior, cavity=t.posterior) for t in super().due()]
+        return [
+            Task(t.study, t.hospital, t.request, t.number, t.posterior, cavity=t.posterior)
+            for t in super().due()
+        ]
 
 
 class DampedTwice(Server):
@@ -68,7 +73,10 @@ class DampedTwice(Server):
 @pytest.mark.parametrize("broken", [OwnFactorStays, DampedTwice])
 def test_a_mutation_is_caught(broken):
     schedule = Synchronous(rounds=2, damping=0.5)
-    (server, _, _), (sound, _, pooled) = federation(broken, schedule=schedule), federation(schedule=schedule)
+    (server, _, _), (sound, _, pooled) = (
+        federation(broken, schedule=schedule),
+        federation(schedule=schedule),
+    )
     expected = pooled.precision - 0.25 * (pooled.precision - np.eye(3) / 4.0)
     np.testing.assert_allclose(sound.posterior.precision, expected, rtol=1e-9)
     assert np.abs(server.posterior.precision / expected - 1.0).max() > 0.05
@@ -85,7 +93,11 @@ def test_posterior_is_always_prior_times_factors():
             return Factor(rng.normal(size=3), matrix + matrix.T)
 
     names = [f"h{number}" for number in range(4)]
-    server = play(Server(terms, names, Asynchronous(rounds=20, damping=1.0)), dict.fromkeys(names, Wild()), terms)
+    server = play(
+        Server(terms, names, Asynchronous(rounds=20, damping=1.0)),
+        dict.fromkeys(names, Wild()),
+        terms,
+    )
     assert len(server.history) == 80
     assert min(round.guard for round in server.history) < 1.0
     for round in server.history:
@@ -99,7 +111,9 @@ def test_posterior_is_always_prior_times_factors():
 def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
     """The others go on, its factor stays, it comes back to it; the late joiner's factor is 1 and it is asked from then on."""
     x, y = regression(4)
-    workers = {f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))}
+    workers = {
+        f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))
+    }
     terms = Terms("lossy", prior_of(3, full_rank=True))
     server = Server(terms, ["h0", "h1", "h2"], Synchronous(rounds=4, damping=1.0))
     for number in range(4):
@@ -110,7 +124,9 @@ def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
             if (number, task.hospital) == (1, "h1"):
                 server.give_up(task.request)
             else:
-                assert server.receive(task.hospital, answer(task, workers[task.hospital].refine(task)))
+                assert server.receive(
+                    task.hospital, answer(task, workers[task.hospital].refine(task))
+                )
         if number == 1:
             np.testing.assert_array_equal(server.factors["h1"].precision, kept.precision)
             assert server.history[-1].hospitals == ("h0", "h2")
@@ -118,7 +134,9 @@ def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
             assert not server.factors["h3"].precision.any()
     assert server.finished
     flat = x.reshape(-1, 3)
-    np.testing.assert_allclose(server.posterior.precision, np.eye(3) / 4.0 + flat.T @ flat, rtol=1e-9)
+    np.testing.assert_allclose(
+        server.posterior.precision, np.eye(3) / 4.0 + flat.T @ flat, rtol=1e-9
+    )
 
 
 def test_sequential_asks_one_at_a_time():
@@ -162,7 +180,9 @@ def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that
     (slow,), (quick,) = server.due(), server.due()
     assert (slow.number, quick.number) == (1, 3)
     server.give_up(slow.request)
-    assert [task.hospital for task in server.due()] == ["slow"]  # It is behind, so that it is asked again at once.
+    assert [task.hospital for task in server.due()] == [
+        "slow"
+    ]  # It is behind, so that it is asked again at once.
     for _ in range(5):
         assert server.receive("quick", answer(quick, one))
         quick = next(task for task in server.due() if task.hospital == "quick")
@@ -175,7 +195,10 @@ def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that
 
 def test_however_many_hospitals_there_are_no_change_of_one_that_answers_is_refused():
     terms, one = Terms("many", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
-    server, order = Server(terms, [f"h{number}" for number in range(200)], Asynchronous(rounds=2)), []
+    server, order = (
+        Server(terms, [f"h{number}" for number in range(200)], Asynchronous(rounds=2)),
+        [],
+    )
     while not server.finished:
         order += server.due()
         task = order.pop(0)
@@ -209,7 +232,9 @@ def test_the_prior_is_refined_for_free():
     """A prior that is not normal is a factor of its own, which the server replaces after each update."""
     terms = Terms("site", prior_of(3, full_rank=False))
     wanted = Factor(np.ones(3), np.full(3, 0.3))
-    server = Server(terms, ["a"], Synchronous(rounds=1), refine_prior=lambda cavity, present: wanted)
+    server = Server(
+        terms, ["a"], Synchronous(rounds=1), refine_prior=lambda cavity, present: wanted
+    )
     (task,) = server.due()
     server.receive("a", answer(task, Factor.one(3, full_rank=False)))
     np.testing.assert_allclose(server.prior.precision, wanted.precision)

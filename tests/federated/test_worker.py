@@ -40,8 +40,23 @@ class Worker:
         self.start()
 
     def start(self):
-        command = [sys.executable, "-m", "tfp_dpvi.federated.worker", "--study", "hospitals.study:make_study"]
-        command += ["--data", self.data, "--name", self.name, "--ledger", self.ledger, "--epsilon", "3"]
+        command = [
+            sys.executable,
+            "-m",
+            "tfp_dpvi.federated.worker",
+            "--study",
+            "hospitals.study:make_study",
+        ]
+        command += [
+            "--data",
+            self.data,
+            "--name",
+            self.name,
+            "--ledger",
+            self.ledger,
+            "--epsilon",
+            "3",
+        ]
         command += ["--rounds", str(self.rounds), "--socket", self.socket]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])}
         self.socket.unlink(missing_ok=True)
@@ -144,8 +159,12 @@ def test_a_client_that_is_gone_when_its_task_is_refused_does_not_end_the_worker(
         raise MessageError("no")
 
     path = tmp_path / "w.sock"
-    hospital = types.SimpleNamespace(study=types.SimpleNamespace(terms=TERMS), name="a", answer=refuse)
-    thread = threading.Thread(target=serve, args=(hospital, path), kwargs={"requests": 2}, daemon=True)
+    hospital = types.SimpleNamespace(
+        study=types.SimpleNamespace(terms=TERMS), name="a", answer=refuse
+    )
+    thread = threading.Thread(
+        target=serve, args=(hospital, path), kwargs={"requests": 2}, daemon=True
+    )
     thread.start()
     while not path.exists():
         time.sleep(0.01)

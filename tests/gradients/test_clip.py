@@ -40,7 +40,8 @@ def clipped(clip, jit_compile=False):
         return clipped_sum(lambda row, keep: (row[0], [row[:2], row[2:]]), rows, mask, clip)
 
     total, examples = tf.function(
-        lambda rows: (lambda found: (found[0].tensors, found[1]))(run(rows)), jit_compile=jit_compile
+        lambda rows: (lambda found: (found[0].tensors, found[1]))(run(rows)),
+        jit_compile=jit_compile,
     )(tf.constant(ROWS))
     return [part.numpy() for part in total], examples
 
@@ -63,7 +64,9 @@ def test_clipped_gradients_are_zero_where_nothing_is_kept():
     _, examples = clipped_sum(
         lambda row, keep: (row[0], [row]), rows, tf.constant([True, False, True, True]), Clip(0.1)
     )
-    np.testing.assert_allclose(np.linalg.norm(examples.gradients[0], axis=1), [0.1, 0.0, 0.0, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.linalg.norm(examples.gradients[0], axis=1), [0.1, 0.0, 0.0, 0.1], rtol=1e-6
+    )
 
 
 def test_a_scheme_is_one_registration_for_a_fit(registered):
@@ -76,7 +79,9 @@ def test_a_scheme_is_one_registration_for_a_fit(registered):
             return tf.reduce_sum(tf.square(self.w - x))
 
     model = Mean()
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(1.0, l2_norm_clip=0.5, noise_multiplier=0.0, clipping="quantized")
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+        1.0, l2_norm_clip=0.5, noise_multiplier=0.0, clipping="quantized"
+    )
     model.compile(optimizer, jit_compile=False)
     model.fit(ROWS, batch_size=20, steps_per_epoch=1, verbose=0)
     gradients = -2.0 * ROWS

@@ -21,7 +21,12 @@ FAST = [
 
 def _check(case, surrogate, dtype, **kwargs):
     with no_fallback():
-        check_sums(case, shared_model(case, surrogate, dtype), rtol=1e-5 if dtype is F32 else 1e-10, **kwargs)
+        check_sums(
+            case,
+            shared_model(case, surrogate, dtype),
+            rtol=1e-5 if dtype is F32 else 1e-10,
+            **kwargs,
+        )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,9 @@ def test_the_capture_of_fallbacks_can_fail():
     """C9: an operation without a vectorised form is noticed."""
 
     def mapped(values):
-        return tf.vectorized_map(lambda v: tf.random.stateless_uniform([], tf.cast(tf.stack([v, v]), tf.int32)), values)
+        return tf.vectorized_map(
+            lambda v: tf.random.stateless_uniform([], tf.cast(tf.stack([v, v]), tf.int32)), values
+        )
 
     with pytest.raises(AssertionError, match="while_loop"), no_fallback():
         tf.function(mapped, autograph=False)(tf.range(3))

@@ -59,7 +59,12 @@ def shared_embedding():
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
-        self.parts = [layers.Dense(4, "relu"), Scale(), layers.LayerNormalization(), layers.Dense(2, use_bias=False)]
+        self.parts = [
+            layers.Dense(4, "relu"),
+            Scale(),
+            layers.LayerNormalization(),
+            layers.Dense(2, use_bias=False),
+        ]
 
     def call(self, x):
         for part in self.parts:
@@ -73,11 +78,19 @@ def sequential(*parts):
 
 MODELS = {
     "dense": ([5], lambda: sequential(layers.Dense(4, "tanh"), layers.Dense(2))),
-    "dense over positions": ([3, 5], lambda: sequential(layers.Dense(4, "tanh"), layers.Dense(2, use_bias=False))),
-    "dense over many positions": ([40, 2], lambda: sequential(layers.Dense(3, "tanh"), layers.Dense(2))),
+    "dense over positions": (
+        [3, 5],
+        lambda: sequential(layers.Dense(4, "tanh"), layers.Dense(2, use_bias=False)),
+    ),
+    "dense over many positions": (
+        [40, 2],
+        lambda: sequential(layers.Dense(3, "tanh"), layers.Dense(2)),
+    ),
     "conv1d": (
         [9, 3],
-        lambda: sequential(layers.Conv1D(4, 3, 2, "same", activation="relu"), layers.Flatten(), layers.Dense(2)),
+        lambda: sequential(
+            layers.Conv1D(4, 3, 2, "same", activation="relu"), layers.Flatten(), layers.Dense(2)
+        ),
     ),
     "conv1d causal": (
         [8, 2],
@@ -85,7 +98,9 @@ MODELS = {
     ),
     "conv2d": (
         [8, 7, 2],
-        lambda: sequential(layers.Conv2D(3, 3, activation="elu"), layers.Conv2D(2, (2, 3), 2, "same")),
+        lambda: sequential(
+            layers.Conv2D(3, 3, activation="elu"), layers.Conv2D(2, (2, 3), 2, "same")
+        ),
     ),
     "conv2d dilated": (
         [8, 8, 1],
@@ -93,30 +108,57 @@ MODELS = {
     ),
     "conv2d to fewer channels": (
         [5, 6, 4],
-        lambda: sequential(layers.Conv2D(2, (3, 4), padding="same"), layers.Conv2D(1, (2, 3), activation="tanh")),
+        lambda: sequential(
+            layers.Conv2D(2, (3, 4), padding="same"), layers.Conv2D(1, (2, 3), activation="tanh")
+        ),
     ),
-    "conv2d wide": ([2, 2, 8], lambda: sequential(layers.Conv2D(16, 2, padding="same", activation="tanh"))),
-    "conv2d transposed": ([3, 4, 2], lambda: sequential(layers.Conv2DTranspose(3, 3, 2, "same", activation="tanh"))),
+    "conv2d wide": (
+        [2, 2, 8],
+        lambda: sequential(layers.Conv2D(16, 2, padding="same", activation="tanh")),
+    ),
+    "conv2d transposed": (
+        [3, 4, 2],
+        lambda: sequential(layers.Conv2DTranspose(3, 3, 2, "same", activation="tanh")),
+    ),
     "conv2d transposed valid": (
         [3, 3, 2],
         lambda: sequential(layers.Conv2DTranspose(2, 3, 2), layers.Conv2DTranspose(1, 2)),
     ),
-    "embedding": ([6], lambda: sequential(layers.Embedding(5, 3, input_length=6), layers.Flatten(), layers.Dense(2))),
-    "layer normalization": ([4, 5], lambda: sequential(layers.Dense(6), layers.LayerNormalization(), layers.Dense(2))),
+    "embedding": (
+        [6],
+        lambda: sequential(
+            layers.Embedding(5, 3, input_length=6), layers.Flatten(), layers.Dense(2)
+        ),
+    ),
+    "layer normalization": (
+        [4, 5],
+        lambda: sequential(layers.Dense(6), layers.LayerNormalization(), layers.Dense(2)),
+    ),
     "layer normalization over several axes": (
         [3, 4],
         lambda: sequential(layers.LayerNormalization(axis=[1, 2], center=False)),
     ),
-    "group normalization": ([4, 4, 6], lambda: sequential(layers.Conv2D(6, 2), layers.GroupNormalization(3))),
+    "group normalization": (
+        [4, 4, 6],
+        lambda: sequential(layers.Conv2D(6, 2), layers.GroupNormalization(3)),
+    ),
     "shared": ([5], shared),
     "shared embedding": ([6], shared_embedding),
     "subclassed": ([5], Subclassed),
-    "without a rule": ([5], lambda: sequential(Scale(), layers.Dense(3, "tanh"), layers.PReLU(), layers.Dense(1))),
+    "without a rule": (
+        [5],
+        lambda: sequential(Scale(), layers.Dense(3, "tanh"), layers.PReLU(), layers.Dense(1)),
+    ),
     "nested": ([4], lambda: sequential(Residual(), Residual(), layers.Dense(2))),
-    "nested models": ([5], lambda: sequential(shared(), sequential(layers.Dense(3), layers.Reshape([3, 1])))),
+    "nested models": (
+        [5],
+        lambda: sequential(shared(), sequential(layers.Dense(3), layers.Reshape([3, 1]))),
+    ),
     "draws in a layer": (
         [5],
-        lambda: sequential(layers.Dense(4), layers.GaussianNoise(1.0), layers.Dropout(0.5), layers.Dense(2)),
+        lambda: sequential(
+            layers.Dense(4), layers.GaussianNoise(1.0), layers.Dropout(0.5), layers.Dense(2)
+        ),
     ),
     "masked": (
         [6],
@@ -148,7 +190,9 @@ def make(name, dtype, num, seed=0):
         model(x[:1])
     finally:
         keras.backend.set_floatx(before)
-    for variable in model.trainable_variables:  # Biases and gammas begin at values that hide mistakes.
+    for (
+        variable
+    ) in model.trainable_variables:  # Biases and gammas begin at values that hide mistakes.
         variable.assign_add(0.3 * rng.normal(size=variable.shape))
     return model, tf.constant(x)
 
@@ -168,7 +212,9 @@ def oracle(model, x):
     gradients = []
     for loss in each:
         gradient = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        gradients.append([tf.convert_to_tensor(part).numpy().astype("float64") for part in gradient])
+        gradients.append(
+            [tf.convert_to_tensor(part).numpy().astype("float64") for part in gradient]
+        )
     return gradients
 
 
@@ -194,9 +240,19 @@ QUICK = ("dense over positions", "conv2d", "embedding", "group normalization", "
 
 MAPPED = (*QUICK, "shared", "masked")  # In float64; in float32 all kinds are mapped too.
 # Of layers whose rule another one has.
-SIBLINGS = ("conv1d causal", "conv2d dilated", "conv2d transposed valid", "nested models", "subclassed")
+SIBLINGS = (
+    "conv1d causal",
+    "conv2d dilated",
+    "conv2d transposed valid",
+    "nested models",
+    "subclassed",
+)
 SUMS = [
-    pytest.param(name, "float64", marks=[pytest.mark.smoke] * (name in QUICK) + [pytest.mark.slow] * (name in SIBLINGS))
+    pytest.param(
+        name,
+        "float64",
+        marks=[pytest.mark.smoke] * (name in QUICK) + [pytest.mark.slow] * (name in SIBLINGS),
+    )
     for name in MODELS
 ]
 SUMS += [pytest.param(name, "float32", marks=pytest.mark.slow) for name in MODELS]
@@ -228,7 +284,9 @@ def test_clipped_sums_equal_one_backward_pass_a_record(name, dtype):
     wanted = clipped_by_hand(gradients, clip, keep)
     for tensors, seen, losses in all_of_them():
         for got, want in zip(tensors, wanted, strict=True):
-            np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
+            np.testing.assert_allclose(
+                got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max())
+            )
         np.testing.assert_allclose(seen.losses.numpy().sum(), losses.numpy()[keep].sum(), rtol=1e-5)
         np.testing.assert_array_equal(seen.kept, keep)
         assert not seen.clipped.numpy()[~keep].any()
@@ -254,15 +312,21 @@ def check_with_draws(model, x, clip, keep, mapped, rtol):
         gradient = [part.numpy().astype("float64") for part in gradient]
         norm = math.sqrt(sum(float((part**2).sum()) for part in gradient))
         if kept:
-            wanted = [t + part * min(1.0, clip / norm) for t, part in zip(wanted, gradient, strict=True)]
+            wanted = [
+                t + part * min(1.0, clip / norm) for t, part in zip(wanted, gradient, strict=True)
+            ]
     for got, want in zip(tensors, wanted, strict=True):
-        np.testing.assert_allclose(got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max()))
+        np.testing.assert_allclose(
+            got.numpy(), want, rtol=rtol, atol=rtol * max(1e-3, np.abs(want).max())
+        )
 
 
 CHECKED = ("conv2d", "embedding", "nested")
 
 
-@pytest.mark.parametrize("name", [n if n in CHECKED else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [n if n in CHECKED else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_the_check_on_made_up_records_accepts_what_is_right(name):
     model, x = make(name, "float32", 3)
     checked = engine(model).checked(lambda part: losses_of(model, part), x)
@@ -286,14 +350,18 @@ MIXERS = {
 }
 
 
-HIDDEN = ("divides by a constant of the batch", "adds a little of the mean")  # Behind a layer with weights, quickly.
+HIDDEN = (
+    "divides by a constant of the batch",
+    "adds a little of the mean",
+)  # Behind a layer with weights, quickly.
 MIXED = [(name, True, False) for name in MIXERS] + [(name, False, False) for name in HIDDEN]
 MORE_MIXED = [(name, False, False) for name in MIXERS if name not in HIDDEN]
 MORE_MIXED += [(name, first, True) for name in MIXERS for first in (True, False)]
 
 
 @pytest.mark.parametrize(
-    ("mixer", "first", "mapped"), [*MIXED, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_MIXED)]
+    ("mixer", "first", "mapped"),
+    [*MIXED, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_MIXED)],
 )
 def test_layers_that_mix_records_are_found(mixer, first, mapped):
     """Before the first variable, behind stop_gradient, weakly, or for large values alone: each moves all records' sums."""
@@ -319,12 +387,18 @@ def test_norms_do_not_underflow(positions, jit_compile):
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def squared_norms(left, right):
-        outer = Outer((4, 400), tf.fill([1, positions, 4], left), tf.fill([1, positions, 400], right))
-        lookup = Lookup((9, 400), tf.zeros([1, positions], tf.int32), tf.fill([1, positions, 400], right))
+        outer = Outer(
+            (4, 400), tf.fill([1, positions, 4], left), tf.fill([1, positions, 400], right)
+        )
+        lookup = Lookup(
+            (9, 400), tf.zeros([1, positions], tf.int32), tf.fill([1, positions, 400], right)
+        )
         return outer.squared_norms()[0], lookup.squared_norms()[0]
 
     for left, right in [(8e18, 1e-19), (1e-19, 8e18), (1e-20, 1e-20), (1e19, 1e-30), (3e-25, 1.0)]:
-        outer, lookup = (found.numpy() for found in squared_norms(tf.constant(left), tf.constant(right)))
+        outer, lookup = (
+            found.numpy() for found in squared_norms(tf.constant(left), tf.constant(right))
+        )
         true = positions * np.sqrt(4 * 400) * left * right
         # Not finite is sound as well: such a record contributes zero.
         assert not np.isfinite(outer) or outer >= (true * (1 - 1e-5)) ** 2 or true < 1e-16
@@ -337,7 +411,9 @@ def test_an_adversarial_cancellation_stays_under_the_clip():
     rng = np.random.default_rng(0)
     worst = 0.0
     for seed in range(50):
-        left = np.repeat(rng.normal(size=[1, 1, 300]), 2, axis=1).astype("float32") * 10.0 ** rng.uniform(0, 8)
+        left = np.repeat(rng.normal(size=[1, 1, 300]), 2, axis=1).astype(
+            "float32"
+        ) * 10.0 ** rng.uniform(0, 8)
         right = rng.normal(size=[1, 2, 200]).astype("float32")
         right[0, 1] = -right[0, 0] * np.float32(1 + rng.uniform(-3e-6, 3e-6))
         part = Outer((300, 200), tf.constant(left), tf.constant(right))
@@ -360,7 +436,9 @@ def test_an_unknown_category_contributes_zero(mapped):
 
     for unknown in (5, 4711, -1):
         bad = tf.constant(np.where(np.arange(4)[:, None] == 2, unknown, x.numpy()))
-        for got, want in zip(total(bad, ones), total(x, tf.constant([True, True, False, True])), strict=True):
+        for got, want in zip(
+            total(bad, ones), total(x, tf.constant([True, True, False, True])), strict=True
+        ):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
@@ -383,7 +461,12 @@ def test_the_check_on_made_up_records_refuses_what_is_wrong(shape, build, mapped
 
 @pytest.mark.parametrize(
     ("name", "factor"),
-    [("squared_norms", 0.99), ("squared_norms", 1.1), ("weighted_sum", 1.001), ("weighted_sum", 0.999)],
+    [
+        ("squared_norms", 0.99),
+        ("squared_norms", 1.1),
+        ("weighted_sum", 1.001),
+        ("weighted_sum", 0.999),
+    ],
 )
 def test_the_check_on_made_up_records_finds_a_wrong_rule(name, factor):
     """A norm that is too small breaks the clip's bound; one too large, or a wrong sum, costs accuracy."""
@@ -395,7 +478,10 @@ def test_the_check_on_made_up_records_finds_a_wrong_rule(name, factor):
     def wrong(self, *args, **kwargs):
         return factor * right(self, *args, **kwargs)
 
-    with mock.patch.object(Outer, name, wrong), pytest.raises(UnsupportedLayerError, match="per-example gradients"):
+    with (
+        mock.patch.object(Outer, name, wrong),
+        pytest.raises(UnsupportedLayerError, match="per-example gradients"),
+    ):
         engine(model).checked(lambda part: losses_of(model, part), x)
 
 
@@ -493,7 +579,11 @@ def architectures(draw):
         2: ["dense", "conv", "normal", "scale"],
         3: ["dense", "conv", "transposed", "group", "normal"],
     }[rank]
-    return shape, draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=4)), draw(st.integers(0, 2**16))
+    return (
+        shape,
+        draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=4)),
+        draw(st.integers(0, 2**16)),
+    )
 
 
 def stack(rank, kinds):
@@ -502,7 +592,11 @@ def stack(rank, kinds):
         if kind == "dense":
             made.append(layers.Dense(4, "tanh"))
         elif kind == "conv":
-            made.append((layers.Conv1D if rank == 2 else layers.Conv2D)(4, 2, padding="same", activation="elu"))
+            made.append(
+                (layers.Conv1D if rank == 2 else layers.Conv2D)(
+                    4, 2, padding="same", activation="elu"
+                )
+            )
         elif kind == "transposed":
             made.append(layers.Conv2DTranspose(4, 3, padding="same"))
         elif kind == "group":
@@ -526,4 +620,6 @@ def test_random_architectures(case):
         passed = engine(model, mapped).run(lambda: losses_of(model, x), 5)
         clipped, _ = passed.clipped_sum(passed.result, tf.fill([5], True), Clip(clip))
         for got, want in zip(clipped.tensors, wanted, strict=True):
-            np.testing.assert_allclose(got.numpy(), want, rtol=2e-3, atol=2e-4 * max(1e-3, np.abs(want).max()))
+            np.testing.assert_allclose(
+                got.numpy(), want, rtol=2e-3, atol=2e-4 * max(1e-3, np.abs(want).max())
+            )

@@ -36,7 +36,10 @@ def oracle(gradients, assignment, mask, clip):
         own = [part[rows].sum(axis=0) for part in gradients]
         norm = math.sqrt(sum((part**2).sum() for part in own))
         if np.isfinite(norm):
-            sums = [s + part * min(1.0, clip / max(norm, 1e-300)) for s, part in zip(sums, own, strict=True)]
+            sums = [
+                s + part * min(1.0, clip / max(norm, 1e-300))
+                for s, part in zip(sums, own, strict=True)
+            ]
     return sums
 
 
@@ -65,7 +68,10 @@ def summed(parts, assignment, mask, clip, *, static=False, size=N):
 def test_equal_to_one_group_at_a_time(positions, size, static, clip):
     rng = np.random.default_rng(5)
     parts, gradients = factors(rng, positions)
-    assignment, mask = rng.integers(0, GROUPS - 1, size=N), rng.random(N) < 0.8  # The last group has nobody.
+    assignment, mask = (
+        rng.integers(0, GROUPS - 1, size=N),
+        rng.random(N) < 0.8,
+    )  # The last group has nobody.
     for found, wanted in zip(
         summed(parts, assignment, mask, clip, static=static, size=size),
         oracle(gradients, assignment, mask, clip),
@@ -81,14 +87,18 @@ def test_what_is_not_finite_takes_its_own_group_with_it_and_no_other(odd, static
     parts, gradients = factors(rng, 2)
     assignment, mask = np.arange(N) % GROUPS, np.ones(N, bool)
     mask[1] = False  # Of the second group: not finite either, but masked.
-    broken = [np.where(np.isin(np.arange(N), [1, 3])[:, None, None], odd, part) for part in gradients]
+    broken = [
+        np.where(np.isin(np.arange(N), [1, 3])[:, None, None], odd, part) for part in gradients
+    ]
     for number, name in ((0, "left"), (1, "values"), (2, "values")):
         part = parts[number]
         value = getattr(part, name).numpy()
         value[[1, 3]] = odd
         parts[number] = type(part)(**{**part.__dict__, name: tf.constant(value)})
     for found, wanted in zip(
-        summed(parts, assignment, mask, CLIP, static=static), oracle(broken, assignment, mask, CLIP), strict=True
+        summed(parts, assignment, mask, CLIP, static=static),
+        oracle(broken, assignment, mask, CLIP),
+        strict=True,
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
 
@@ -96,7 +106,9 @@ def test_what_is_not_finite_takes_its_own_group_with_it_and_no_other(odd, static
 def test_a_batch_of_nobody_has_a_sum_of_zero():
     rng = np.random.default_rng(7)
     parts, _ = factors(rng, 1)
-    empty = [type(p)(**{k: v if k == "shape" else v[:0] for k, v in p.__dict__.items()}) for p in parts]
+    empty = [
+        type(p)(**{k: v if k == "shape" else v[:0] for k, v in p.__dict__.items()}) for p in parts
+    ]
     for assignment, mask, made in (
         (np.zeros(0, int), np.zeros(0, bool), empty),
         (np.arange(N) % 5, np.zeros(N, bool), parts),
@@ -153,7 +165,9 @@ def test_many_rows_of_a_table_are_not_clipped_for_rounding(records, positions):
 def test_a_row_out_of_range_is_nobodys():
     """GPUs read zeros there; it must not be the next group's first row."""
     part = Lookup((3, 2), tf.constant([[3], [-1]]), tf.ones([2, 1, 2]))
-    of_groups = part.of_groups(groups.members_of(tf.constant([0, 1]), tf.constant([True, True]), 2, 2.0))
+    of_groups = part.of_groups(
+        groups.members_of(tf.constant([0, 1]), tf.constant([True, True]), 2, 2.0)
+    )
     np.testing.assert_array_equal(of_groups.materialize().values, 0.0)
     np.testing.assert_array_equal(of_groups.weighted_sum(tf.ones([2])), np.zeros([3, 2]))
 
@@ -163,4 +177,6 @@ def test_infinite_factors_never_have_a_small_norm():
     left = np.ones([1, 2, 1], "float32")
     for a, b in ((np.inf, 1.0), (np.inf, -np.inf), (np.nan, 1.0), (3e38, -3e38)):
         right = np.array([[[a], [b]]], "float32")
-        assert not np.isfinite(Outer((1, 1), tf.constant(left), tf.constant(right)).squared_norms()).any()
+        assert not np.isfinite(
+            Outer((1, 1), tf.constant(left), tf.constant(right)).squared_norms()
+        ).any()

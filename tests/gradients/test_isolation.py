@@ -122,7 +122,10 @@ def test_no_record_reaches_another(operations, jit_compile):
             with tf.GradientTape() as tape:
                 tape.watch(weights)
                 value = tf.reduce_sum(operation(x, weights))
-            found[name] = (value, tf.convert_to_tensor(tape.gradient(value, weights, unconnected_gradients="zero")))
+            found[name] = (
+                value,
+                tf.convert_to_tensor(tape.gradient(value, weights, unconnected_gradients="zero")),
+            )
         return found
 
     @tf.function(jit_compile=jit_compile, autograph=False)
@@ -140,4 +143,6 @@ def test_no_record_reaches_another(operations, jit_compile):
             for name in operations:
                 for one_part, other in zip(before[name], after[name], strict=True):
                     kept, now = one_part.numpy()[others], other.numpy()[others]
-                    assert kept.tobytes() == now.tobytes(), f"{name}: a record of {kind} at {place} changes others"
+                    assert kept.tobytes() == now.tobytes(), (
+                        f"{name}: a record of {kind} at {place} changes others"
+                    )

@@ -25,7 +25,9 @@ def transformer():
     h = layers.Embedding(9, 4)(tokens)
     h = layers.LayerNormalization()(h + layers.MultiHeadAttention(2, 2)(h, h))
     code = layers.RepeatVector(6)(layers.Dense(4)(layers.Flatten()(h)))
-    h = layers.LayerNormalization()(code + layers.MultiHeadAttention(2, 2)(code, h, use_causal_mask=True))
+    h = layers.LayerNormalization()(
+        code + layers.MultiHeadAttention(2, 2)(code, h, use_causal_mask=True)
+    )
     return keras.Model(tokens, layers.Dense(3)(h + layers.Dense(4)(layers.Dense(8, "relu")(h))))
 
 
@@ -47,7 +49,9 @@ def frozen():
 
 
 def text(places):
-    return lambda: keras.Sequential([layers.Embedding(50, 3, input_length=places), layers.Flatten(), layers.Dense(2)])
+    return lambda: keras.Sequential(
+        [layers.Embedding(50, 3, input_length=places), layers.Flatten(), layers.Dense(2)]
+    )
 
 
 CASES = {
@@ -65,7 +69,16 @@ CASES = {
     "frozen normalisation": ([3], 0, frozen),
     "normalisation called as in use": ([3], 0, CalledFrozen),
 }  # fmt: skip
-FAST = {"attention", "transformer", "einsum", "three dimensions", "depthwise", "dilated", "separable", "80 places"}
+FAST = {
+    "attention",
+    "transformer",
+    "einsum",
+    "three dimensions",
+    "depthwise",
+    "dilated",
+    "separable",
+    "80 places",
+}
 QUICK = {
     "attention",
     "einsum",
@@ -97,7 +110,10 @@ def test_layers_have_the_gradients_of_single_records(name, mapped):
 @pytest.mark.parametrize("places", [80, 1000])
 def test_the_bound_of_an_embedding_is_tight_where_tokens_repeat(tokens, places):
     rng = np.random.default_rng(0)
-    ids, values = rng.integers(0, tokens, [4, places]), rng.normal(size=[4, places, 16]).astype("float32")
+    ids, values = (
+        rng.integers(0, tokens, [4, places]),
+        rng.normal(size=[4, places, 16]).astype("float32"),
+    )
     table = np.zeros([4, tokens, 16])
     for record in range(4):
         np.add.at(table[record], ids[record], values[record])
@@ -110,7 +126,9 @@ def test_the_bound_of_an_embedding_is_tight_where_tokens_repeat(tokens, places):
 def test_the_bound_of_a_dense_layer_is_tight_over_many_places():
     rng = np.random.default_rng(0)
     left, right = (rng.normal(size=[3, 80, 1000]).astype("float32") for _ in range(2))
-    exact = np.square(np.einsum("ntk,ntd->nkd", left, right, optimize=True).astype("float64")).sum(axis=(1, 2))
+    exact = np.square(np.einsum("ntk,ntd->nkd", left, right, optimize=True).astype("float64")).sum(
+        axis=(1, 2)
+    )
     part = Outer.of_cheaper_form((1000, 1000), tf.constant(left), tf.constant(right))
     assert isinstance(part, Outer)
     assert (part.squared_norms().numpy() >= exact).all()
@@ -118,7 +136,10 @@ def test_the_bound_of_a_dense_layer_is_tight_over_many_places():
 
 
 def test_normalisation_by_the_batch_is_refused():
-    model, x = made(lambda: keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]), [3])
+    model, x = made(
+        lambda: keras.Sequential([layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]),
+        [3],
+    )
 
     def training(model, part):
         return tf.reduce_sum(model(part, training=True) ** 2, axis=1)

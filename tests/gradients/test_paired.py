@@ -10,7 +10,14 @@ from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.gradients import NUM_BLOCKS, Clip, Released, curvature_releases, joint_sensitivity, paired
+from tfp_dpvi.gradients import (
+    NUM_BLOCKS,
+    Clip,
+    Released,
+    curvature_releases,
+    joint_sensitivity,
+    paired,
+)
 from tfp_dpvi.privacy import Sensitivity
 
 tfd = tfp.distributions
@@ -98,7 +105,9 @@ def test_neighbours_move_all_releases_by_no_more_than_is_stated(scale):
             distances = [np.linalg.norm(full[0] - other[0]) / CLIP]
             for one, a, b in zip(releases, full[1], other[1], strict=True):
                 moved.append(np.linalg.norm(a - b) / getattr(one.sensitivity, attribute))
-                distances.append(np.linalg.norm(a - b) / (one.noise_ratio * one.sensitivity.add_or_remove))
+                distances.append(
+                    np.linalg.norm(a - b) / (one.noise_ratio * one.sensitivity.add_or_remove)
+                )
             assert max(moved) <= 1 + 1e-9
             assert np.linalg.norm(distances) <= getattr(joint, attribute) * (1 + 1e-9)
 
@@ -111,7 +120,10 @@ def test_the_statements_are_reached_and_not_merely_bounds():
     assert np.linalg.norm(matrix) == pytest.approx(CLIP**2 / 2)
     assert away == pytest.approx(1.5 * CLIP**2)
     a, b = curvature_releases(2, Clip(CLIP))
-    assert (a.sensitivity.add_or_remove, b.sensitivity.add_or_remove) == (CLIP**2 / 2, 1.5 * CLIP**2)
+    assert (a.sensitivity.add_or_remove, b.sensitivity.add_or_remove) == (
+        CLIP**2 / 2,
+        1.5 * CLIP**2,
+    )
     assert a.sensitivity.replace == pytest.approx(CLIP**2 / np.sqrt(2))
     assert curvature_releases(1, Clip(CLIP))[0].sensitivity.replace == CLIP**2 / 2
 
@@ -150,26 +162,36 @@ def at_truth(kind, seed):
     x = generator.normal(size=(NUM, 2)).astype("float32")
     w = np.array([0.8, -0.5], "float32")
     if kind == "logistic":
-        prior, truth = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)}), {"w": w}
+        prior, truth = (
+            tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)}),
+            {"w": w},
+        )
 
         def likelihood(params, x):
             return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]), dtype=tf.float32)
 
     elif kind == "scale":
-        prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "s": tfd.HalfNormal(2.0)})
+        prior = tfd.JointDistributionNamed(
+            {"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "s": tfd.HalfNormal(2.0)}
+        )
         truth = {"w": w, "s": np.float32(0.7)}
 
         def likelihood(params, x):
             return tfd.Normal(tf.linalg.matvec(x, params["w"]), params["s"])
 
     else:
-        prior, truth = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)}), {"w": w}
+        prior, truth = (
+            tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)}),
+            {"w": w},
+        )
 
         def likelihood(params, x):
             return tfd.Poisson(log_rate=-0.5 + tf.linalg.matvec(x, params["w"]))
 
     truth = {name: tf.constant(part) for name, part in truth.items()}
-    y = likelihood(truth, tf.constant(x)).sample(seed=tf.constant(generator.integers(2**31, size=2), tf.int32))
+    y = likelihood(truth, tf.constant(x)).sample(
+        seed=tf.constant(generator.integers(2**31, size=2), tf.int32)
+    )
 
     def surrogate(prior):
         return dpvi.surrogates.mean_field(prior, initial_loc=truth, initial_scale=1e-6)
@@ -216,7 +238,9 @@ CLIPS = {"logistic": 0.3, "scale": 1.0, "poisson": 0.5}
 )
 def test_the_sum_has_mean_zero_at_the_truth(kind, times):
     """Six p-values against 1e-9: false alarms below 1e-8."""
-    statistics.plausible(score_of_mean(kind, "paired", times * CLIPS[kind]), "mean of the paired clip")
+    statistics.plausible(
+        score_of_mean(kind, "paired", times * CLIPS[kind]), "mean of the paired clip"
+    )
 
 
 @pytest.mark.parametrize("kind", ["scale", "poisson"])
@@ -234,12 +258,16 @@ def test_a_clip_after_averaging_several_twins_is_caught():
             return tf.exp(-0.5 + tf.linalg.matvec(records["x"], theta))
 
         def several(records, key):
-            draws = tf.random.stateless_poisson([8, NUM], tf.cast(key, tf.int32), mean_of(records), tf.float32)
+            draws = tf.random.stateless_poisson(
+                [8, NUM], tf.cast(key, tf.int32), mean_of(records), tf.float32
+            )
             return tf.reduce_mean(draws, axis=0)
 
         def losses(record, theta):
             log_rate = -0.5 + tf.reduce_sum(record["x"] * theta)
-            return tf.exp(log_rate) - record["y"] * log_rate, tf.exp(log_rate) - record["simulated"] * log_rate
+            return tf.exp(log_rate) - record["y"] * log_rate, tf.exp(log_rate) - record[
+                "simulated"
+            ] * log_rate
 
         return paired(losses, several, theta, clip).clipped_sum
 

@@ -32,7 +32,9 @@ def test_any_gradient(dtype, jit_compile):
 
 
 _raw = functools.cache(raw_sums)
-_floats = st.floats(width=32, allow_subnormal=False) | st.sampled_from([3.4e38, -3.4e38, 1e30, np.nan, np.inf, -np.inf])
+_floats = st.floats(width=32, allow_subnormal=False) | st.sampled_from(
+    [3.4e38, -3.4e38, 1e30, np.nan, np.inf, -np.inf]
+)
 _vectors = hnp.arrays(np.float32, (3, WIDTH), elements=_floats.map(lambda v: np.float32(v)))
 _losses = hnp.arrays(np.float32, (3,), elements=_floats.map(lambda v: np.float32(v)))
 
@@ -44,7 +46,9 @@ def test_any_gradient_that_hypothesis_finds(x, other_x, loss, other_loss, at, cl
     records, other = {"x": x, "loss": loss}, {"x": other_x, "loss": other_loss}
 
     def sums(records, mask, clip):
-        return [part.numpy() for part in _raw()(records["x"], records["loss"], mask, np.float32(clip))]
+        return [
+            part.numpy() for part in _raw()(records["x"], records["loss"], mask, np.float32(clip))
+        ]
 
     check_neighbours(sums, records, other, at, float(np.float32(clip)))
 
@@ -80,7 +84,9 @@ def test_any_records_of_a_model(case, surrogate, engine, dtype, jit_compile):
         key = tf.constant(rng.integers(2**62, size=2))
         clip = float(dtype(10.0 ** rng.uniform(-4, 3)))
         full, removed = check_neighbours(
-            lambda records, mask, clip, key=key: [p.numpy() for p in function(key, records, mask, dtype(clip))],
+            lambda records, mask, clip, key=key: [
+                p.numpy() for p in function(key, records, mask, dtype(clip))
+            ],
             draw(),
             draw(),
             int(rng.integers(7)),
@@ -103,13 +109,17 @@ def test_the_bound_is_reached():
     np.testing.assert_allclose(up[0].numpy(), [0, 0.7], rtol=1e-6)
     np.testing.assert_allclose(down[0].numpy(), [0, -0.7], rtol=1e-6)
     # Of a norm whose square overflows nothing is known: it is left out, like Inf.
-    np.testing.assert_array_equal(function(1e12 * x, np.ones(2, np.float32), both, np.float32(0.7))[0], [0, 0])
+    np.testing.assert_array_equal(
+        function(1e12 * x, np.ones(2, np.float32), both, np.float32(0.7))[0], [0, 0]
+    )
     assert ClippedSum([], Clip(0.7)).sensitivity == Sensitivity(1.0, 2.0)
 
 
 def test_the_engine_states_its_sensitivity():
     """C3: whoever clips says the clip and A, D."""
-    value, _ = clipped_sum(lambda r, keep: (r, [r]), tf.ones([3]), tf.constant([True] * 3), Clip(0.5))
+    value, _ = clipped_sum(
+        lambda r, keep: (r, [r]), tf.ones([3]), tf.constant([True] * 3), Clip(0.5)
+    )
     assert (value.clip.bound, value.sensitivity) == (0.5, Sensitivity(1.0, 2.0))
 
 
@@ -139,7 +149,12 @@ def test_a_bad_record_stays_alone_on_its_way_through_the_jacobian(bad, jit_compi
         with tf.GradientTape(persistent=True) as tape:
             theta = loc + 10.0 * tf.exp(raw_scale) * tf.constant([0.3, -1.2, 0.0])
         through = through_draws(
-            lambda record: tf.reduce_sum(record * theta), [theta], tape, [loc, raw_scale], Clip(0.5), aligned=False
+            lambda record: tf.reduce_sum(record * theta),
+            [theta],
+            tape,
+            [loc, raw_scale],
+            Clip(0.5),
+            aligned=False,
         )
         clipped, statistics = clipped_sum(through.record_gradient, records, mask, Clip(0.5))
         return clipped.tensors, statistics.kept

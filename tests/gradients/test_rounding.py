@@ -22,11 +22,16 @@ def test_the_clip_leaves_room_for_factors_that_a_gpu_rounds(monkeypatch, clippin
 
     def longest():
         factors = Clip(0.7, clipping).factors(squares)
-        scaled = sum(f.numpy().astype("float64") ** 2 * s.numpy() for f, s in zip(factors, squares, strict=True))
+        scaled = sum(
+            f.numpy().astype("float64") ** 2 * s.numpy()
+            for f, s in zip(factors, squares, strict=True)
+        )
         return np.sqrt(scaled).max() * (1 + TF32) ** 2
 
     assert longest() > 0.7  # Without a GPU no room is left, and none is needed.
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else [])
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else []
+    )
     assert 0.995 * 0.7 < longest() <= 0.7
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
@@ -47,7 +52,14 @@ def test_records_are_pulled_back_with_a_jacobian_and_without(known):
             draw = variable**3
             if not known:
                 draw = tf.boolean_mask(draw, variable > -100.0)
-        parts = through_draws(lambda row: tf.reduce_sum(row * draw), [draw], tape, [variable], Clip(1.0), aligned=False)
+        parts = through_draws(
+            lambda row: tf.reduce_sum(row * draw),
+            [draw],
+            tape,
+            [variable],
+            Clip(1.0),
+            aligned=False,
+        )
         return [parts.record_gradient(row, tf.constant(True))[1][0] for row in tf.unstack(weights)]
 
     expected = weights.numpy() * 3 * variable.numpy() ** 2
@@ -61,13 +73,21 @@ def test_norms_of_pairs_allow_for_rounded_factors_and_not_for_much_more(monkeypa
     left[1:, 10:], right[1:, 10:] = left[1:, :10], -right[1:, :10] * (1 + 1e-3)
 
     def squares(left, right):
-        return Outer((784, 400), tf.constant(left, tf.float32), tf.constant(right, tf.float32)).squared_norms().numpy()
+        return (
+            Outer((784, 400), tf.constant(left, tf.float32), tf.constant(right, tf.float32))
+            .squared_norms()
+            .numpy()
+        )
 
     exact = np.square(np.einsum("ntk,ntd->nkd", left, right)).sum(axis=(1, 2))
     plain = squares(left, right)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else [])
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else []
+    )
     for _ in range(5):
-        rounded = (part * (1 + TF32 * rng.choice([-1.0, 1.0], size=part.shape)) for part in (left, right))
+        rounded = (
+            part * (1 + TF32 * rng.choice([-1.0, 1.0], size=part.shape)) for part in (left, right)
+        )
         assert (squares(*rounded) >= exact).all()
     assert (plain >= exact).all()
     assert plain[0] < 1.05 * exact[0]
@@ -114,7 +134,9 @@ def test_rounding_exceeds_the_sensitivity_by_little_in_the_largest_batches(width
         return clipped_sum(record_gradient, rows, mask, Clip(1.0))[0].tensors[0]
 
     compiled = tf.function(sums, jit_compile=jit_compile, autograph=False)
-    full, without = (compiled(tf.constant(np.arange(num) >= first)).numpy().astype("float64") for first in (0, 1))
+    full, without = (
+        compiled(tf.constant(np.arange(num) >= first)).numpy().astype("float64") for first in (0, 1)
+    )
     assert np.linalg.norm(full - without) < 1 + num * 2.0**-22
 
 
@@ -138,7 +160,9 @@ def test_rounding_across_physical_batches_exceeds_the_sensitivity_by_little():
             return -tf.reduce_sum(self.w * x)
 
     model = Sum()
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=len(rows))
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=len(rows)
+    )
     model.compile(optimizer, physical_batch_size=size)
     found = []
     for first in (1.0, 0.0):

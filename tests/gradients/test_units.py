@@ -58,7 +58,11 @@ class Masked(layers.Layer):
         self.scale = layers.Dense(3, use_bias=False)
 
     def call(self, inputs):
-        return tf.matmul(self.lstm(inputs), self.scale.kernel) if self.scale.built else self.scale(self.lstm(inputs))
+        return (
+            tf.matmul(self.lstm(inputs), self.scale.kernel)
+            if self.scale.built
+            else self.scale(self.lstm(inputs))
+        )
 
 
 class Own(layers.Layer):
@@ -134,7 +138,11 @@ def test_draws_in_a_recurrent_layer_are_refused(arguments):
 
 
 def test_a_recurrent_layer_with_a_state_is_refused():
-    model, x = made(lambda: sequential(layers.Input([4, 2], batch_size=3), layers.GRU(3, stateful=True)), [4, 2], num=3)
+    model, x = made(
+        lambda: sequential(layers.Input([4, 2], batch_size=3), layers.GRU(3, stateful=True)),
+        [4, 2],
+        num=3,
+    )
     with pytest.raises(ValueError, match="stateful"):
         tried(model, x)
 
@@ -142,7 +150,9 @@ def test_a_recurrent_layer_with_a_state_is_refused():
 @pytest.mark.slow  # In layers: `test_ghost.py`.
 def test_an_unknown_category_in_a_unit_contributes_zero():
     """C8: an id out of range stops no step and shows nothing."""
-    model, x = made(lambda: sequential(Places(), layers.Flatten(), layers.Dense(2)), [6], integers=7)
+    model, x = made(
+        lambda: sequential(Places(), layers.Flatten(), layers.Dense(2)), [6], integers=7
+    )
     gradients = tried(model, x)
     assert gradients.units
 
@@ -152,7 +162,9 @@ def test_an_unknown_category_in_a_unit_contributes_zero():
         return passed.clipped_sum(passed.result, mask, Clip(0.5))[0].tensors
 
     bad = tf.where(tf.range(5)[:, None] == 2, 4711, x)
-    for got, want in zip(clipped(bad, tf.fill([5], True)), clipped(x, tf.range(5) != 2), strict=True):
+    for got, want in zip(
+        clipped(bad, tf.fill([5], True)), clipped(x, tf.range(5) != 2), strict=True
+    ):
         tf.debugging.assert_near(got, want, 1e-5, 1e-7)
 
 

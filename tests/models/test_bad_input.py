@@ -79,8 +79,14 @@ def with_nan(array):
         ({"x": X, "y": Y, "validation_split": 0.1}, ["validation_split", "validation_data"]),
         ({"x": X, "y": Y, "class_weight": {0: 1.0}}, ["class_weight", "sample_weight"]),
         ({"x": X, "y": Y, "wrong": 1}, ["wrong"]),
-        ({"x": X, "y": Y, "validation_data": (X, Y)}, ["validation_data", "validation_is_public=True", "unsafe_"]),
-        ({"x": X, "y": Y, "validation_data": X, "validation_is_public": True}, ["validation_data", "(x, y)"]),
+        (
+            {"x": X, "y": Y, "validation_data": (X, Y)},
+            ["validation_data", "validation_is_public=True", "unsafe_"],
+        ),
+        (
+            {"x": X, "y": Y, "validation_data": X, "validation_is_public": True},
+            ["validation_data", "(x, y)"],
+        ),
     ],
 )
 def test_fit_refuses(model, arguments, words):
@@ -100,7 +106,10 @@ def check_refused(model, arguments, words):
     ("arguments", "words"),
     [
         ({"optimizer": adam()}, ["both missing", "epsilon", "noise_multiplier"]),
-        ({"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5}, ["each determines", "Leave out"]),
+        (
+            {"optimizer": adam(noise_multiplier=1.0), "epsilon": 1.0, "delta": 1e-5},
+            ["each determines", "Leave out"],
+        ),
         ({"optimizer": adam(), "epsilon": 1.0}, ["delta"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 0.0}, ["delta", "0"]),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 1.0}, ["delta", "1"]),
@@ -109,17 +118,38 @@ def check_refused(model, arguments, words):
         ({"optimizer": adam(), "epsilon": float("NaN"), "delta": 1e-5}, ["epsilon", "NaN"]),
         ({"optimizer": adam(), "epsilon": True, "delta": 1e-5}, ["epsilon", "True"]),
         ({"optimizer": "adam", "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip"]),
-        ({"optimizer": "adam", "l2_norm_clip": 0.0, "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip", "0.0"]),
+        (
+            {"optimizer": "adam", "l2_norm_clip": 0.0, "epsilon": 1.0, "delta": 1e-5},
+            ["l2_norm_clip", "0.0"],
+        ),
         ({"optimizer": "adamm", "l2_norm_clip": 1.0, "epsilon": 1.0, "delta": 1e-5}, ["adamm"]),
         ({"optimizer": 3, "epsilon": 1.0, "delta": 1e-5}, ["optimizer", "3"]),
-        ({"optimizer": adam(), "l2_norm_clip": 2.0, "epsilon": 1.0, "delta": 1e-5}, ["l2_norm_clip", "2.0"]),
+        (
+            {"optimizer": adam(), "l2_norm_clip": 2.0, "epsilon": 1.0, "delta": 1e-5},
+            ["l2_norm_clip", "2.0"],
+        ),
         ({"epsilon": 1.0, "delta": 1e-5}, ["optimizer is missing"]),
-        ({"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "metrics": ["accuracy"]}, ["validation_metrics"]),
+        (
+            {"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "metrics": ["accuracy"]},
+            ["validation_metrics"],
+        ),
         ({"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "loss": "mse"}, ["loss"]),
-        ({"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "planned_epochs": 0}, ["planned_epochs", "0"]),
-        ({"optimizer": adam(noise_multiplier=1.0), "planned_epochs": 3}, ["planned_epochs", "epsilon"]),
-        ({"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "accountant": "guess"}, ["accountant", "guess"]),
-        ({"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "physical_batch_size": 0}, ["physical_batch_size"]),
+        (
+            {"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "planned_epochs": 0},
+            ["planned_epochs", "0"],
+        ),
+        (
+            {"optimizer": adam(noise_multiplier=1.0), "planned_epochs": 3},
+            ["planned_epochs", "epsilon"],
+        ),
+        (
+            {"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "accountant": "guess"},
+            ["accountant", "guess"],
+        ),
+        (
+            {"optimizer": adam(), "epsilon": 1.0, "delta": 1e-5, "physical_batch_size": 0},
+            ["physical_batch_size"],
+        ),
     ],
 )
 def test_compile_refuses(arguments, words):
@@ -169,9 +199,18 @@ def test_fit_before_compile():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"likelihood": lambda p, x: tfd.Normal(x, 1.0)}, ["log_prob has shape [3, 3]", "tfd.Independent"]),
-        ({"likelihood": lambda p, x: tf.linalg.matvec(x, p["w"])}, ["likelihood", "TFP distribution"]),
-        ({"likelihood": lambda p, x: tfd.Bernoulli(logits=p["nothing"])}, ["likelihood failed", "nothing"]),
+        (
+            {"likelihood": lambda p, x: tfd.Normal(x, 1.0)},
+            ["log_prob has shape [3, 3]", "tfd.Independent"],
+        ),
+        (
+            {"likelihood": lambda p, x: tf.linalg.matvec(x, p["w"])},
+            ["likelihood", "TFP distribution"],
+        ),
+        (
+            {"likelihood": lambda p, x: tfd.Bernoulli(logits=p["nothing"])},
+            ["likelihood failed", "nothing"],
+        ),
     ],
 )
 def test_a_wrong_likelihood_spends_nothing(arguments, words):
@@ -191,11 +230,17 @@ def test_a_wrong_likelihood_spends_nothing(arguments, words):
         ((tfd.Bernoulli(0.5), likelihood), ["prior", "int32", "floating"]),
         ((tfd.Normal(0.0, 1.0), "text"), ["likelihood", "text"]),
         ((tfd.Normal(0.0, 1.0), lambda: None), ["likelihood", "0 arguments"]),
-        ((tfd.Normal(0.0, 1.0), likelihood, "fancy"), ["surrogate_posterior", "fancy", "mean_field"]),
+        (
+            (tfd.Normal(0.0, 1.0), likelihood, "fancy"),
+            ["surrogate_posterior", "fancy", "mean_field"],
+        ),
         ((tfd.Normal(0.0, 1.0), likelihood, 5), ["surrogate_posterior", "5"]),
         ((tfd.Normal(0.0, 1.0), likelihood, tfd.Normal(0.0, 1.0)), ["no trainable variables"]),
         ((tfd.Normal(0.0, 1.0), likelihood, tfd.Normal(tf.Variable([0.0]), 1.0)), ["batch shape"]),
-        ((tfd.Normal(0.0, 1.0), likelihood, tfd.MultivariateNormalDiag(tf.Variable([0.0, 0.0]))), ["event shape"]),
+        (
+            (tfd.Normal(0.0, 1.0), likelihood, tfd.MultivariateNormalDiag(tf.Variable([0.0, 0.0]))),
+            ["event shape"],
+        ),
     ],
 )
 def test_the_constructor_refuses(arguments, words):
@@ -236,12 +281,22 @@ def test_fit_and_compile_from_a_callback_are_refused(call):
     """By a sentence that names the cause; what the outer fit had run is charged, and the model can be fitted again."""
     model, ones = Toy(1), np.ones([20, 1], "float32")
     sgd = lambda: dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)  # noqa: E731
-    calls = {"fit": lambda: model.fit(ones, batch_size=5, verbose=0), "compile": lambda: model.compile(sgd())}
+    calls = {
+        "fit": lambda: model.fit(ones, batch_size=5, verbose=0),
+        "compile": lambda: model.compile(sgd()),
+    }
     model.compile(sgd(), steps_per_execution=2)
     spent = 0
-    for when, ran in {"on_train_begin": 0, "on_train_batch_end": 2, "on_epoch_end": 4, "on_train_end": 4}.items():
+    for when, ran in {
+        "on_train_begin": 0,
+        "on_train_batch_end": 2,
+        "on_epoch_end": 4,
+        "on_train_end": 4,
+    }.items():
         callback = dpvi.keras.callbacks.LambdaCallback(**{when: lambda *arguments: calls[call]()})
-        with pytest.raises(RuntimeError, match=rf"{call} was called while fit runs.*Call {call} after"):
+        with pytest.raises(
+            RuntimeError, match=rf"{call} was called while fit runs.*Call {call} after"
+        ):
             model.fit(ones, batch_size=5, verbose=0, callbacks=[callback])
         spent += ran
         assert model.privacy_ledger.num_releases == spent
@@ -256,7 +311,9 @@ def test_a_fit_that_could_not_begin_does_not_block_the_next(monkeypatch):
     model.compile(sgd, unsafe_training_metrics=True)
     with monkeypatch.context() as patched:
         patched.setattr(
-            model.privacy_ledger, "record_exposure", lambda text: (_ for _ in ()).throw(OSError("disk full"))
+            model.privacy_ledger,
+            "record_exposure",
+            lambda text: (_ for _ in ()).throw(OSError("disk full")),
         )
         with pytest.raises(OSError, match="disk full"):
             model.fit(ones, batch_size=5, verbose=0)

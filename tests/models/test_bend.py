@@ -43,7 +43,9 @@ def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
     mean, slope = sums(x, theta)
     root = bend.root.numpy().astype(float)
     at_bar = sums(x, AT)[1]
-    factor = np.sum(slope * at_bar) / np.sum(at_bar**2)  # What the release says of the size; the rest as `share` says.
+    factor = np.sum(slope * at_bar) / np.sum(
+        at_bar**2
+    )  # What the release says of the size; the rest as `share` says.
     shape = np.linalg.solve(root, np.linalg.solve(root, slope).T)
     inner = np.linalg.cholesky((1 - share) * shape / factor + share * np.eye(2))
     relative = np.linalg.solve(inner, np.linalg.solve(inner, shape).T)
@@ -63,5 +65,9 @@ def test_the_first_slope_in_place_of_that_at_theta_is_caught(simulated):
 def test_the_simulated_curvature_is_that_of_the_path(simulated):
     x, simulator, _ = simulated
     generator = np.random.default_rng(0)
-    prior = Pairs.joined([simulator.pairs(at, generator, 1024, 8) for at in PATH]).curvature_prior(1000, CLIP)
-    np.testing.assert_allclose(prior.curvature, 1000 * sums(x, AT)[1], rtol=0.12, atol=0.05 * prior.curvature.max())
+    prior = Pairs.joined([simulator.pairs(at, generator, 1024, 8) for at in PATH]).curvature_prior(
+        1000, CLIP
+    )
+    np.testing.assert_allclose(
+        prior.curvature, 1000 * sums(x, AT)[1], rtol=0.12, atol=0.05 * prior.curvature.max()
+    )

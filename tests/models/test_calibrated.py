@@ -37,11 +37,20 @@ def records(num, seed, w=None):
 
 
 def model_of(
-    clipping="paired", noise=2.0, clip=1.5, rate=0.05, make=prior, like=likelihood, accountant="pld", **settings
+    clipping="paired",
+    noise=2.0,
+    clip=1.5,
+    rate=0.05,
+    make=prior,
+    like=likelihood,
+    accountant="pld",
+    **settings,
 ):
     model = dpvi.DPVI(make, like, clipping=clipping, **settings)
     falling = dpvi.keras.optimizers.schedules.CosineDecay(rate, 40, 0.1)
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(falling, l2_norm_clip=clip, noise_multiplier=noise)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        falling, l2_norm_clip=clip, noise_multiplier=noise
+    )
     model.compile(optimizer, delta=1e-5, jit_compile=False, accountant=accountant)
     return model
 
@@ -72,7 +81,9 @@ def test_the_posterior_has_the_priors_structure_and_is_used(fitted):
         np.sqrt(np.diag(model._calibrated().mixture.covariance)),
         rtol=0.1,  # 9 standard errors.
     )
-    mean = 1 / (1 + np.exp(-np.einsum("sd,nd->sn", model.posterior_sample(4000, seed=1)["w"], x[:5])))
+    mean = 1 / (
+        1 + np.exp(-np.einsum("sd,nd->sn", model.posterior_sample(4000, seed=1)["w"], x[:5]))
+    )
     np.testing.assert_allclose(model.predict(x[:5]), mean.mean(axis=0), atol=0.05)
 
 
@@ -121,9 +132,13 @@ def test_an_export_has_the_calibrated_posterior(fitted, tmp_path):
     model, _, _ = fitted
     model.export(tmp_path / "served")
     served = tf.saved_model.load(str(tmp_path / "served"))
-    drawn = served.signatures["sample_posterior"](num=tf.constant(2000), seed=tf.constant([1, 2]))["w"]
+    drawn = served.signatures["sample_posterior"](num=tf.constant(2000), seed=tf.constant([1, 2]))[
+        "w"
+    ]
     np.testing.assert_allclose(
-        drawn.numpy().std(axis=0), model.posterior_sample(2000, seed=1)["w"].numpy().std(axis=0), rtol=0.2
+        drawn.numpy().std(axis=0),
+        model.posterior_sample(2000, seed=1)["w"].numpy().std(axis=0),
+        rtol=0.2,
     )
 
 
@@ -156,13 +171,17 @@ def test_without_noise_and_clip_it_is_the_exact_posterior_but_for_simulation():
 
     model = model_of(noise=0.0, clip=float("inf"), rate=0.1, like=line, accountant="rdp")
     history = model.fit(x, y, batch_size=1000, epochs=100, verbose=0)
-    assert history.history["loss"][-1] == pytest.approx(0.5 * np.log(2 * np.pi * 0.25) + 0.5, abs=0.3)  # Nats a record.
+    assert history.history["loss"][-1] == pytest.approx(
+        0.5 * np.log(2 * np.pi * 0.25) + 0.5, abs=0.3
+    )  # Nats a record.
     precision = x.T @ x / 0.25 + np.eye(WIDTH)
     mean = np.linalg.solve(precision, x.T @ y / 0.25)
     found = model._calibrated()
     assert found.num_steps == 70
     widened = np.linalg.inv((x.T @ x / 0.25) / (1 + 1 / 70) + np.eye(WIDTH))
-    np.testing.assert_allclose(found.mixture.covariance, widened, rtol=0.08, atol=0.08 * widened.max())
+    np.testing.assert_allclose(
+        found.mixture.covariance, widened, rtol=0.08, atol=0.08 * widened.max()
+    )
     sd = np.sqrt(np.diag(np.linalg.inv(precision)))
     assert np.all(np.abs(found.mixture.mean - mean) < 6 * sd / np.sqrt(70))
 
@@ -183,7 +202,11 @@ def test_constrained_parameters_stay_in_their_support_and_unread_ones_follow_the
 
     def make():
         return tfd.JointDistributionNamed(
-            {"w": tfd.Sample(tfd.Normal(0.0, 1.0), WIDTH), "s": tfd.HalfNormal(2.0), "unused": tfd.Gamma(3.0, 2.0)}
+            {
+                "w": tfd.Sample(tfd.Normal(0.0, 1.0), WIDTH),
+                "s": tfd.HalfNormal(2.0),
+                "unused": tfd.Gamma(3.0, 2.0),
+            }
         )
 
     def line(params, x):
@@ -207,7 +230,9 @@ def test_constrained_parameters_stay_in_their_support_and_unread_ones_follow_the
 
 def covered(clipping, num=60, simulates=False):
     """How many of `num` 90 % intervals of the first weight cover it; one trace."""
-    model = model_of(clipping, noise=6.0, clip=1.2, accountant="rdp")  # The faster one: no price is read here.
+    model = model_of(
+        clipping, noise=6.0, clip=1.2, accountant="rdp"
+    )  # The faster one: no price is read here.
     if simulates:
         made_up = np.random.default_rng(9).normal(size=(500, WIDTH))
         dpvi.pilot(model, made_up, num_records=500, epsilon=1.0, delta=1e-5)
@@ -270,7 +295,11 @@ def wide_prior():
 @pytest.mark.parametrize(
     ("reason", "settings", "extra"),
     [
-        slow("does not simulate", {"like": lambda params, x: Unsampled(tf.linalg.matvec(x, params["w"]), 1.0)}, {}),
+        slow(
+            "does not simulate",
+            {"like": lambda params, x: Unsampled(tf.linalg.matvec(x, params["w"]), 1.0)},
+            {},
+        ),
         slow("depends on other records", {"like": centred}, {}),
         ("depends on other records", {"like": centred_logs}, {}),
         slow("sample_weight", {}, {"sample_weight": np.ones(60, "float32")}),
@@ -287,7 +316,9 @@ def test_it_falls_back_to_the_flat_clip_and_says_so_once(reason, settings, extra
     with caplog.at_level(logging.WARNING, logger=internals.LOG.name):
         for _ in range(2):
             model.fit(x, y, batch_size=30, epochs=1, verbose=0, **extra)
-    said = [record.getMessage() for record in caplog.records if "does not apply" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "does not apply" in record.getMessage()
+    ]
     assert len(said) == 1
     assert reason in said[0]
     assert model.posterior is model.surrogate_posterior
@@ -323,14 +354,17 @@ def test_a_likelihood_of_whole_records_is_paired_with_whole_records():
 
 
 @pytest.mark.parametrize(
-    "kind", [*map(slow, ("xla", "float64", "physical", "streamed", "strategy")), "strategy in float64"]
+    "kind",
+    [*map(slow, ("xla", "float64", "physical", "streamed", "strategy")), "strategy in float64"],
 )
 def test_it_works_compiled_in_float64_by_physical_batches_streamed_and_on_replicas(kind):
     """Without noise and clip: the estimate is near the truth, however the step is run."""
     dtype = np.float64 if "float64" in kind else np.float32
 
     def make():
-        return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(dtype(0.0), dtype(1.0)), WIDTH)})
+        return tfd.JointDistributionNamed(
+            {"w": tfd.Sample(tfd.Normal(dtype(0.0), dtype(1.0)), WIDTH)}
+        )
 
     def like(params, x):
         return tfd.Normal(tf.linalg.matvec(x, params["w"]), dtype(0.5))
@@ -338,17 +372,32 @@ def test_it_works_compiled_in_float64_by_physical_batches_streamed_and_on_replic
     generator = np.random.default_rng(0)
     x = generator.normal(size=(300, WIDTH))
     y = x @ [0.7, -0.3] + 0.5 * generator.normal(size=300)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"]) if "strategy" in kind else tf.distribute.get_strategy()
+    strategy = (
+        tf.distribute.MirroredStrategy(["CPU:0"])
+        if "strategy" in kind
+        else tf.distribute.get_strategy()
+    )
     with strategy.scope():
         model = dpvi.DPVI(make, like, clipping="paired")
-        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(0.05, l2_norm_clip=1e3, noise_multiplier=1e-6)
+        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+            0.05, l2_norm_clip=1e3, noise_multiplier=1e-6
+        )
         physical = 32 if kind == "physical" else None
         model.compile(optimizer, jit_compile=kind == "xla", physical_batch_size=physical)
-    model.fit(x.astype(dtype), y.astype(dtype), batch_size=100, epochs=20, verbose=0, stream=kind == "streamed" or None)
+    model.fit(
+        x.astype(dtype),
+        y.astype(dtype),
+        batch_size=100,
+        epochs=20,
+        verbose=0,
+        stream=kind == "streamed" or None,
+    )
     drawn = model.posterior.sample(1000, seed=1)["w"].numpy()
     assert drawn.dtype == dtype
     np.testing.assert_allclose(drawn.mean(axis=0), [0.7, -0.3], atol=0.2)
-    assert 0.02 < drawn.std(axis=0).max() < 0.06  # 0.5 / sqrt(300) = 0.029, and the draws of batches and twins.
+    assert (
+        0.02 < drawn.std(axis=0).max() < 0.06
+    )  # 0.5 / sqrt(300) = 0.029, and the draws of batches and twins.
 
 
 # ---------------------------------------------------------------------- coordinates and pilot
@@ -359,7 +408,9 @@ def test_it_works_compiled_in_float64_by_physical_batches_streamed_and_on_replic
     [
         prior,
         lambda: tfd.Gamma(2.0, 1.0),
-        lambda: tfd.JointDistributionSequential([tfd.HalfNormal(1.0), lambda s: tfd.Sample(tfd.Normal(0.0, s), 2)]),
+        lambda: tfd.JointDistributionSequential(
+            [tfd.HalfNormal(1.0), lambda s: tfd.Sample(tfd.Normal(0.0, s), 2)]
+        ),
         lambda: tfd.JointDistributionNamed(
             {"p": tfd.Dirichlet(tf.ones(3)), "m": tfd.Sample(tfd.Normal(0.0, 1.0), [2, 2])}
         ),
@@ -371,13 +422,17 @@ def test_coordinates_go_there_and_back(make):
     params = made.sample(seed=1)
     parts = coordinates.flatten(params)
     tf.nest.map_structure(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), coordinates.constrain(parts), params
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        coordinates.constrain(parts),
+        params,
     )
     vector = tf.concat(parts, axis=0)
     normal = tfd.MultivariateNormalDiag(tf.zeros(coordinates.num), tf.ones(coordinates.num))
     pushed = tfd.TransformedDistribution(normal, coordinates.bijector)
     volume = normal.log_prob(vector) - pushed.log_prob(params)  # The Jacobian, another way.
-    np.testing.assert_allclose(coordinates.log_prior(vector), made.log_prob(params) + volume, rtol=1e-4)
+    np.testing.assert_allclose(
+        coordinates.log_prior(vector), made.log_prob(params) + volume, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [slow(0.1, 1.0), (8.0, 2.0)])
@@ -387,19 +442,31 @@ def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
     settings = {"num_records": 5000, "epsilon": epsilon, "delta": 1e-5}
     found = dpvi.pilot(model, x, **settings)
-    assert found.l2_norm_clip == pytest.approx(share * 0.9 * np.median(np.linalg.norm(x, axis=1)), rel=0.1)
+    assert found.l2_norm_clip == pytest.approx(
+        share * 0.9 * np.median(np.linalg.norm(x, axis=1)), rel=0.1
+    )
     assert found == dpvi.pilot(model, x, **settings)
     assert found.fit_settings == {"batch_size": 1000, "epochs": 60}
 
 
 def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
     x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
-    model, settings = dpvi.DPVI(prior, likelihood), {"num_records": 5000, "epsilon": 1.0, "delta": 1e-5}
-    usual, low = dpvi.pilot(model, x, **settings), dpvi.pilot(model, x, **settings, learning_rate=0.05)
-    assert float(low.optimizer(5000, noise_multiplier=1.0).learning_rate) == pytest.approx(low.learning_rate)
+    model, settings = (
+        dpvi.DPVI(prior, likelihood),
+        {"num_records": 5000, "epsilon": 1.0, "delta": 1e-5},
+    )
+    usual, low = (
+        dpvi.pilot(model, x, **settings),
+        dpvi.pilot(model, x, **settings, learning_rate=0.05),
+    )
+    assert float(low.optimizer(5000, noise_multiplier=1.0).learning_rate) == pytest.approx(
+        low.learning_rate
+    )
     assert low.learning_rate == 0.05
     assert low.learning_rate * low.last_rate == pytest.approx(usual.learning_rate * usual.last_rate)
-    assert dpvi.pilot(model, x, **settings, learning_rate=1e-6).last_rate == 1.0  # The rate never rises.
+    assert (
+        dpvi.pilot(model, x, **settings, learning_rate=1e-6).last_rate == 1.0
+    )  # The rate never rises.
     with pytest.raises(ValueError, match=r"learning_rate=0.*greater than 0"):
         dpvi.pilot(model, x, **settings, learning_rate=0.0)
 
@@ -407,10 +474,15 @@ def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
 @pytest.mark.slow  # A case of the pilot of which others are quick.
 def test_directions_without_information_do_not_choose_the_clip():
     """Four copies of one input: the clip still depends on epsilon."""
-    x = np.random.default_rng(0).normal(size=(2000, 1)) + 1e-3 * np.random.default_rng(1).normal(size=(2000, 4))
+    x = np.random.default_rng(0).normal(size=(2000, 1)) + 1e-3 * np.random.default_rng(1).normal(
+        size=(2000, 4)
+    )
     wide = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 4)})
     model = dpvi.DPVI(wide, likelihood, clipping="paired")
-    low, high = (dpvi.pilot(model, x, num_records=1000, epsilon=epsilon, delta=1e-5) for epsilon in (0.1, 8.0))
+    low, high = (
+        dpvi.pilot(model, x, num_records=1000, epsilon=epsilon, delta=1e-5)
+        for epsilon in (0.1, 8.0)
+    )
     assert high.l2_norm_clip == pytest.approx(2.0 * low.l2_norm_clip)
 
 
@@ -433,7 +505,9 @@ def test_the_pilot_passes_over_parameters_at_which_gradients_overflow(monkeypatc
 
     def overflowing(pairs, num_records, clip):
         found = honest(pairs, num_records, clip)
-        return dataclasses.replace(found, curvature=found.curvature * (np.inf if next(calls) % 2 else 1.0))
+        return dataclasses.replace(
+            found, curvature=found.curvature * (np.inf if next(calls) % 2 else 1.0)
+        )
 
     monkeypatch.setattr(simulation.Pairs, "curvature_prior", overflowing)
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
@@ -447,7 +521,12 @@ def test_the_pilot_refuses_what_it_cannot_simulate():
     with pytest.raises(ValueError, match="does not apply"):
         dpvi.pilot(model, np.zeros((10, 51), "float32"), num_records=100, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="public inputs"):
-        dpvi.pilot(dpvi.DPVI(prior, likelihood, clipping="paired"), num_records=100, epsilon=1.0, delta=1e-5)
+        dpvi.pilot(
+            dpvi.DPVI(prior, likelihood, clipping="paired"),
+            num_records=100,
+            epsilon=1.0,
+            delta=1e-5,
+        )
 
 
 def test_equally_informed_groups_have_equal_intervals():

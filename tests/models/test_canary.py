@@ -79,9 +79,13 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     model = dpvi.DPVI(prior, likelihood, seed=5, name="ward", clipping=clipping)
     internals.name_the_run(model, "ward")
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1
+    )
     metrics = [dpvi.metrics.PrivateELBO(-5.0, 0.0), dpvi.metrics.PrivateClippedFraction()]
-    model.compile(optimizer, delta=1e-5, metrics=metrics, ledger=ledger, jit_compile=True, **settings)
+    model.compile(
+        optimizer, delta=1e-5, metrics=metrics, ledger=ledger, jit_compile=True, **settings
+    )
     events = Events()
     callbacks = [
         dpvi.callbacks.PrivacyTensorBoard(directory / "board"),
@@ -97,12 +101,16 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     logging.getLogger().addHandler(handler)
     try:
         with contextlib.redirect_stdout(printed), mock.patch.object(dp_keras, "privatize", cut):
-            history = model.fit(x, y, batch_size=20, epochs=4, num_records=NUM, verbose=2, callbacks=callbacks)
+            history = model.fit(
+                x, y, batch_size=20, epochs=4, num_records=NUM, verbose=2, callbacks=callbacks
+            )
     finally:
         logging.getLogger().removeHandler(handler)
     model.save(directory / "model.keras")
     model.export(directory / "exported")
-    entries = [{**vars(entry), "plan": entry.plan.to_json(), "since": None} for entry in ledger.entries]
+    entries = [
+        {**vars(entry), "plan": entry.plan.to_json(), "since": None} for entry in ledger.entries
+    ]
     charged = {
         "dataset_id": ledger.dataset_id,
         "num_releases": ledger.num_releases,
@@ -114,13 +122,18 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
     with np.load(directory / "backup" / "fit.npz") as backup:
         backed_up = {name: backup[name].tolist() for name in backup.files}
     meta = json.loads(backed_up.pop("meta"))
-    del meta["ledger"]  # Its random identity, and its version, which counts reservations: they go by the clock.
+    del meta[
+        "ledger"
+    ]  # Its random identity, and its version, which counts reservations: they go by the clock.
     with (directory / "log.csv").open() as file:
         rows = list(csv.reader(file))
     with zipfile.ZipFile(directory / "model.keras") as archive:
         config = json.loads(archive.read("config.json"))
     variables = str(directory / "exported" / "variables" / "variables")
-    exported = {name: tf.train.load_variable(variables, name) for name, _ in tf.train.list_variables(variables)}
+    exported = {
+        name: tf.train.load_variable(variables, name)
+        for name, _ in tf.train.list_variables(variables)
+    }
     return {
         "printed": re.sub(r"\d+(\.\d+)?(us|ms|s)(/\w+)?", "", printed.getvalue()),
         "logged": logged.getvalue(),
@@ -139,7 +152,9 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
         "posterior": model.posterior.sample(3, seed=(0, 1)).numpy().tolist(),
         "weights": [value.tolist() for value in model.get_weights()],
         "card": (directory / "exported" / "README.md").read_text(),
-        "exported": {name: value.tolist() for name, value in exported.items() if not isinstance(value, bytes)},
+        "exported": {
+            name: value.tolist() for name, value in exported.items() if not isinstance(value, bytes)
+        },
     }
 
 
@@ -147,7 +162,8 @@ def published(directory: pathlib.Path, which: str, clipping: str = "flat", **set
 def both(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("canary")
     return directory, {
-        which: published(directory / which.replace(" ", "_"), which, request.param) for which in NEIGHBOURS
+        which: published(directory / which.replace(" ", "_"), which, request.param)
+        for which in NEIGHBOURS
     }
 
 
@@ -158,9 +174,13 @@ def test_every_channel_was_read(both):
     assert "private_elbo" in run["printed"]
     assert len(run["history"]["private_elbo"]) >= 3
     assert len(run["callbacks"]) >= 6  # Each epoch's execution and its end.
-    assert {"surrogate_posterior/loc", "privacy/epsilon_spent", "privacy/private_elbo"} <= set(run["board"])
+    assert {"surrogate_posterior/loc", "privacy/epsilon_spent", "privacy/private_elbo"} <= set(
+        run["board"]
+    )
     assert len(run["csv"]) == 1 + len(run["history"]["epsilon"])
-    assert len(run["exported"]) >= 2 or "kappa" in run["history"]  # A calibrated posterior has no variables.
+    assert (
+        len(run["exported"]) >= 2 or "kappa" in run["history"]
+    )  # A calibrated posterior has no variables.
     assert len(run["posterior"]) == 3
     assert run["ledger"]["num_releases"] >= 3
 
@@ -176,7 +196,12 @@ def test_the_canary_is_in_no_file(both):
     directory, _ = both
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert len(files) > 15
-    forms = [CANARY.tobytes(), np.float64(CANARY).tobytes(), repr(float(CANARY)).encode(), b"71942.5"]
+    forms = [
+        CANARY.tobytes(),
+        np.float64(CANARY).tobytes(),
+        repr(float(CANARY)).encode(),
+        b"71942.5",
+    ]
     for path in files:
         raw = path.read_bytes()
         if path.suffix == ".keras":

@@ -27,14 +27,18 @@ _stateless_uniform = tf.random.stateless_uniform
 
 def _uniform(shape, seed, minval=0, maxval=None, dtype=tf.float32, **kwargs):
     if minval is None or not tf.as_dtype(dtype).is_floating:
-        return _stateless_uniform(shape, seed, minval=minval, maxval=maxval, dtype=dtype, alg="philox")
+        return _stateless_uniform(
+            shape, seed, minval=minval, maxval=maxval, dtype=dtype, alg="philox"
+        )
     maxval = 1 if maxval is None else maxval
     uniform = tf.cast(_bits(shape, seed), dtype)
     return tf.cast(minval, dtype) + uniform * (tf.cast(maxval, dtype) - tf.cast(minval, dtype))
 
 
 def _normal(shape, seed, mean=0.0, stddev=1.0, dtype=tf.float32, **kwargs):
-    return tf.cast(mean, dtype) + tf.cast(stddev, dtype) * tf.cast(tf.math.ndtri(_bits(shape, seed)), dtype)
+    return tf.cast(mean, dtype) + tf.cast(stddev, dtype) * tf.cast(
+        tf.math.ndtri(_bits(shape, seed)), dtype
+    )
 
 
 @pytest.fixture
@@ -49,7 +53,8 @@ def same_generator(monkeypatch):
 def _fitted(case, surrogate, dtype, jit_compile, **kwargs):
     model = CASES[case].model(surrogate, dtype, seed=2, **kwargs)
     model.compile(
-        DPKerasAdamOptimizer(l2_norm_clip=0.5, noise_multiplier=0.7, learning_rate=0.05), jit_compile=jit_compile
+        DPKerasAdamOptimizer(l2_norm_clip=0.5, noise_multiplier=0.7, learning_rate=0.05),
+        jit_compile=jit_compile,
     )
     records = CASES[case].records(np.random.default_rng(4), dtype)
     with no_fallback():
@@ -91,7 +96,9 @@ def test_xla_changes_nothing(surrogate, case):
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_float32_follows_float64(jit_compile):
     """C9: a whole fit in float32 stays near that in float64 with the same draws."""
-    single, double = (_fitted("bernoulli", "mean_field", dtype, jit_compile) for dtype in (np.float32, np.float64))
+    single, double = (
+        _fitted("bernoulli", "mean_field", dtype, jit_compile) for dtype in (np.float32, np.float64)
+    )
     np.testing.assert_allclose(single, double, rtol=2e-3, atol=2e-3)
 
 
@@ -102,7 +109,9 @@ def test_the_generator_of_these_tests_is_one(same_generator):
     def draw():
         return tf.random.stateless_normal([50], key, dtype=tf.float64)
 
-    np.testing.assert_allclose(tf.function(draw)(), tf.function(draw, jit_compile=True)(), rtol=1e-10)
+    np.testing.assert_allclose(
+        tf.function(draw)(), tf.function(draw, jit_compile=True)(), rtol=1e-10
+    )
     assert np.std(draw().numpy()) > 0.5
 
 
@@ -122,7 +131,9 @@ def test_nothing_is_traced_twice(jit_compile):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
     model = Counting(3)
     model.compile(
-        DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=jit_compile, physical_batch_size=4
+        DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0),
+        jit_compile=jit_compile,
+        physical_batch_size=4,
     )
     model.fit(x, batch_size=8, epochs=1, verbose=0)
     first = model.traces
@@ -155,15 +166,32 @@ def test_noise_levels_share_a_trace():
 def test_a_step_has_no_host_call():
     """C9: no Python function or string operation inside the compiled loop."""
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=2)})
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
+    model = dpvi.DPVI(
+        prior,
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])),
+        clipping="flat",
+    )
     model.compile(DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), jit_compile=False)
     x = np.zeros((20, 2), "float32")
     model.fit(x, np.zeros(20, "int32"), batch_size=4, epochs=1, verbose=0)
     (loop,) = internals.traced_steps(model)
     (concrete,) = loop._list_all_concrete_functions()
     graph = concrete.graph.as_graph_def()
-    operations = {node.op for node in graph.node} | {n.op for f in graph.library.function for n in f.node_def}
+    operations = {node.op for node in graph.node} | {
+        n.op for f in graph.library.function for n in f.node_def
+    }
     assert "StatelessRandomNormalV2" in operations, "the whole loop is in sight"
-    assert not operations & {"PyFunc", "PyFuncStateless", "EagerPyFunc", "PrintV2", "StringFormat", "HostCompute"}
-    captured = [np.asarray(c.numpy()) for c in concrete.graph.external_captures if c.dtype != tf.resource]
-    assert all(part.size < 2 or part.dtype.kind != "i" for part in captured), "a key is frozen into the step"
+    assert not operations & {
+        "PyFunc",
+        "PyFuncStateless",
+        "EagerPyFunc",
+        "PrintV2",
+        "StringFormat",
+        "HostCompute",
+    }
+    captured = [
+        np.asarray(c.numpy()) for c in concrete.graph.external_captures if c.dtype != tf.resource
+    ]
+    assert all(part.size < 2 or part.dtype.kind != "i" for part in captured), (
+        "a key is frozen into the step"
+    )

@@ -45,7 +45,11 @@ def decoder():
 
 def prior_of_y():
     return keras.Sequential(
-        [layers.Input([], dtype="int32"), layers.Embedding(3, 2 * D), tfpl.DistributionLambda(diagonal)]
+        [
+            layers.Input([], dtype="int32"),
+            layers.Embedding(3, 2 * D),
+            tfpl.DistributionLambda(diagonal),
+        ]
     )
 
 
@@ -56,7 +60,10 @@ def conditional(prior=None, **kwargs):
 @pytest.fixture(scope="module")
 def model():
     """Of registered parts, so that it can be saved."""
-    parts = dpvi.register("conditional encoder")(encoder), dpvi.register("conditional decoder")(decoder)
+    parts = (
+        dpvi.register("conditional encoder")(encoder),
+        dpvi.register("conditional decoder")(decoder),
+    )
     return fitted(dpvi.DPVAE(*parts, dpvi.register("prior of y")(prior_of_y)), y=Y)
 
 
@@ -88,7 +95,9 @@ def test_functions_of_two_arguments_and_several_parts():
         return diagonal(first(tf.concat([x, y["age"][:, None], tf.one_hot(y["ward"], 3)], axis=1)))
 
     def record(z, y):
-        return tfd.Independent(tfd.Bernoulli(logits=second(tf.concat([z, tf.one_hot(y["ward"], 3)], axis=1))), 1)
+        return tfd.Independent(
+            tfd.Bernoulli(logits=second(tf.concat([z, tf.one_hot(y["ward"], 3)], axis=1))), 1
+        )
 
     model = fitted(make(code, record), y=y)
     assert len(model.trainable_variables) == 4
@@ -109,7 +118,9 @@ class OfTwo(keras.Model):
 
 @pytest.mark.slow  # Functions of two arguments above.
 def test_networks_whose_call_takes_two():
-    model = make(OfTwo(2 * D, diagonal), OfTwo(6, lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1)))
+    model = make(
+        OfTwo(2 * D, diagonal), OfTwo(6, lambda t: tfd.Independent(tfd.Bernoulli(logits=t), 1))
+    )
     ready(model, how=optimizer(clip=0.3), y=Y)
     check_against_single_records(model, {"x": X[:5], "y": Y[:5]}, clip=0.3)
     assert model.sample_predictive(5, y=[2]).shape == (5, 6)
@@ -128,7 +139,13 @@ def test_it_learns_what_y_says(jit_compile):
     model.compile(how, epsilon=8.0, delta=1e-5, jit_compile=jit_compile)
     with no_fallback():
         history = model.fit(
-            x, y, batch_size=100, epochs=20, verbose=0, validation_data=(x, y), validation_is_public=True
+            x,
+            y,
+            batch_size=100,
+            epochs=20,
+            verbose=0,
+            validation_data=(x, y),
+            validation_is_public=True,
         )
     losses = history.history["val_loss"]
     assert losses[-1] < losses[0] - 0.5
@@ -206,14 +223,21 @@ def test_a_missing_or_needless_y_is_named(model):
         (lambda: make(encoder()), [r"decoder failed", r"\(z, y\)"]),
         (lambda: make(lambda pair: pair, decoder()), [r"encoder failed", r"\(x, y\)"]),
         (lambda: make(encoder(), decoder(), layers.Dense(2)), ["prior returned"]),
-        (lambda: make(encoder(), decoder(), lambda y: tfd.Normal(tf.zeros(D), 1.0)), ["prior returned", "batch shape"]),
+        (
+            lambda: make(encoder(), decoder(), lambda y: tfd.Normal(tf.zeros(D), 1.0)),
+            ["prior returned", "batch shape"],
+        ),
     ],
 )
 def test_networks_that_do_not_take_y_are_refused_before_anything_is_spent(make_model, words):
     model = compiled(make_model())
     with pytest.raises((ValueError, TypeError)) as caught:
         model.fit(
-            X, Y.astype("float32")[:, None] if "prior returned" in words[:1] and len(words) == 1 else Y, verbose=0
+            X,
+            Y.astype("float32")[:, None]
+            if "prior returned" in words[:1] and len(words) == 1
+            else Y,
+            verbose=0,
         )
     for word in words:
         assert caught.match(word)
@@ -226,7 +250,9 @@ def test_a_regularizer_with_a_prior_of_y_is_refused():
 
 
 def test_a_prior_of_low_precision_is_refused():
-    half = keras.Sequential([layers.Embedding(3, 2 * D, dtype="mixed_float16"), tfpl.DistributionLambda(diagonal)])
+    half = keras.Sequential(
+        [layers.Embedding(3, 2 * D, dtype="mixed_float16"), tfpl.DistributionLambda(diagonal)]
+    )
     model = conditional(half)
     with pytest.raises(ValueError, match=r"mixed_float16.*float32 or float64"):
         compiled(model)

@@ -18,9 +18,12 @@ tfd, tfb = tfp.distributions, tfp.bijectors
 
 def _fit(model, x, *, steps=1200, batch_size=None, rate=0.05):
     """Seeded, so that these tests give no alarm by chance; the rate falls to zero, so that Monte Carlo noise does."""
-    schedule = keras.optimizers.schedules.PolynomialDecay(rate, steps, end_learning_rate=0.0, power=1.5)
+    schedule = keras.optimizers.schedules.PolynomialDecay(
+        rate, steps, end_learning_rate=0.0, power=1.5
+    )
     model.compile(
-        DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=schedule), jit_compile=False
+        DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=schedule),
+        jit_compile=False,
     )
     model.fit(x, batch_size=batch_size or len(x), epochs=1, steps_per_epoch=steps, verbose=0)
 
@@ -49,7 +52,9 @@ def test_normal_normal(engine, batch_size):
     draws = model.posterior_sample(20_000, seed=1)["m"].numpy()
     tolerance = 0.1 if batch_size is None else 0.25
     np.testing.assert_allclose(draws.mean(0), mean, atol=tolerance / math.sqrt(precision))
-    np.testing.assert_allclose(draws.std(0), np.full(3, precision**-0.5), rtol=0.05 if batch_size is None else 0.1)
+    np.testing.assert_allclose(
+        draws.std(0), np.full(3, precision**-0.5), rtol=0.05 if batch_size is None else 0.1
+    )
 
 
 ONES, NUM, PRIOR = 9, 30, (2.0, 3.0)
@@ -76,12 +81,16 @@ def test_beta_bernoulli_in_its_own_family():
     """
     positive = tfb.Softplus()
     surrogate = tfd.Beta(
-        tfp.util.TransformedVariable(5.0, positive, name="a"), tfp.util.TransformedVariable(5.0, positive, name="b")
+        tfp.util.TransformedVariable(5.0, positive, name="a"),
+        tfp.util.TransformedVariable(5.0, positive, name="b"),
     )
     _fit(_bits_model(surrogate), BITS, steps=1500, rate=1.0)
     a, b = PRIOR[0] + ONES, PRIOR[1] + NUM - ONES
     np.testing.assert_allclose(
-        [c.numpy() for c in map(tf.convert_to_tensor, (surrogate.concentration1, surrogate.concentration0))],
+        [
+            c.numpy()
+            for c in map(tf.convert_to_tensor, (surrogate.concentration1, surrogate.concentration0))
+        ],
         [a, b],
         rtol=0.1,
     )
@@ -107,11 +116,15 @@ def test_beta_bernoulli_within_mean_field():
 
     loc, log_scale = scipy.optimize.minimize(divergence, [0.0, 0.0], tol=1e-10).x
     model = _bits_model("mean_field")
-    _fit(model, BITS, steps=5000)  # Over seeds, 1,200 steps leave 0.03 standard deviations of Monte Carlo error.
+    _fit(
+        model, BITS, steps=5000
+    )  # Over seeds, 1,200 steps leave 0.03 standard deviations of Monte Carlo error.
     z = scipy.special.logit(model.posterior_sample(20_000, seed=1).numpy().astype(float))
     np.testing.assert_allclose(z.mean(), loc, atol=0.05 * np.exp(log_scale))
     np.testing.assert_allclose(z.std(), np.exp(log_scale), rtol=0.05)
-    np.testing.assert_allclose(scipy.special.expit(z).mean(), a / (a + b), atol=0.1 * float(tfd.Beta(a, b).stddev()))
+    np.testing.assert_allclose(
+        scipy.special.expit(z).mean(), a / (a + b), atol=0.1 * float(tfd.Beta(a, b).stddev())
+    )
 
 
 @pytest.mark.slow
@@ -126,11 +139,15 @@ def test_the_error_shrinks_as_epsilon_grows():
     x = np.random.default_rng(2).normal(0.3, 1.0, size=(num, width)).astype("float32")
     errors = []
     for epsilon in (0.3, 3.0, 30.0, None):
-        model = dpvi.DPVI(prior, lambda m: tfd.Independent(tfd.Normal(m, 1.0), 1), num_draws=4, clipping="flat")
+        model = dpvi.DPVI(
+            prior, lambda m: tfd.Independent(tfd.Normal(m, 1.0), 1), num_draws=4, clipping="flat"
+        )
         noise = {"noise_multiplier": 0.0} if epsilon is None else {}
         target = {} if epsilon is None else {"epsilon": epsilon, "delta": 1e-5, "accountant": "rdp"}
         # No record is as long as the clip, so that noise alone separates the fits.
-        optimizer = dpvi.optimizers.DPKerasSGDOptimizer(learning_rate=0.3, l2_norm_clip=40.0, **noise)
+        optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+            learning_rate=0.3, l2_norm_clip=40.0, **noise
+        )
         model.compile(optimizer, jit_compile=False, **target)
         model.fit(x, batch_size=num, epochs=30, verbose=0)
         loc = model.posterior_sample(2000, seed=1).numpy().mean(0)

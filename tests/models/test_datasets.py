@@ -14,7 +14,13 @@ from support.toy import Toy, records, sgd
 from support.toy import weights as values
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.privacy import EachRecordOncePerEpoch, FullBatch, PoissonSampling, PrivacyPlan, UnsupportedPairError
+from tfp_dpvi.privacy import (
+    EachRecordOncePerEpoch,
+    FullBatch,
+    PoissonSampling,
+    PrivacyPlan,
+    UnsupportedPairError,
+)
 
 tfd = tfp.distributions
 
@@ -51,7 +57,9 @@ def test_each_record_once_costs_one_release_an_epoch():
     model.fit(batches(), epochs=3, verbose=0, **ONCE)
     assert model.privacy_plan.sampling == EachRecordOncePerEpoch(4)
     assert model.privacy_ledger.num_releases == 12
-    same = PrivacyPlan(sampling=FullBatch(), noise_multiplier=3.0, num_releases=3, neighboring_relation=REPLACE)
+    same = PrivacyPlan(
+        sampling=FullBatch(), noise_multiplier=3.0, num_releases=3, neighboring_relation=REPLACE
+    )
     assert model.privacy_report().epsilon == pytest.approx(same.epsilon(1e-5), rel=1e-6)
 
 
@@ -65,7 +73,9 @@ def test_declared_poisson_batches_cost_what_poisson_batches_cost():
     spec = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int32))
     dataset = tf.data.Dataset.from_generator(draw, output_signature=spec)
     model = make_model(relation=ADD)
-    model.fit(dataset, epochs=2, verbose=0, **{**ONCE, "sampling": "poisson"}, sampling_probability=0.25)
+    model.fit(
+        dataset, epochs=2, verbose=0, **{**ONCE, "sampling": "poisson"}, sampling_probability=0.25
+    )
     assert model.privacy_plan.sampling == PoissonSampling(0.25)
     assert model.privacy_plan.num_releases == 8
 
@@ -81,7 +91,9 @@ def test_a_step_on_a_given_batch_is_the_step_on_those_records(make, size):
         weight = np.ones(len(X[start : start + size]))
         # The same public denominators: N / steps for the sum, N for the prior.
         scale = len(weight) / (200 / steps)
-        one_step(by_hand, X[start : start + size], Y[start : start + size], weight * scale, start // size)
+        one_step(
+            by_hand, X[start : start + size], Y[start : start + size], weight * scale, start // size
+        )
     np.testing.assert_allclose(values(given), values(by_hand), rtol=1e-5, atol=1e-6)
 
 
@@ -89,9 +101,15 @@ def one_step(model, x, y, weight, number):
     """A full-batch step on these records with the keys of step `number` and the prior's weight of N = 200."""
     draw_key = internals.keys_of_step(1, number)[1]
     gradients = internals.step_gradients(model, draw_key, 200)
-    records = {"x": tf.constant(x), "y": tf.constant(y), "sample_weight": tf.constant(weight / len(x), tf.float32)}
+    records = {
+        "x": tf.constant(x),
+        "y": tf.constant(y),
+        "sample_weight": tf.constant(weight / len(x), tf.float32),
+    }
     mask = tf.ones([len(x)], tf.bool)
-    clipped, _ = dpvi.gradients.clipped_sum(gradients.record_gradient, records, mask, dpvi.gradients.Clip(float("inf")))
+    clipped, _ = dpvi.gradients.clipped_sum(
+        gradients.record_gradient, records, mask, dpvi.gradients.Clip(float("inf"))
+    )
     private = model.optimizer.privatize(
         clipped,
         key=draw_key,
@@ -152,7 +170,10 @@ def test_poisson_batches_are_not_used_twice():
     model = make_model(relation=ADD)
     with pytest.raises(ValueError, match="used twice"):
         model.fit(
-            batches(), verbose=0, **{**ONCE, "sampling": "poisson", "steps_per_epoch": 9}, sampling_probability=0.25
+            batches(),
+            verbose=0,
+            **{**ONCE, "sampling": "poisson", "steps_per_epoch": 9},
+            sampling_probability=0.25,
         )
 
 

@@ -58,9 +58,15 @@ def without_a_gpu_kernel(definition):
         if node.op in STRUCTURE or node.op in functions or node.attr["_XlaMustCompile"].b:
             continue
         registered = kernels.get_registered_kernels_for_op(node.op).kernel
-        if not any(kernel.device_type in ("GPU", "DEFAULT") and fits(kernel, node) for kernel in registered):
+        if not any(
+            kernel.device_type in ("GPU", "DEFAULT") and fits(kernel, node) for kernel in registered
+        ):
             missing[node.op] = sorted(
-                {tf.as_dtype(value.type).name for value in node.attr.values() if value.WhichOneof("value") == "type"}
+                {
+                    tf.as_dtype(value.type).name
+                    for value in node.attr.values()
+                    if value.WhichOneof("value") == "type"
+                }
             )
     return missing
 
@@ -78,7 +84,9 @@ def graphs(model):
 
 def logistic(**kwargs):
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 6)
-    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), **kwargs, clipping="flat")
+    model = dpvi.DPVI(
+        prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), **kwargs, clipping="flat"
+    )
     return model, (X, (X[:, 0] > 0.5).astype("int32"))
 
 
@@ -89,7 +97,9 @@ def autoencoder(**kwargs):
             layers.Dense(5, "tanh"),
             layers.Dense(4),
             tfpl.DistributionLambda(
-                lambda t: tfd.Independent(tfd.Normal(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:])), 1)
+                lambda t: tfd.Independent(
+                    tfd.Normal(t[..., :2], 0.1 + tf.nn.softplus(t[..., 2:])), 1
+                )
             ),
         ]
     )
@@ -98,14 +108,20 @@ def autoencoder(**kwargs):
             layers.Input([2]),
             layers.Dense(5, "tanh"),
             layers.Dense(6),
-            tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1)),
+            tfpl.DistributionLambda(
+                lambda t: tfd.Independent(tfd.Bernoulli(logits=t, dtype=t.dtype), 1)
+            ),
         ]
     )
-    return dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), **kwargs), (X,)
+    return dpvi.DPVAE(
+        encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), **kwargs
+    ), (X,)
 
 
 def termwise():
-    return autoencoder(batch_regularizer=lambda codes: dpvi.divergences.mmd(codes.samples, codes.prior_samples))
+    return autoencoder(
+        batch_regularizer=lambda codes: dpvi.divergences.mmd(codes.samples, codes.prior_samples)
+    )
 
 
 CASES = {
@@ -153,7 +169,12 @@ def test_the_check_sees_an_operation_without_one():
     def compiled(x):
         return tf.sort(x)
 
-    missing = without_a_gpu_kernel(plain.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def())
+    missing = without_a_gpu_kernel(
+        plain.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def()
+    )
     assert set(missing) == {"AsString", "StringLength"}
     outer = tf.function(lambda x: compiled(x) + 1.0, autograph=False)
-    assert without_a_gpu_kernel(outer.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def()) == {}
+    assert (
+        without_a_gpu_kernel(outer.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def())
+        == {}
+    )

@@ -398,7 +398,9 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("everything", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["quick", pytest.param("everything", marks=pytest.mark.slow)]
+)
 def workers(request, tmp_path_factory):
     """What each process has found."""
     folder = tmp_path_factory.mktemp("workers")
@@ -420,7 +422,10 @@ def test_two_workers_on_loopback(workers, replicas):
 def test_workers_with_batches_or_records_of_their_own_are_refused(workers):
     """A record would be in a step twice, or its presence would move others between the workers' data."""
     for found in workers:
-        for name, words in {"dataset": "several workers", "other records": "differ between workers"}.items():
+        for name, words in {
+            "dataset": "several workers",
+            "other records": "differ between workers",
+        }.items():
             if name == "other records" or name in found:
                 kind, message, spent = found[name]
                 assert (kind, spent) == ("ValueError", 0)
@@ -435,7 +440,9 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
     one, two = workers
     for name in ("first", "second", "weights"):
         assert one[name] == two[name], name
-    assert one["second"] > one["first"]  # The other's books alone would have asked for less than the first fit had.
+    assert (
+        one["second"] > one["first"]
+    )  # The other's books alone would have asked for less than the first fit had.
     assert 0.98 < one["epsilon"] <= 1.0
     assert two["epsilon"] < 0.9
     assert one["exhausted"][0] == "BudgetExhaustedError"
@@ -444,7 +451,9 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
     assert one["exhausted"][2] == two["exhausted"][2] == 0
 
 
-@pytest.mark.parametrize("workers", [pytest.param("everything", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "workers", [pytest.param("everything", marks=pytest.mark.slow)], indirect=True
+)
 def test_workers_that_differ_are_refused_and_stop_together(workers):
     one, two = workers
     for name in ("third", "third weights"):
@@ -469,7 +478,9 @@ def test_a_worker_that_dies(tmp_path, victim):
         if line == "epoch 5\n":
             break
     lost.kill()
-    told = [line for line in lost.communicate(timeout=100)[0].splitlines() if line.startswith("epoch")]
+    told = [
+        line for line in lost.communicate(timeout=100)[0].splitlines() if line.startswith("epoch")
+    ]
     out, err = children[1 - victim].communicate(timeout=200)
     assert children[1 - victim].returncode == 0, err[-3000:]
     *lines, last = out.splitlines()

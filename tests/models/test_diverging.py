@@ -20,7 +20,9 @@ PRIOR = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
 
 
 def fitted(surrogate, steps, caplog, prior=PRIOR):
-    model = dpvi.DPVI(prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), surrogate, clipping="flat")
+    model = dpvi.DPVI(
+        prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), surrogate, clipping="flat"
+    )
     model.compile(adam(2.0, rate=0.01), delta=1e-5, jit_compile=False, steps_per_execution=50)
     with caplog.at_level(logging.WARNING, logger="tfp_dpvi"):
         model.fit(X, Y, batch_size=100, epochs=steps, verbose=0)
@@ -52,7 +54,9 @@ def test_a_fit_that_holds_goes_on(surrogate, caplog):
     assert not stopped
 
 
-@pytest.mark.parametrize(("builder", "holds"), [(dpvi.surrogates.full_rank, True), (references.full_rank, False)])
+@pytest.mark.parametrize(
+    ("builder", "holds"), [(dpvi.surrogates.full_rank, True), (references.full_rank, False)]
+)
 @pytest.mark.slow
 def test_noise_does_not_widen_a_full_rank_surrogate(builder, holds):
     """Of 40 coordinates that records say nothing of, after 300 steps of Adam at 0.02 on pure noise. TFP's builder, whose entries are
@@ -70,5 +74,7 @@ def test_noise_does_not_widen_a_full_rank_surrogate(builder, holds):
         with tf.GradientTape() as tape:
             draw = surrogate.sample(seed=rng.integers(0, 2**31, 2))
         noise = tf.constant(rng.normal(size=num))
-        optimizer.apply_gradients(zip(tape.gradient(draw, variables, output_gradients=noise), variables, strict=True))
+        optimizer.apply_gradients(
+            zip(tape.gradient(draw, variables, output_gradients=noise), variables, strict=True)
+        )
     assert (np.max(deviations() / before) < 5.0) == holds

@@ -43,7 +43,9 @@ def clip_of(model, x, mask=None, key=(3, 4), **records):
     mask = tf.ones([len(x)], tf.bool) if mask is None else tf.constant(mask)
     if model not in TRACED:
         own = weakref.ref(model)
-        TRACED[model] = tf.function(lambda r, m, k: internals.clip_batch(own(), r, m, k), autograph=False)
+        TRACED[model] = tf.function(
+            lambda r, m, k: internals.clip_batch(own(), r, m, k), autograph=False
+        )
     tensors = TRACED[model]({"x": tf.constant(x), **records}, mask, tf.constant(key, tf.int64))
     return [part.numpy() for part in tensors]
 
@@ -88,19 +90,29 @@ def test_a_linear_model_reaches_the_closed_form():
     """Probabilistic PCA's maximum likelihood (Tipping and Bishop 1999) is the best ELBO of a linear Gaussian VAE."""
     rng = np.random.default_rng(1)
     noise = 0.5
-    x = (rng.normal(size=[400, D]) @ rng.normal(size=[D, 5]) + noise * rng.normal(size=[400, 5])).astype("float32")
+    x = (
+        rng.normal(size=[400, D]) @ rng.normal(size=[D, 5]) + noise * rng.normal(size=[400, 5])
+    ).astype("float32")
     x -= x.mean(0)
     eigenvalues = np.sort(np.linalg.eigvalsh(x.T @ x / len(x)))[::-1]
     kept = np.maximum(eigenvalues[:D], noise**2)  # Variance of the noise held fixed.
     best = -0.5 * (
-        5 * np.log(2 * np.pi) + np.log(kept).sum() + D + (5 - D) * np.log(noise**2) + eigenvalues[D:].sum() / noise**2
+        5 * np.log(2 * np.pi)
+        + np.log(kept).sum()
+        + D
+        + (5 - D) * np.log(noise**2)
+        + eigenvalues[D:].sum() / noise**2
     )
-    encoder = keras.Sequential([layers.Input([5]), layers.Dense(D + D * (D + 1) // 2), tfpl.MultivariateNormalTriL(D)])
+    encoder = keras.Sequential(
+        [layers.Input([5]), layers.Dense(D + D * (D + 1) // 2), tfpl.MultivariateNormalTriL(D)]
+    )
     decoder = keras.Sequential(
         [
             layers.Input([D]),
             layers.Dense(5),
-            tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, noise * tf.ones_like(t))),
+            tfpl.DistributionLambda(
+                lambda t: tfd.MultivariateNormalDiag(t, noise * tf.ones_like(t))
+            ),
         ]
     )
     model = dpvi.DPVAE(encoder, decoder, standard(), seed=3)
@@ -183,22 +195,31 @@ def test_a_second_draw_between_norm_and_sum_is_caught(shared, monkeypatch):
         first = gradients.run(lambda: internals.terms_of(model, x, key).losses)
         second = gradients.run(lambda: internals.terms_of(model, x, key + 1).losses)
         ones = tf.ones([1])
-        square = tf.add_n([part.squared_norms() for part in first.contributions(first.result, ones)])
+        square = tf.add_n(
+            [part.squared_norms() for part in first.contributions(first.result, ones)]
+        )
         factor = tf.minimum(1.0, 0.05 / tf.sqrt(square))
         return [part.weighted_sum(factor) for part in second.contributions(second.result, ones)]
 
     def farthest(step):
-        return max(norm([part.numpy() for part in step(tf.constant([k, k], tf.int64))]) for k in range(30))
+        return max(
+            norm([part.numpy() for part in step(tf.constant([k, k], tf.int64))]) for k in range(30)
+        )
 
     assert farthest(broken) > 0.05 * 1.05
-    sound = tf.function(lambda key: internals.clip_batch(model, {"x": x}, tf.constant([True]), key), autograph=False)
+    sound = tf.function(
+        lambda key: internals.clip_batch(model, {"x": x}, tf.constant([True]), key), autograph=False
+    )
     assert farthest(sound) <= 0.05 * (1 + 1e-5)
 
 
 def test_draws_differ_between_records_steps_and_physical_batches(shared):
     model = shared
     same = tf.constant(np.repeat(X[:1], 8, axis=0))
-    one, two = (internals.terms_of(model, same, tf.constant(key, tf.int64)).samples.numpy() for key in ([1, 2], [1, 3]))
+    one, two = (
+        internals.terms_of(model, same, tf.constant(key, tf.int64)).samples.numpy()
+        for key in ([1, 2], [1, 3])
+    )
     assert len({tuple(row) for row in np.concatenate([one, two])}) == 16
 
 
@@ -215,12 +236,17 @@ def test_physical_batches_change_nothing(jit_compile):
     )
     model = ready(make(certain), jit_compile=jit_compile, how=optimizer(clip=1e-3, noise=0.0))
     variables = model.trainable_variables
-    sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-3, noise_multiplier=0.0, learning_rate=1.0)
+    sgd = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1e-3, noise_multiplier=0.0, learning_rate=1.0
+    )
     sgd.build(variables)
     moves = []
     before = [v.numpy() for v in variables]
     for physical in (60, 7):
-        sampler, how = FullBatchSampler(60, physical), {"expected_batch_size": 60.0, "num_records": 60}
+        sampler, how = (
+            FullBatchSampler(60, physical),
+            {"expected_batch_size": 60.0, "num_records": 60},
+        )
         run = internals.step_of(model, variables, sgd, sampler, jit_compile=jit_compile, **how)
         run([7, 8], 0, 1, 0.0, {"x": tf.constant(X)})
         moves.append([v.numpy() - b for v, b in zip(variables, before, strict=True)])
@@ -330,12 +356,16 @@ def test_weight_regularizers_are_exact_and_outside_the_clip():
         ]
     )
     model = make(encoder)
-    sgd = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1e-9, noise_multiplier=0.0, learning_rate=0.01)
+    sgd = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1e-9, noise_multiplier=0.0, learning_rate=0.01
+    )
     model.compile(sgd, delta=1e-5)
     internals.prepare(model, X)
     before = encoder.layers[0].kernel.numpy()
     model.fit(X, batch_size=60, epochs=1, verbose=0)
-    np.testing.assert_allclose(encoder.layers[0].kernel.numpy(), before * (1 - 0.01 * 2 * 10.0), rtol=1e-4)
+    np.testing.assert_allclose(
+        encoder.layers[0].kernel.numpy(), before * (1 - 0.01 * 2 * 10.0), rtol=1e-4
+    )
 
 
 class Own(layers.Layer):
@@ -351,7 +381,9 @@ class Own(layers.Layer):
 @pytest.mark.parametrize("layer", [Own, slow(layers.PReLU)])
 def test_a_layer_without_a_rule_is_said_in_the_log(caplog, layer):
     """With how much longer a step takes."""
-    encoder = keras.Sequential([layers.Input([6]), layer(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)])
+    encoder = keras.Sequential(
+        [layers.Input([6]), layer(), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+    )
     with caplog.at_level(logging.INFO, "tfp_dpvi"), no_fallback():
         fitted(make(encoder, dense_decoder(width=0)))
     (said,) = [record for record in caplog.records if "no rule" in record.message]
@@ -453,7 +485,13 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
     shared = {"mixes": False}
     mix = lambda t: t - tf.reduce_mean(t, axis=0) if shared["mixes"] else t  # noqa: E731
     encoder = keras.Sequential(
-        [layers.Input([6]), layers.Dense(4), layers.Lambda(mix), layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
+        [
+            layers.Input([6]),
+            layers.Dense(4),
+            layers.Lambda(mix),
+            layers.Dense(2 * D),
+            tfpl.DistributionLambda(diagonal),
+        ]
     )
     model, tried = make(encoder, dense_decoder(width=0)), []
     inner = dpvi.gradients.ghost.LayerGradients.checked
@@ -482,6 +520,13 @@ def test_a_refused_fit_holds_nothing_against_a_later_one():
     with pytest.raises(ValueError, match="batch_size"):
         model.fit(x, batch_size=0, verbose=0, validation_data=(x, None), unsafe_validation=True)
     with pytest.raises(ValueError, match="sampling"):
-        model.fit(x, batch_size=20, sampling="shuffled", verbose=0, validation_data=(x, None), unsafe_validation=True)
+        model.fit(
+            x,
+            batch_size=20,
+            sampling="shuffled",
+            verbose=0,
+            validation_data=(x, None),
+            unsafe_validation=True,
+        )
     model.fit(x, batch_size=20, verbose=0)
     assert model.privacy_ledger.exposures == ()

@@ -7,7 +7,16 @@ import pytest
 import tensorflow_probability as tfp
 from support import internals
 from support.logs import no_fallback
-from support.vaes import D, X, check_against_single_records, diagonal, fitted, make, optimizer, ready
+from support.vaes import (
+    D,
+    X,
+    check_against_single_records,
+    diagonal,
+    fitted,
+    make,
+    optimizer,
+    ready,
+)
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf
@@ -37,11 +46,16 @@ class Attending(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.attention, self.dense = layers.MultiHeadAttention(1, 2, kernel_regularizer="l2"), layers.Dense(2 * D)
+        self.attention, self.dense = (
+            layers.MultiHeadAttention(1, 2, kernel_regularizer="l2"),
+            layers.Dense(2 * D),
+        )
 
     def call(self, x, training=None):
         x = tf.reshape(x, [-1, 3, 2])
-        return diagonal(self.dense(tf.reshape(x + self.attention(x, x, training=training), [-1, 6])))
+        return diagonal(
+            self.dense(tf.reshape(x + self.attention(x, x, training=training), [-1, 6]))
+        )
 
 
 def test_layers_that_are_made_in_a_call_are_watched():
@@ -53,13 +67,17 @@ def test_layers_that_are_made_in_a_call_are_watched():
 @pytest.mark.slow
 def test_a_frozen_network_of_keras_applications_is_an_encoder():
     """Its batch normalisation uses its saved moments, and mixes no records."""
-    body = keras.applications.MobileNetV2([32, 32, 3], alpha=0.35, include_top=False, weights=None, pooling="avg")
+    body = keras.applications.MobileNetV2(
+        [32, 32, 3], alpha=0.35, include_top=False, weights=None, pooling="avg"
+    )
     body.trainable = False
     before = [weight.copy() for weight in body.get_weights()]
     encoder = keras.Sequential(
         [layers.Input([32, 32, 3]), body, layers.Dense(2 * D), tfpl.DistributionLambda(diagonal)]
     )
-    decoder = keras.Sequential([layers.Input([D]), layers.Dense(3072), tfpl.IndependentBernoulli([32, 32, 3])])
+    decoder = keras.Sequential(
+        [layers.Input([D]), layers.Dense(3072), tfpl.IndependentBernoulli([32, 32, 3])]
+    )
     images = np.random.default_rng(0).uniform(size=[12, 32, 32, 3]).astype("float32")
     model = fitted(make(encoder, decoder), images, batch_size=4, epochs=1)
     assert len(model.trainable_variables) == 4

@@ -59,7 +59,9 @@ def test_a_prior_for_one_value_at_a_time_can_be_clipped_flat():
 @pytest.mark.parametrize("together", [True, False])
 def test_draws_and_their_log_densities_belong_together(together):
     surrogate = surrogates.mean_field(prior(), initial_loc="prior", seed=1)
-    draws, log_probs = surrogates.draws_and_log_probs(surrogate, 4, tf.constant([5, 6], tf.int64), together=together)
+    draws, log_probs = surrogates.draws_and_log_probs(
+        surrogate, 4, tf.constant([5, 6], tf.int64), together=together
+    )
     assert draws["w"].shape == (4, 7)
     assert len({float(value) for value in draws["tau"]}) == 4
     for number, value in enumerate(log_probs):
@@ -73,7 +75,9 @@ ROWS = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 
 def loop(params, x):
     half = lambda number, total: (number + 1, total + tf.linalg.matvec(x, params["w"]) / 2.0)  # noqa: E731
-    return tfd.Normal(tf.while_loop(lambda number, _: number < 3, half, (0, tf.zeros(tf.shape(x)[0])))[1], 1.0)
+    return tfd.Normal(
+        tf.while_loop(lambda number, _: number < 3, half, (0, tf.zeros(tf.shape(x)[0])))[1], 1.0
+    )
 
 
 def mapped(params, x):
@@ -81,12 +85,16 @@ def mapped(params, x):
 
 
 def segments(params, x):
-    return tfd.Normal(tf.linalg.matvec(x[:, :3], tf.math.segment_sum(params["w"], [0, 0, 1, 2])), 1.0)
+    return tfd.Normal(
+        tf.linalg.matvec(x[:, :3], tf.math.segment_sum(params["w"], [0, 0, 1, 2])), 1.0
+    )
 
 
 def masked(params, x):
     return tfd.Normal(
-        tf.linalg.matvec(x, params["w"]) + tf.reduce_sum(tf.boolean_mask(params["w"], params["w"] > 0)), 1.0
+        tf.linalg.matvec(x, params["w"])
+        + tf.reduce_sum(tf.boolean_mask(params["w"], params["w"] > 0)),
+        1.0,
     )
 
 
@@ -98,7 +106,9 @@ def root(params, x):
     return tfd.Normal(tf.linalg.matvec(x, params["w"]), tf.sqrt(x[:, 0] + 3.0 + params["w"][0]))
 
 
-@pytest.mark.parametrize("likelihood", [slow(loop), slow(mapped), segments, masked, slow(gathered), root])
+@pytest.mark.parametrize(
+    "likelihood", [slow(loop), slow(mapped), segments, masked, slow(gathered), root]
+)
 def test_a_record_contributes_the_gradient_of_its_mean_loss_over_draws(likelihood):
     """Also with loops, segment sums and masks of the parameters. One record is NaN, at one draw or at all, and counts nothing."""
     rows = ROWS.copy()
@@ -108,7 +118,9 @@ def test_a_record_contributes_the_gradient_of_its_mean_loss_over_draws(likelihoo
 
     @tf.function(autograph=False)
     def step():
-        clipped, _ = internals.step_gradients(model, key, 5).clipped_sum({"x": x, "y": y}, tf.fill([5], True), key)
+        clipped, _ = internals.step_gradients(model, key, 5).clipped_sum(
+            {"x": x, "y": y}, tf.fill([5], True), key
+        )
         return clipped.tensors
 
     draws, _ = surrogates.draws_and_log_probs(model.surrogate_posterior, 2, key, together=True)
@@ -116,7 +128,10 @@ def test_a_record_contributes_the_gradient_of_its_mean_loss_over_draws(likelihoo
     for number in range(5):
         with tf.GradientTape() as tape:
             tape.watch(draws)
-            logs = [likelihood({"w": draws["w"][one]}, x[number : number + 1]).log_prob(1.0) for one in (0, 1)]
+            logs = [
+                likelihood({"w": draws["w"][one]}, x[number : number + 1]).log_prob(1.0)
+                for one in (0, 1)
+            ]
             loss = -tf.reduce_mean(logs)
         gradient = tape.gradient(loss, draws["w"]).numpy()
         if np.isfinite(loss) and np.isfinite(gradient).all():

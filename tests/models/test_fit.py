@@ -34,7 +34,9 @@ def logistic(**kwargs):
 def fitted(fit=None, model=None, *, noise=None, **compile_arguments):
     """To a target, or with a noise multiplier, which need not be looked for."""
     model = model or Toy()
-    model.compile(optimizer=adam(noise), **{**(TARGET if noise is None else QUIET), **compile_arguments})
+    model.compile(
+        optimizer=adam(noise), **{**(TARGET if noise is None else QUIET), **compile_arguments}
+    )
     history = model.fit(X, Y, **{"batch_size": 50, "epochs": 2, "verbose": 0, **(fit or {})})
     return model, history
 
@@ -71,7 +73,10 @@ def test_the_spent_epsilon_is_that_of_the_event_by_dp_accounting(calibrated):
     model, _ = calibrated
     plan = model.privacy_plan
     event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(plan.noise_multiplier)), 8
+        dp_accounting.PoissonSampledDpEvent(
+            0.25, dp_accounting.GaussianDpEvent(plan.noise_multiplier)
+        ),
+        8,
     )
     accountant = dp_accounting.pld.PLDAccountant().compose(event)
     assert model.privacy_report().epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
@@ -196,14 +201,19 @@ def test_replace_one_costs_more_with_full_batches():
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     model, _ = fitted({"batch_size": 200}, neighboring_relation=relation)
     other, _ = fitted({"batch_size": 200})
-    assert model.privacy_plan.noise_multiplier == pytest.approx(2 * other.privacy_plan.noise_multiplier, rel=0.02)
+    assert model.privacy_plan.noise_multiplier == pytest.approx(
+        2 * other.privacy_plan.noise_multiplier, rel=0.02
+    )
     assert "replace" in str(model.privacy_report())
 
 
 def test_fits_under_two_adjacencies_do_not_compose():
     model, _ = fitted({"batch_size": 200})
     model.compile(
-        optimizer=adam(), epsilon=3.0, **QUIET, neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        optimizer=adam(),
+        epsilon=3.0,
+        **QUIET,
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
     )
     with pytest.raises(ValueError, match=r"(?i)adjacenc|neighbo"):
         model.fit(X, Y, batch_size=200, verbose=0)
@@ -247,13 +257,17 @@ def test_losses_of_validation_are_traced_once():
             traced.append(x.shape)
             return super().test_losses(x, y)
 
-    model, _ = fitted({"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, Counting(), noise=3.0)
+    model, _ = fitted(
+        {"validation_data": (X[:64], Y[:64]), "validation_is_public": True}, Counting(), noise=3.0
+    )
     model.evaluate(X, Y, verbose=0)
     assert len(traced) == 1
 
 
 def test_unsafe_training_metrics_are_named_so_and_reported():
-    model, history = fitted({"batch_size": 200, "epochs": 3}, unsafe_training_metrics=True, noise=3.0)
+    model, history = fitted(
+        {"batch_size": 200, "epochs": 3}, unsafe_training_metrics=True, noise=3.0
+    )
     assert set(history.history) == {"epsilon", "unsafe_loss"}
     assert 0.1 < history.history["unsafe_loss"][-1] < 2.0
     report = model.privacy_report()
@@ -302,7 +316,9 @@ def test_the_report_is_json_too(seeded):
 def test_dicts_and_tuples_of_arrays():
     def likelihood(params, x):
         a, b = x["pair"]
-        return tfd.Bernoulli(logits=tf.linalg.matvec(a, params) + b + tf.gather(tf.zeros(4), x["group"]))
+        return tfd.Bernoulli(
+            logits=tf.linalg.matvec(a, params) + b + tf.gather(tf.zeros(4), x["group"])
+        )
 
     x = {"pair": (X, X[:, 1]), "group": np.arange(200) % 4}
     model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood, clipping="flat")
@@ -315,7 +331,10 @@ def test_dicts_and_tuples_of_arrays():
 def test_several_outputs():
     def likelihood(params, x):
         return tfd.JointDistributionNamed(
-            {"class": tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), "size": tfd.Normal(x[:, 0], 1.0)}
+            {
+                "class": tfd.Bernoulli(logits=tf.linalg.matvec(x, params)),
+                "size": tfd.Normal(x[:, 0], 1.0),
+            }
         )
 
     model = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), 3), likelihood, clipping="flat")
@@ -328,7 +347,9 @@ def test_whole_records_without_y():
     model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda mean: tfd.Normal(mean, 1.0), clipping="flat")
     model.compile(optimizer=adam(clip=10.0, rate=0.3), epsilon=20.0, **QUIET)
     model.fit(X[:, 0] + 3.0, batch_size=200, epochs=30, verbose=0)
-    assert float(model.surrogate_posterior.sample(100, seed=(0, 1)).numpy().mean()) == pytest.approx(3.0, abs=0.5)
+    assert float(
+        model.surrogate_posterior.sample(100, seed=(0, 1)).numpy().mean()
+    ) == pytest.approx(3.0, abs=0.5)
     assert model.predictive().sample(7).shape == (7,)
     with pytest.raises(ValueError, match="whole records"):
         model.predict(X)
@@ -336,7 +357,9 @@ def test_whole_records_without_y():
 
 def test_double_precision_runs_through():
     prior = tfd.Sample(tfd.Normal(tf.zeros([], tf.float64), 1.0), 3)
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), clipping="flat")
+    model = dpvi.DPVI(
+        prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params)), clipping="flat"
+    )
     model.compile(optimizer=adam(3.0), **QUIET)
     model.fit(X.astype("float64"), Y, batch_size=50, verbose=0)
     assert {v.dtype for v in model.trainable_variables} == {tf.float64}
@@ -422,7 +445,9 @@ def test_a_subclass_can_be_evaluated():
     model = Regression()
     model.compile(optimizer=adam(3.0), **QUIET)
     by_hand = np.mean(np.square(model(X).numpy()[:, 0] - X[:, 0]))
-    assert model.evaluate(X, X[:, 0], verbose=0, return_dict=True)["loss"] == pytest.approx(by_hand, rel=1e-5)
+    assert model.evaluate(X, X[:, 0], verbose=0, return_dict=True)["loss"] == pytest.approx(
+        by_hand, rel=1e-5
+    )
     assert model.privacy_ledger.num_releases == 0
 
 
@@ -431,7 +456,9 @@ def test_add_loss_goes_through_the_clip():
     model(X[:1])
     gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient
     records = {"x": tf.constant(X[:20]), "y": tf.constant(X[:20, 0])}
-    clipped, _ = dpvi.gradients.clipped_sum(gradient, records, tf.ones([20], tf.bool), dpvi.gradients.Clip(0.5))
+    clipped, _ = dpvi.gradients.clipped_sum(
+        gradient, records, tf.ones([20], tf.bool), dpvi.gradients.Clip(0.5)
+    )
     assert np.sqrt(sum(np.sum(np.square(t)) for t in clipped.tensors)) <= 20 * 0.5 * (1 + 1e-6)
     plain, _ = dpvi.gradients.clipped_sum(
         internals.step_gradients(model, tf.constant([1, 2], tf.int64), 200).record_gradient,
@@ -439,7 +466,9 @@ def test_add_loss_goes_through_the_clip():
         tf.ones([20], tf.bool),
         dpvi.gradients.Clip(float("inf")),
     )
-    assert max(np.abs(t).max() for t in plain.tensors) > 1e4  # The penalty is there, before the clip.
+    assert (
+        max(np.abs(t).max() for t in plain.tensors) > 1e4
+    )  # The penalty is there, before the clip.
 
 
 def test_a_subclass_that_says_nothing_is_told_so():
@@ -510,9 +539,15 @@ def test_a_public_validation_loss_and_an_unsafe_one_keep_their_names():
     model.compile(optimizer=adam(3.0), validation_metrics=["mae"], **QUIET)
     data = {"validation_data": (X[:64], Y[:64]), "batch_size": 50, "verbose": 0}
     fits = []
-    for how in ({"validation_is_public": True}, {"unsafe_validation": True}, {"validation_is_public": True}):
+    for how in (
+        {"validation_is_public": True},
+        {"unsafe_validation": True},
+        {"validation_is_public": True},
+    ):
         fits.append(model.fit(X, Y, **data, **how).history)
-        loss, mae = (np.mean(f(model.predict(X[:64]) - Y[:64])) for f in (lambda e: e**2 / 2, np.abs))
+        loss, mae = (
+            np.mean(f(model.predict(X[:64]) - Y[:64])) for f in (lambda e: e**2 / 2, np.abs)
+        )
         kind = "unsafe_" if "unsafe_validation" in how else ""
         assert fits[-1][f"val_{kind}loss"] == [pytest.approx(loss, rel=1e-4)]
         assert fits[-1][f"val_{kind}mean_absolute_error"] == [pytest.approx(mae, rel=1e-4)]

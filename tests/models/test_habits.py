@@ -28,7 +28,10 @@ PUBLIC = {"validation_is_public": True, "batch_size": 50, "verbose": 0}
 def logistic(dtype="float32", **settings):
     prior = tfd.Sample(tfd.Normal(np.zeros([], dtype), 1.0), 3)
     model = dpvi.DPVI(
-        prior, lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)), num_predictive_draws=5, clipping="flat"
+        prior,
+        lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)),
+        num_predictive_draws=5,
+        clipping="flat",
     )
     model.compile(sgd(3.0), delta=1e-5, jit_compile=False, **settings)
     return model
@@ -38,7 +41,11 @@ def vae(*shapes):
     """With layers that know their shapes, where these are given."""
     encoder, decoder = (
         keras.Sequential(
-            [*(keras.Input([shapes[part]]) for _ in shapes[part : part + 1]), keras.layers.Dense(width), last]
+            [
+                *(keras.Input([shapes[part]]) for _ in shapes[part : part + 1]),
+                keras.layers.Dense(width),
+                last,
+            ]
         )
         for part, (width, last) in enumerate(
             [(4, tfp.layers.IndependentNormal(2)), (6, tfp.layers.IndependentNormal(3))]
@@ -64,12 +71,18 @@ def dataset(size=70):
 
 @pytest.mark.parametrize("make", [toy, slow(logistic)])
 def test_metrics_are_means_over_records_whatever_the_batches(make):
-    model = make(3.0, validation_metrics=["mae"]) if make is toy else make(validation_metrics=["mae"])
+    model = (
+        make(3.0, validation_metrics=["mae"]) if make is toy else make(validation_metrics=["mae"])
+    )
     history = model.fit(X, Y, validation_data=(X, Y), validation_batch_size=64, **PUBLIC)
     error = np.abs(model.predict(X) - Y)
     assert history.history["val_mean_absolute_error"][-1] == pytest.approx(error.mean(), rel=1e-5)
-    weighted = model.evaluate(X, Y, sample_weight=WEIGHT, batch_size=64, verbose=0, return_dict=True)
-    assert weighted["mean_absolute_error"] == pytest.approx(np.average(error, weights=WEIGHT), rel=1e-5)
+    weighted = model.evaluate(
+        X, Y, sample_weight=WEIGHT, batch_size=64, verbose=0, return_dict=True
+    )
+    assert weighted["mean_absolute_error"] == pytest.approx(
+        np.average(error, weights=WEIGHT), rel=1e-5
+    )
 
 
 class Linear(dpvi.DPModel):
@@ -90,7 +103,11 @@ class Linear(dpvi.DPModel):
 def test_without_y_a_reconstruction_is_compared_with_x():
     model = Linear(3)
     model.compile(sgd(3.0), delta=1e-5, jit_compile=False, validation_metrics=["mae"])
-    weighted = tf.data.Dataset.from_tensor_slices((X, WEIGHT)).batch(64).map(lambda x, weight: (x, None, weight))
+    weighted = (
+        tf.data.Dataset.from_tensor_slices((X, WEIGHT))
+        .batch(64)
+        .map(lambda x, weight: (x, None, weight))
+    )
     for data, weight in (((X, None), None), (weighted, WEIGHT)):
         history = model.fit(X, validation_data=data, **PUBLIC).history
         error = np.abs(model.predict(X, verbose=0) - X).mean(axis=1)
@@ -104,13 +121,19 @@ def test_without_y_a_reconstruction_is_compared_with_x():
 
 def test_metrics_that_compare_nothing_are_refused_before_they_cost():
     def two(w, x):
-        return tfd.JointDistributionNamed({"a": tfd.Bernoulli(logits=x @ w[:, None]), "b": tfd.Normal(x[:, 0], 1.0)})
+        return tfd.JointDistributionNamed(
+            {"a": tfd.Bernoulli(logits=x @ w[:, None]), "b": tfd.Normal(x[:, 0], 1.0)}
+        )
 
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 3)
     pair = {"a": Y[:, None], "b": X[:, 0]}
     cases = [
         (Linear(1), (X,), "y is missing"),
-        (dpvi.DPVI(prior, lambda w: tfd.Independent(tfd.Normal(w, 1.0), 1), clipping="flat"), (X,), "predicts nothing"),
+        (
+            dpvi.DPVI(prior, lambda w: tfd.Independent(tfd.Normal(w, 1.0), 1), clipping="flat"),
+            (X,),
+            "predicts nothing",
+        ),
         (dpvi.DPVI(prior, two, clipping="flat"), (X, pair), "several|log_prob has shape"),
     ]
     for model, data, words in cases:
@@ -149,7 +172,11 @@ def test_a_model_in_float64_evaluates_arrays_of_any_float():
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(dataset, id="dataset"), pytest.param(Batches, id="Sequence", marks=pytest.mark.slow)]
+    "make",
+    [
+        pytest.param(dataset, id="dataset"),
+        pytest.param(Batches, id="Sequence", marks=pytest.mark.slow),
+    ],
 )
 def test_validation_data_as_batches(make):
     arrays, batches = (
@@ -184,7 +211,9 @@ def test_a_private_dataset_needs_its_declaration_too():
         toy(3.0).fit(X, Y, validation_data=dataset(), verbose=0)
 
 
-@pytest.mark.parametrize("x", [Batches(), (batch for batch in [(X, Y)])], ids=["Sequence", "generator"])
+@pytest.mark.parametrize(
+    "x", [Batches(), (batch for batch in [(X, Y)])], ids=["Sequence", "generator"]
+)
 def test_fit_on_batches_of_others_says_what_to_do(x):
     model = toy(3.0)
     with pytest.raises(TypeError, match="underlying arrays"):
@@ -238,7 +267,10 @@ def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
         keep = keras.callbacks.ModelCheckpoint(str(tmp_path / name), **settings)
         model.fit(X, Y, batch_size=50, verbose=0, callbacks=[keep])
 
-    for model, name, words in ((logistic(), "a.keras", "dpvi.register"), (toy(3.0), "a.h5", "save_weights")):
+    for model, name, words in (
+        (logistic(), "a.keras", "dpvi.register"),
+        (toy(3.0), "a.h5", "save_weights"),
+    ):
         with pytest.raises(ValueError, match=words):
             fit(model, name)
         assert model.num_releases == 0
@@ -249,15 +281,27 @@ def test_a_checkpoint_of_a_model_that_cannot_be_saved_costs_nothing(tmp_path):
 
 
 def test_keras_defaults_that_are_spelled_out_change_nothing():
-    arguments.refuse({"shuffle": True, "validation_split": 0.0, "class_weight": None, "validation_steps": None})
+    arguments.refuse(
+        {"shuffle": True, "validation_split": 0.0, "class_weight": None, "validation_steps": None}
+    )
 
 
 def _private_names(kind):
     """Methods and attributes of a class: those it defines, and those that its source assigns to `self`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    stored = (one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
-    assigned = {one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"}
-    return {name for name in {*vars(kind), *assigned} if name.startswith("_") and not name.startswith("__")}
+    stored = (
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+    )
+    assigned = {
+        one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"
+    }
+    return {
+        name
+        for name in {*vars(kind), *assigned}
+        if name.startswith("_") and not name.startswith("__")
+    }
 
 
 def _below(kind):
@@ -272,7 +316,16 @@ def test_no_private_name_of_ours_hides_one_of_keras():
     of_keras = {*dir(theirs), *dir(keras.Model())}
     assert {"_losses", "_checkpoint"} <= of_keras
     # Of the package: those of `_tf` alone may, which is where private names of TensorFlow and Keras belong.
-    kinds = {one for kind in _below(dpvi.DPModel) for one in kind.__mro__ if one.__module__.startswith("tfp_dpvi.")}
-    hidden = {one.__name__: _private_names(one) & of_keras for one in kinds if one.__module__ != "tfp_dpvi._tf"}
+    kinds = {
+        one
+        for kind in _below(dpvi.DPModel)
+        for one in kind.__mro__
+        if one.__module__.startswith("tfp_dpvi.")
+    }
+    hidden = {
+        one.__name__: _private_names(one) & of_keras
+        for one in kinds
+        if one.__module__ != "tfp_dpvi._tf"
+    }
     assert {"DPModel", "DPVAE", LocalModel.__name__} <= hidden.keys()
     assert not any(hidden.values()), hidden

@@ -23,7 +23,9 @@ def likelihood(params, x):
 
 @pytest.fixture(scope="module")
 def model():
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 3), "b": tfd.Normal(0.0, 1.0)})
+    prior = tfd.JointDistributionNamed(
+        {"w": tfd.Sample(tfd.Normal(0.0, 1.0), 3), "b": tfd.Normal(0.0, 1.0)}
+    )
     made = dpvi.DPVI(prior, likelihood, clipping="flat")
     made.compile(adam(2.0), delta=1e-5, jit_compile=False)
     made.fit(X, Y, batch_size=20, verbose=0)
@@ -33,7 +35,9 @@ def model():
 @pytest.fixture(scope="module")
 def generative():
     prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
-    return dpvi.DPVI(prior, lambda loc: tfd.MultivariateNormalDiag(loc, tf.ones(2)), clipping="flat")
+    return dpvi.DPVI(
+        prior, lambda loc: tfd.MultivariateNormalDiag(loc, tf.ones(2)), clipping="flat"
+    )
 
 
 def exposures(model):
@@ -52,19 +56,30 @@ def test_groups_hold_what_is_released_and_nothing_of_records(model):
 
 def test_public_records_bring_predictions_observations_and_log_likelihoods(model):
     inputs = model.to_inference_data(X[:7], num_draws=20)
-    assert set(inputs.groups()) == {"posterior", "prior", "posterior_predictive", "prior_predictive"}
+    assert set(inputs.groups()) == {
+        "posterior",
+        "prior",
+        "posterior_predictive",
+        "prior_predictive",
+    }
     data = model.to_inference_data(X[:7], Y[:7], num_draws=20)
     assert data.posterior_predictive["y"].shape == data.prior_predictive["y"].shape == (4, 5, 7)
     np.testing.assert_array_equal(data.observed_data["y"], Y[:7])
     w, b = (data.posterior[name].values.reshape(20, -1) for name in "wb")
     expected = -0.5 * (Y[:7] - w @ X[:7].T - b) ** 2 - 0.5 * np.log(2 * np.pi)
-    np.testing.assert_allclose(data.log_likelihood["y"].values.reshape(20, 7), expected, rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        data.log_likelihood["y"].values.reshape(20, 7), expected, rtol=2e-4, atol=1e-5
+    )
     assert not exposures(model)
 
 
 def test_predictions_have_the_models_moments(model):
     """False-alarm rate below 1e-9: 2,000 predictions of an outcome, bounds of 7 standard errors."""
-    draws = model.to_inference_data(X[:2], num_draws=2000).posterior_predictive["y"].values.reshape(2000, 2)
+    draws = (
+        model.to_inference_data(X[:2], num_draws=2000)
+        .posterior_predictive["y"]
+        .values.reshape(2000, 2)
+    )
     exact = model.predictive(X[:2], num_draws=2000)
     error = np.abs(draws.mean(axis=0) - exact.mean())
     assert (error < 7 * exact.stddev().numpy() / np.sqrt(2000)).all()
@@ -89,8 +104,12 @@ def test_a_model_of_whole_records(generative):
     assert data.log_likelihood["x"].shape == (1, 8, 5)
 
 
-@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")  # ArviZ 0.23 on Matplotlib 3.11.
-@pytest.mark.filterwarnings("ignore:Estimated shape parameter")  # Of 200 draws from a fit with fresh noise.
+@pytest.mark.filterwarnings(
+    "ignore:Passing a dict or None as alias_mapping"
+)  # ArviZ 0.23 on Matplotlib 3.11.
+@pytest.mark.filterwarnings(
+    "ignore:Estimated shape parameter"
+)  # Of 200 draws from a fit with fresh noise.
 def test_arviz_compares_and_draws(model, tmp_path):
     import matplotlib as mpl
 
@@ -106,7 +125,9 @@ def test_arviz_compares_and_draws(model, tmp_path):
 
 
 def test_loo_on_private_records_is_refused_with_its_price(model):
-    with pytest.raises(ValueError, match=r"pass public ones, loo\(x_public, y_public\).\n.*would cost epsilon"):
+    with pytest.raises(
+        ValueError, match=r"pass public ones, loo\(x_public, y_public\).\n.*would cost epsilon"
+    ):
         model.loo()
     assert not exposures(model)
 

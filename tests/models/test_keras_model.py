@@ -23,7 +23,12 @@ def dense(outputs=3, **last):
 
 def convolutional():
     return keras.Sequential(
-        [layers.Conv2D(4, 3, 2, activation="relu"), layers.MaxPool2D(2, 1), layers.Flatten(), layers.Dense(3)]
+        [
+            layers.Conv2D(4, 3, 2, activation="relu"),
+            layers.MaxPool2D(2, 1),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
     )
 
 
@@ -59,7 +64,9 @@ def by_single_records(model, loss, records, clip):
     for x, y, weight in zip(records["x"], records["y"], weights, strict=True):
         with tf.GradientTape() as tape:
             value = weight * tf.reduce_mean(loss(y[None], model.network(x[None])))
-        found = [np.asarray(part, np.float64) for part in tape.gradient(value, model.trainable_variables)]
+        found = [
+            np.asarray(part, np.float64) for part in tape.gradient(value, model.trainable_variables)
+        ]
         length = np.sqrt(sum(np.sum(part**2) for part in found))
         for total, part in zip(totals, found, strict=True):
             total += part * min(1.0, clip / length)
@@ -69,21 +76,33 @@ def by_single_records(model, loss, records, clip):
 CASES = {
     "labels": (dense, sparse, X, LABELS),
     "labels in a column": (dense, sparse, X, LABELS[:, None]),
-    "probabilities": (lambda: dense(3, activation="softmax"), lambda: "sparse_categorical_crossentropy", X, LABELS),
+    "probabilities": (
+        lambda: dense(3, activation="softmax"),
+        lambda: "sparse_categorical_crossentropy",
+        X,
+        LABELS,
+    ),
     "one hot": (
         dense,
         lambda: keras.losses.CategoricalCrossentropy(from_logits=True, reduction="none"),
         X,
         np.eye(3, dtype="float32")[LABELS],
     ),
-    "binary": (lambda: dense(1, activation="sigmoid"), lambda: "binary_crossentropy", X, LABELS.astype(bool) * 1),
+    "binary": (
+        lambda: dense(1, activation="sigmoid"),
+        lambda: "binary_crossentropy",
+        X,
+        LABELS.astype(bool) * 1,
+    ),
     "a number": (lambda: dense(1), lambda: "mse", X, X[:, 0]),
     "several numbers": (lambda: dense(2), lambda: keras.losses.Huber(), X, X[:, :2]),
     "images": (convolutional, sparse, RNG.uniform(size=[40, 9, 8, 1]).astype("float32"), LABELS),
 }
 
 
-@pytest.mark.parametrize("case", [case if case in ("labels", "a number", "images") else slow(case) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [case if case in ("labels", "a number", "images") else slow(case) for case in CASES]
+)
 def test_gradients_are_those_of_single_records(case):
     """C3: whatever engine, loss and shape of y, against one backward pass for each record by Keras's own loss."""
     network, make_loss, x, y = CASES[case]
@@ -113,7 +132,9 @@ def test_one_record_moves_the_sum_by_the_clip_at_most(gradients):
     for bad in (-1, 3, 2**31 - 1):
         wrong = LABELS.copy()
         wrong[7] = bad
-        for part, without in zip(sums({"x": X * 10, "y": wrong}, np.ones(40, bool)), removed, strict=True):
+        for part, without in zip(
+            sums({"x": X * 10, "y": wrong}, np.ones(40, bool)), removed, strict=True
+        ):
             np.testing.assert_array_equal(part, without)
 
 
@@ -164,7 +185,9 @@ class Late(layers.Layer):
 
 @pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
 def test_a_loss_that_a_call_adds_as_a_function_is_refused(gradients):
-    model = compiled(keras.Sequential([layers.Input([6]), layers.Dense(3), Late()]), "mse", gradients=gradients)
+    model = compiled(
+        keras.Sequential([layers.Input([6]), layers.Dense(3), Late()]), "mse", gradients=gradients
+    )
     with pytest.raises(ValueError, match=r"late.*calls add_loss with a function.*pass the tensor"):
         model.fit(X, X[:, :3], verbose=0)
     assert model.privacy_ledger.num_releases == 0
@@ -173,8 +196,12 @@ def test_a_loss_that_a_call_adds_as_a_function_is_refused(gradients):
 @pytest.mark.parametrize("gradients", ["ghost", "vectorized"])
 def test_weight_regularizers_are_exact(gradients):
     """C2: of a loss that is zero the penalty alone is left, unclipped."""
-    network = keras.Sequential([layers.Dense(3, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))])
-    model = compiled(network, lambda y, o: 0.0 * o, toy.sgd(0.0, clip=1e-3, rate=0.1), gradients=gradients)
+    network = keras.Sequential(
+        [layers.Dense(3, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))]
+    )
+    model = compiled(
+        network, lambda y, o: 0.0 * o, toy.sgd(0.0, clip=1e-3, rate=0.1), gradients=gradients
+    )
     network(X)
     before = network.layers[0].kernel.numpy()
     model.fit(X, X[:, :3], batch_size=40, epochs=1, verbose=0)
@@ -199,10 +226,18 @@ def test_it_learns_evaluates_and_predicts():
     """Keras's habits: metrics by name in `evaluate` and validation, none of training records in `History`."""
     keras.utils.set_random_seed(1)
     network = dense()
-    model = compiled(network, how=toy.adam(None, rate=0.05), metrics=["accuracy"], epsilon=50.0, accountant="rdp")
+    model = compiled(
+        network, how=toy.adam(None, rate=0.05), metrics=["accuracy"], epsilon=50.0, accountant="rdp"
+    )
     before = model.evaluate(X, LABELS, verbose=0, return_dict=True)
     history = model.fit(
-        X, LABELS, batch_size=20, epochs=15, verbose=0, validation_data=(X, LABELS), validation_is_public=True
+        X,
+        LABELS,
+        batch_size=20,
+        epochs=15,
+        verbose=0,
+        validation_data=(X, LABELS),
+        validation_is_public=True,
     ).history
     assert set(history) == {"epsilon", "val_loss", "val_accuracy"}
     after = model.evaluate(X, LABELS, verbose=0, return_dict=True)
@@ -230,10 +265,16 @@ def test_accuracy_is_that_of_the_loss(loss, kind):
 
 def test_privatised_metrics_go_beside():
     clipped = dpvi.metrics.PrivateClippedFraction()
-    model = compiled(metrics=[clipped, "accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")])
+    model = compiled(
+        metrics=[clipped, "accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")]
+    )
     history = model.fit(X, LABELS, batch_size=20, verbose=0).history
     assert set(history) == {"epsilon", clipped.name}
-    assert set(model.evaluate(X, LABELS, verbose=0, return_dict=True)) >= {"loss", "accuracy", "top"}
+    assert set(model.evaluate(X, LABELS, verbose=0, return_dict=True)) >= {
+        "loss",
+        "accuracy",
+        "top",
+    }
 
 
 @pytest.mark.parametrize(
@@ -282,7 +323,9 @@ def test_a_loss_that_mixes_records_is_computed_record_by_record(caplog):
 def weighed_by_label(y, outputs):
     weights = 1.0 + tf.cast(y, tf.float32)
     return (
-        keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True) * weights / tf.reduce_mean(weights)
+        keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        * weights
+        / tf.reduce_mean(weights)
     )
 
 
@@ -293,7 +336,9 @@ def weighed_by_label(y, outputs):
         slow(
             lambda: keras.Sequential(
                 [
-                    layers.Lambda(lambda x: tf.cast(x, tf.float32) / tf.cast(tf.reduce_max(x), tf.float32)),
+                    layers.Lambda(
+                        lambda x: tf.cast(x, tf.float32) / tf.cast(tf.reduce_max(x), tf.float32)
+                    ),
                     layers.Dense(3),
                 ]
             ),
@@ -341,7 +386,9 @@ def test_saved_and_loaded_it_goes_on(tmp_path):
     model.save(path)
     loaded = dpvi.load_model(path)
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
-    assert loaded.evaluate(X, LABELS, verbose=0) == pytest.approx(model.evaluate(X, LABELS, verbose=0))
+    assert loaded.evaluate(X, LABELS, verbose=0) == pytest.approx(
+        model.evaluate(X, LABELS, verbose=0)
+    )
     loaded.fit(X, LABELS, batch_size=20, epochs=1, verbose=0)
     assert loaded.privacy_ledger.num_releases == 6
     model.export(tmp_path / "exported")

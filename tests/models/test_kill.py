@@ -68,11 +68,15 @@ def train(ledger_path, marks_path, backup, result):
 """
 
 
-def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int, kind: str) -> tuple[list, list]:
+def kill_and_resume(
+    directory: pathlib.Path, kills: int, epochs: int, seed: int, kind: str
+) -> tuple[list, list]:
     """Fits that are killed and resumed until `kills` kills are done and a fit has gone on after one; then as many that
     nobody kills. Their results."""
     rng = np.random.default_rng(seed)
-    trainers = Trainers(directory, RESUMED.replace("EPOCHS", str(epochs)).replace("KIND", repr(kind)))
+    trainers = Trainers(
+        directory, RESUMED.replace("EPOCHS", str(epochs)).replace("KIND", repr(kind))
+    )
     done, resumed, alone = 0, [], []
     backup, result = directory / "backup", directory / "result"
     try:
@@ -81,9 +85,15 @@ def kill_and_resume(directory: pathlib.Path, kills: int, epochs: int, seed: int,
             went_on = any(len(one["epochs"]) < epochs for one in resumed)
             if done >= kills and went_on and not left:
                 break
-            if done < kills or not (went_on or left):  # A kill may come before the first backup or after the last.
+            if done < kills or not (
+                went_on or left
+            ):  # A kill may come before the first backup or after the last.
                 killed = kill_once(
-                    trainers, float(rng.uniform(0.0, 0.6)), backup, result, at_start=bool(rng.uniform() < 0.1)
+                    trainers,
+                    float(rng.uniform(0.0, 0.6)),
+                    backup,
+                    result,
+                    at_start=bool(rng.uniform() < 0.1),
                 )
             else:
                 trainers.start(backup, result)

@@ -38,12 +38,16 @@ def mixture(dtype="float32"):
     locs = tf.Variable(tf.constant([[0.0, 0.5], [0.3, -0.2]], dtype), name="locs")
     scales = tfp.util.TransformedVariable(tf.ones([2, D], dtype), tfb.Softplus(), name="scales")
     logits = tf.Variable(tf.zeros([2], dtype), name="logits")
-    return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), tfd.MultivariateNormalDiag(locs, scales))
+    return tfd.MixtureSameFamily(
+        tfd.Categorical(logits=logits), tfd.MultivariateNormalDiag(locs, scales)
+    )
 
 
 def flow():
     """A masked autoregressive flow."""
-    network = tfb.AutoregressiveNetwork(params=2, event_shape=[D], hidden_units=[4], activation="tanh")
+    network = tfb.AutoregressiveNetwork(
+        params=2, event_shape=[D], hidden_units=[4], activation="tanh"
+    )
     return tfd.TransformedDistribution(
         tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=[D]), tfb.MaskedAutoregressiveFlow(network)
     )
@@ -126,12 +130,19 @@ def test_it_learns_at_its_epsilon(name, jit_compile):
     before = [v.numpy() for v in learned(model)]
     with no_fallback():
         history = model.fit(
-            x, batch_size=100, epochs=12, verbose=0, validation_data=(x, None), validation_is_public=True
+            x,
+            batch_size=100,
+            epochs=12,
+            verbose=0,
+            validation_data=(x, None),
+            validation_is_public=True,
         )
     losses = history.history["val_loss"]
     assert losses[-1] < losses[0] - 0.3
     assert model.privacy_report().epsilon <= 10.0
-    assert all(np.abs(v.numpy() - b).max() > 1e-3 for v, b in zip(learned(model), before, strict=True))
+    assert all(
+        np.abs(v.numpy() - b).max() > 1e-3 for v, b in zip(learned(model), before, strict=True)
+    )
     assert model.sample_predictive(5).shape == (5, 6)
 
 
@@ -171,7 +182,9 @@ def test_the_prior_of_a_conditional_model():
 
 
 def test_a_frozen_flow_stays_fixed():
-    network = tfb.AutoregressiveNetwork(params=2, event_shape=[D], hidden_units=[4], trainable=False)
+    network = tfb.AutoregressiveNetwork(
+        params=2, event_shape=[D], hidden_units=[4], trainable=False
+    )
     base = tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=[D])
     model = make(prior=tfd.TransformedDistribution(base, tfb.MaskedAutoregressiveFlow(network)))
     assert internals.read_by_prior(model) == ()
@@ -204,7 +217,9 @@ def test_a_saved_model_and_an_export_hold_the_prior(name, tmp_path):
         assert ours is not theirs
     z = np.random.default_rng(0).normal(size=[5, D]).astype("float32")
     np.testing.assert_allclose(loaded.prior.log_prob(z), model.prior.log_prob(z), rtol=1e-6)
-    np.testing.assert_array_equal(loaded.sample_predictive(6, seed=3), model.sample_predictive(6, seed=3))
+    np.testing.assert_array_equal(
+        loaded.sample_predictive(6, seed=3), model.sample_predictive(6, seed=3)
+    )
     model.save_weights(tmp_path / "a.weights.h5")
     changed = [value + 0.1 for value in model.get_weights()]
     model.set_weights(changed)
@@ -226,9 +241,13 @@ def test_a_prior_that_would_be_frozen_is_refused():
     variable, encoder = tf.Variable(tf.zeros(D), name="centre"), dense_encoder()
     for prior in (
         lambda: tfd.Independent(tfd.Normal(tf.sin(variable), 1.0), 1),
-        lambda: tfd.MixtureSameFamily(tfd.Categorical(logits=tf.zeros(4)), encoder(PSEUDO.astype("float32"))),
+        lambda: tfd.MixtureSameFamily(
+            tfd.Categorical(logits=tf.zeros(4)), encoder(PSEUDO.astype("float32"))
+        ),
     ):
-        with pytest.raises(ValueError, match=r"prior is built from the initial value of the variable") as caught:
+        with pytest.raises(
+            ValueError, match=r"prior is built from the initial value of the variable"
+        ) as caught:
             make(encoder, prior=prior)
         assert str(caught.value).count("\n") < 2
 
@@ -267,10 +286,16 @@ def test_a_variable_that_no_layer_holds_is_refused(part):
     scale = tf.Variable(0.5, name="scale")
     networks = {
         "encoder": keras.Sequential(
-            [layers.Dense(D), tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, tf.exp(scale)), 1))]
+            [
+                layers.Dense(D),
+                tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, tf.exp(scale)), 1)),
+            ]
         ),
         "decoder": keras.Sequential(
-            [layers.Dense(6), tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, tf.exp(scale)), 1))]
+            [
+                layers.Dense(6),
+                tfpl.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, tf.exp(scale)), 1)),
+            ]
         ),
     }
     model = compiled(make(**{part: networks[part]}))

@@ -62,7 +62,9 @@ def test_a_lifetime_target_counts_what_other_models_spent():
 def test_training_stops_before_the_step_that_would_overspend(caplog):
     probe = make_model()
     fit(probe, steps_per_epoch=1, epochs=5)
-    ledger = dpvi.PrivacyLedger(budget_epsilon=probe.privacy_report().epsilon * 1.0001, budget_delta=1e-5)
+    ledger = dpvi.PrivacyLedger(
+        budget_epsilon=probe.privacy_report().epsilon * 1.0001, budget_delta=1e-5
+    )
     model = make_model(ledger, steps_per_execution=4)
     history = fit(model, steps_per_epoch=20)
     assert ledger.num_releases == 5
@@ -124,7 +126,9 @@ def test_physical_batches_change_no_number(size):
     results = []
     for physical in (None, size):
         model = make_model(seed=3, physical_batch_size=physical)
-        fit(model, batch_size=200)  # Full batches: the same records in the same steps, whatever the pieces.
+        fit(
+            model, batch_size=200
+        )  # Full batches: the same records in the same steps, whatever the pieces.
         results.append((model.privacy_report().epsilon, weights(model)))
     assert results[0][0] == results[1][0]
     np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
@@ -161,7 +165,9 @@ def test_fixed_size_batches_under_a_ledgers_budget():
         ({}, {"validation_data": (X[:20], Y[:20]), "unsafe_validation": True}, "unsafe_validation"),
     ],
 )
-def test_what_was_shown_is_in_the_ledger_and_in_every_later_report(tmp_path, compile_with, fit_with, named):
+def test_what_was_shown_is_in_the_ledger_and_in_every_later_report(
+    tmp_path, compile_with, fit_with, named
+):
     path = tmp_path / "ledger"
     ledger = dpvi.PrivacyLedger(path)
     model = make_model(ledger, **compile_with)
@@ -181,12 +187,16 @@ def test_what_was_shown_is_in_the_ledger_and_in_every_later_report(tmp_path, com
 
 def test_what_is_shown_is_written_down_before_it_is_shown(monkeypatch):
     ledger = dpvi.PrivacyLedger()
-    monkeypatch.setattr(ledger, "record_exposure", lambda text: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        ledger, "record_exposure", lambda text: (_ for _ in ()).throw(OSError("disk full"))
+    )
     seen = []
     with pytest.raises(OSError, match="disk full"):
         fit(
             make_model(ledger, unsafe_training_metrics=True),
-            callbacks=[keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs))],
+            callbacks=[
+                keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(logs))
+            ],
         )
     assert seen == []
     assert ledger.num_releases == 0

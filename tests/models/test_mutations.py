@@ -19,7 +19,9 @@ from tfp_dpvi.sampling import PoissonSampler
 
 def shared_out(names, *easier):
     """Those that are found sooner than a quick one of the same check are slow."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in easier else name for name in names]
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in easier else name for name in names
+    ]
 
 
 def _sums(subject):
@@ -40,7 +42,9 @@ def test_wrong_noise_is_caught(name):
 def test_a_realised_denominator_is_caught():
     """C1."""
     steps = Steps()
-    object.__setattr__(steps, "subject", Subject(privatize=broken.realised_denominator(steps.sampler)))
+    object.__setattr__(
+        steps, "subject", Subject(privatize=broken.realised_denominator(steps.sampler))
+    )
     with pytest.raises(AssertionError, match=r"released mean|standard deviation|p = "):
         check_noise(steps)
     assert isinstance(steps.sampler, FirstRecords)
@@ -73,7 +77,9 @@ def test_an_understated_sensitivity_is_caught(name):
         check_raw_replay(Subject(clipped_sum=broken.SENSITIVITY[name]))
 
 
-@pytest.mark.parametrize("name", shared_out(broken.SAMPLERS, "truncated batches", "last record lost"))
+@pytest.mark.parametrize(
+    "name", shared_out(broken.SAMPLERS, "truncated batches", "last record lost")
+)
 def test_batches_that_are_not_poisson_are_caught(name):
     """C4."""
     with pytest.raises(AssertionError, match="p = "):

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.vaes import D, X, check_against_single_records, compiled, fitted, layers, make, optimizer, ready, tfd, tfpl
+from support.vaes import (
+    D,
+    X,
+    check_against_single_records,
+    compiled,
+    fitted,
+    layers,
+    make,
+    optimizer,
+    ready,
+    tfd,
+    tfpl,
+)
 
 from tfp_dpvi import keras
 
@@ -114,7 +126,9 @@ class OddDecoder(Decoder):
 
 def test_a_distribution_that_hides_its_parameters_is_refused_in_a_sentence():
     model = compiled(make(decoder=OddDecoder()))
-    with pytest.raises(ValueError, match=r"odd_decoder has weights of its own.*layer that returns tensors") as caught:
+    with pytest.raises(
+        ValueError, match=r"odd_decoder has weights of its own.*layer that returns tensors"
+    ) as caught:
         model.fit(X, batch_size=20, verbose=0)
     assert str(caught.value).count("\n") < 2
     assert model.num_releases == 0

@@ -20,13 +20,17 @@ def prior():
 
 
 def compiled(model, **settings):
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(0.05, l2_norm_clip=1.0, noise_multiplier=2.0, **settings)
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+        0.05, l2_norm_clip=1.0, noise_multiplier=2.0, **settings
+    )
     model.compile(optimizer, delta=1e-5, jit_compile=False, accountant="rdp")
     return model
 
 
 def refused(caplog):
-    return [record.getMessage() for record in caplog.records if "does not apply" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "does not apply" in record.getMessage()
+    ]
 
 
 def test_a_record_that_makes_the_likelihood_nan_counts_nothing_and_does_not_hang():
@@ -37,10 +41,14 @@ def test_a_record_that_makes_the_likelihood_nan_counts_nothing_and_does_not_hang
         return tfd.Poisson(log_rate=tf.math.log(x[:, 0]) + tf.linalg.matvec(x[:, 1:], params["w"]))
 
     generator = np.random.default_rng(0)
-    x = np.concatenate([np.ones((NUM, 1)), generator.normal(size=(NUM, 3))], axis=1).astype("float32")
+    x = np.concatenate([np.ones((NUM, 1)), generator.normal(size=(NUM, 3))], axis=1).astype(
+        "float32"
+    )
     x[7, 0] = -1.0
     model = compiled(dpvi.DPVI(prior, likelihood))
-    model.fit(x, generator.poisson(1.0, NUM).astype("float32"), batch_size=NUM, epochs=10, verbose=0)
+    model.fit(
+        x, generator.poisson(1.0, NUM).astype("float32"), batch_size=NUM, epochs=10, verbose=0
+    )
     assert model.calibration.pairing is not None
     assert np.isfinite(model.posterior.sample(5)["w"]).all()
 
@@ -56,7 +64,9 @@ def test_a_record_whose_logits_overflow_counts_nothing():
     x = generator.normal(size=(NUM, 3)).astype("float32")
     x[3] = 3e38
     model = compiled(dpvi.DPVI(prior, likelihood))
-    model.fit(x, generator.integers(0, 3, NUM).astype("int32"), batch_size=NUM, epochs=10, verbose=0)
+    model.fit(
+        x, generator.integers(0, 3, NUM).astype("int32"), batch_size=NUM, epochs=10, verbose=0
+    )
     assert model.calibration.pairing is not None
     assert np.isfinite(model.posterior.sample(5)["w"]).all()
 

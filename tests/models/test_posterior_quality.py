@@ -33,7 +33,9 @@ def adult():
 
 
 def make_prior(dtype="float64"):
-    return tfd.Sample(tfd.Normal(np.zeros([], dtype), np.asarray(PRIOR_SCALE, dtype)), sample_shape=15)
+    return tfd.Sample(
+        tfd.Normal(np.zeros([], dtype), np.asarray(PRIOR_SCALE, dtype)), sample_shape=15
+    )
 
 
 def likelihood(weights, x):
@@ -46,10 +48,14 @@ def fit(adult, surrogate, num_draws):
     Adam starts anew for each part: its second moments remember the steep start too long for the scales.
     """
     x, y = adult
-    model = dpvi.DPVI(make_prior(), likelihood, surrogate, num_draws=num_draws, seed=0, clipping="flat")
+    model = dpvi.DPVI(
+        make_prior(), likelihood, surrogate, num_draws=num_draws, seed=0, clipping="flat"
+    )
 
     def run(steps, **arguments):
-        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=math.inf, noise_multiplier=0.0, **arguments)
+        optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
+            l2_norm_clip=math.inf, noise_multiplier=0.0, **arguments
+        )
         model.compile(optimizer, steps_per_execution=steps)
         model.fit(x, y, batch_size=len(y), epochs=1, steps_per_epoch=steps, verbose=0)
 
@@ -83,14 +89,20 @@ def mean_field_optimum(x, y, num_nodes=32):
             loss += weight * np.logaddexp(0.0, logits).sum()
             by_mean += weight * probs
             by_variance += 0.5 * weight * probs * (1.0 - probs)
-        kl = np.sum(np.log(PRIOR_SCALE) - log_scale + (scale**2 + loc**2) / (2.0 * PRIOR_SCALE**2) - 0.5)
+        kl = np.sum(
+            np.log(PRIOR_SCALE) - log_scale + (scale**2 + loc**2) / (2.0 * PRIOR_SCALE**2) - 0.5
+        )
         by_loc = x.T @ by_mean + loc / PRIOR_SCALE**2
         by_log_scale = 2.0 * scale**2 * ((x**2).T @ by_variance) - 1.0 + scale**2 / PRIOR_SCALE**2
         return (loss + kl) / len(y), np.concatenate([by_loc, by_log_scale]) / len(y)
 
     start = np.concatenate([np.zeros(x.shape[1]), np.full(x.shape[1], -4.0)])
     result = optimize.minimize(
-        negative_elbo, start, jac=True, method="L-BFGS-B", options={"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-9}
+        negative_elbo,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-9},
     )
     gradient = np.abs(result.jac).max()
     assert gradient < 1e-7, result
@@ -116,11 +128,15 @@ def hmc_moments(x, y, num_chains=4, num_results=1000, num_burnin=300):
     def log_joint(whitened):  # [chains, 15]
         w = mode + tf.linalg.matvec(factor, whitened)
         logits = tf.linalg.matmul(inputs, w, transpose_b=True)  # [N, chains]
-        log_likelihood = tf.reduce_sum(outcomes[:, None] * logits - tf.math.softplus(logits), axis=0)
+        log_likelihood = tf.reduce_sum(
+            outcomes[:, None] * logits - tf.math.softplus(logits), axis=0
+        )
         return log_likelihood + prior.log_prob(w)
 
     kernel = tfp.mcmc.SimpleStepSizeAdaptation(
-        tfp.mcmc.HamiltonianMonteCarlo(log_joint, step_size=tf.constant(0.3, tf.float64), num_leapfrog_steps=5),
+        tfp.mcmc.HamiltonianMonteCarlo(
+            log_joint, step_size=tf.constant(0.3, tf.float64), num_leapfrog_steps=5
+        ),
         num_adaptation_steps=int(0.8 * num_burnin),
         target_accept_prob=tf.constant(0.8, tf.float64),
     )
@@ -129,7 +145,12 @@ def hmc_moments(x, y, num_chains=4, num_results=1000, num_burnin=300):
     def run():
         start = tf.random.stateless_normal([num_chains, x.shape[1]], seed=[0, 1], dtype=tf.float64)
         return tfp.mcmc.sample_chain(
-            num_results, start, kernel=kernel, num_burnin_steps=num_burnin, trace_fn=None, seed=tf.constant([2, 3])
+            num_results,
+            start,
+            kernel=kernel,
+            num_burnin_steps=num_burnin,
+            trace_fn=None,
+            seed=tf.constant([2, 3]),
         )
 
     draws = run()  # [results, chains, 15]
@@ -171,6 +192,8 @@ def test_full_rank_agrees_with_hmc(adult):
     loc, scale = moments(model)
     hmc_loc, hmc_scale = hmc_moments(*adult)
     distance = np.abs(loc - hmc_loc) / hmc_scale
-    print(f"full rank: means at most {distance.max():.4f} sd away, sd ratio {np.abs(scale / hmc_scale - 1).max():.4f}")
+    print(
+        f"full rank: means at most {distance.max():.4f} sd away, sd ratio {np.abs(scale / hmc_scale - 1).max():.4f}"
+    )
     assert distance.max() < 0.15
     np.testing.assert_allclose(scale, hmc_scale, rtol=0.15)

@@ -47,7 +47,9 @@ def networks(prior_dtype, layer_dtype):
     encoder = keras.Sequential(
         [
             keras.layers.Dense(4, dtype=layer_dtype),
-            tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
+            tfp.layers.DistributionLambda(
+                lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))
+            ),
         ]
     )
     decoder = keras.Sequential(
@@ -56,7 +58,11 @@ def networks(prior_dtype, layer_dtype):
             tfp.layers.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t, tf.ones_like(t))),
         ]
     )
-    return dpvi.DPVAE(encoder, decoder, tfd.MultivariateNormalDiag(tf.zeros(2, prior_dtype), tf.ones(2, prior_dtype)))
+    return dpvi.DPVAE(
+        encoder,
+        decoder,
+        tfd.MultivariateNormalDiag(tf.zeros(2, prior_dtype), tf.ones(2, prior_dtype)),
+    )
 
 
 def refused(make, dtype, *data):

@@ -44,7 +44,10 @@ def test_mean_variance_and_log_prob_are_those_of_the_mixture():
     means = np.array([X @ W[s] for s in range(NUM_DRAWS)], "float64")
     y = GENERATOR.normal(size=5).astype("float32")
     logs = np.array(
-        [-0.5 * ((y - means[s]) / SCALE[s]) ** 2 - np.log(SCALE[s]) - 0.5 * np.log(2 * np.pi) for s in range(NUM_DRAWS)]
+        [
+            -0.5 * ((y - means[s]) / SCALE[s]) ** 2 - np.log(SCALE[s]) - 0.5 * np.log(2 * np.pi)
+            for s in range(NUM_DRAWS)
+        ]
     )
 
     assert predictive.batch_shape == [5]
@@ -72,32 +75,44 @@ def test_bernoulli_labels_average_probabilities_and_not_logits():
     probabilities = logistic(5.0 * X @ W.T).mean(axis=1)
 
     np.testing.assert_allclose(predictive.mean(), probabilities, rtol=1e-5)
-    assert np.abs(probabilities - logistic(5.0 * X @ W.mean(axis=0))).max() > 0.03  # The two differ here.
+    assert (
+        np.abs(probabilities - logistic(5.0 * X @ W.mean(axis=0))).max() > 0.03
+    )  # The two differ here.
     labels = np.array([0, 1, 0, 1, 1])
     np.testing.assert_allclose(
-        predictive.log_prob(labels), np.log(np.where(labels == 1, probabilities, 1 - probabilities)), rtol=1e-4
+        predictive.log_prob(labels),
+        np.log(np.where(labels == 1, probabilities, 1 - probabilities)),
+        rtol=1e-4,
     )
 
 
 def test_categorical_means_are_class_probabilities():
     logits = GENERATOR.normal(size=(NUM_DRAWS, 5, 4)).astype("float32")
-    predictive = PosteriorPredictive(lambda one: tfd.Categorical(logits=one), tf.constant(logits), NUM_DRAWS)
+    predictive = PosteriorPredictive(
+        lambda one: tfd.Categorical(logits=one), tf.constant(logits), NUM_DRAWS
+    )
     probabilities = np.mean(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True), axis=0)
 
     np.testing.assert_allclose(predictive.mean(), probabilities, rtol=1e-5)
     labels = np.array([0, 3, 1, 2, 2])
-    np.testing.assert_allclose(predictive.log_prob(labels), np.log(probabilities[np.arange(5), labels]), rtol=1e-5)
+    np.testing.assert_allclose(
+        predictive.log_prob(labels), np.log(probabilities[np.arange(5), labels]), rtol=1e-5
+    )
 
 
 def test_several_outputs_keep_their_event_shape_and_dtype():
     locs = GENERATOR.normal(size=(NUM_DRAWS, 2))
     predictive = PosteriorPredictive(
-        lambda loc: tfd.MultivariateNormalDiag(loc * np.ones((5, 2)), np.ones(2)), tf.constant(locs), NUM_DRAWS
+        lambda loc: tfd.MultivariateNormalDiag(loc * np.ones((5, 2)), np.ones(2)),
+        tf.constant(locs),
+        NUM_DRAWS,
     )
     assert predictive.dtype == tf.float64
     assert (predictive.batch_shape, predictive.event_shape) == ([5], [2])
     np.testing.assert_allclose(predictive.mean(), np.tile(locs.mean(axis=0), (5, 1)), rtol=1e-12)
-    np.testing.assert_allclose(predictive.variance(), np.tile(1 + locs.var(axis=0), (5, 1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        predictive.variance(), np.tile(1 + locs.var(axis=0), (5, 1)), rtol=1e-12
+    )
     assert predictive.log_prob(np.zeros((5, 2))).shape == [5]
 
 
@@ -105,12 +120,16 @@ def test_samples_have_the_mixtures_moments_and_are_coherent_across_records():
     """False-alarm rate below 1e-9: 4,000 samples; the bounds are 7 standard errors."""
     num = 4000
     predictive = normal_predictive()
-    samples = tf.function(lambda: predictive.sample(num, seed=(1, 2)))().numpy()  # Eager, it loops in Python.
+    samples = tf.function(
+        lambda: predictive.sample(num, seed=(1, 2))
+    )().numpy()  # Eager, it loops in Python.
 
     assert samples.shape == (num, 5)
     means = np.array([X @ W[s] for s in range(NUM_DRAWS)], "float64")
     variance = np.mean(SCALE**2) + means.var(axis=0)
-    np.testing.assert_array_less(np.abs(samples.mean(axis=0) - means.mean(axis=0)), 7 * np.sqrt(variance / num))
+    np.testing.assert_array_less(
+        np.abs(samples.mean(axis=0) - means.mean(axis=0)), 7 * np.sqrt(variance / num)
+    )
     # Records share the posterior draw of a sample: their covariance is that of the draws' means, far from 0 for some
     # pair. A sample covariance has a standard error of at most 2 v_i v_j / sqrt(num) here (kurtosis below 4 each).
     expected = np.cov(means.T, bias=True)
@@ -123,7 +142,9 @@ def test_samples_have_the_mixtures_moments_and_are_coherent_across_records():
 
 def test_samples_repeat_with_a_seed_and_differ_without():
     predictive = normal_predictive()
-    np.testing.assert_array_equal(predictive.sample(3, seed=(1, 2)), predictive.sample(3, seed=(1, 2)))
+    np.testing.assert_array_equal(
+        predictive.sample(3, seed=(1, 2)), predictive.sample(3, seed=(1, 2))
+    )
     first, other = (predictive.sample(3, seed=seed).numpy() for seed in ((1, 2), (1, 3)))
     assert np.abs(first - other).min() > 0
     assert predictive.sample(seed=(1, 2)).shape == [5]
@@ -135,7 +156,9 @@ def test_samples_repeat_with_a_seed_and_differ_without():
 
 @pytest.fixture(scope="module")
 def regression():
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), 3), "b": tfd.Normal(0.0, 1.0)})
+    prior = tfd.JointDistributionNamed(
+        {"w": tfd.Sample(tfd.Normal(0.0, 2.0), 3), "b": tfd.Normal(0.0, 1.0)}
+    )
 
     def likelihood(params, x):
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
@@ -146,7 +169,9 @@ def regression():
 
 @pytest.fixture(scope="module")
 def generative():
-    prior = tfd.JointDistributionNamed({"loc": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "scale": tfd.LogNormal(0.0, 1.0)})
+    prior = tfd.JointDistributionNamed(
+        {"loc": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "scale": tfd.LogNormal(0.0, 1.0)}
+    )
 
     def likelihood(params):
         return tfd.MultivariateNormalDiag(params["loc"], params["scale"] * tf.ones(2))
@@ -156,7 +181,9 @@ def generative():
 
 def test_predict_and_predictive_use_the_same_draws(regression):
     draws = {name: value.numpy() for name, value in regression.posterior_sample(30, seed=0).items()}
-    expected = np.mean([logistic(X @ w + b) for w, b in zip(draws["w"], draws["b"], strict=True)], axis=0)
+    expected = np.mean(
+        [logistic(X @ w + b) for w, b in zip(draws["w"], draws["b"], strict=True)], axis=0
+    )
 
     np.testing.assert_allclose(regression.predict(X), expected, rtol=1e-5)
     np.testing.assert_allclose(regression.predictive(X).mean(), expected, rtol=1e-5)
@@ -164,7 +191,9 @@ def test_predict_and_predictive_use_the_same_draws(regression):
     np.testing.assert_allclose(regression(X), expected, rtol=1e-5)
     labels = np.array([1, 0, 1, 1, 0])
     np.testing.assert_allclose(
-        regression.predictive(X).log_prob(labels), np.log(np.where(labels == 1, expected, 1 - expected)), rtol=1e-4
+        regression.predictive(X).log_prob(labels),
+        np.log(np.where(labels == 1, expected, 1 - expected)),
+        rtol=1e-4,
     )
 
 
@@ -172,7 +201,9 @@ def test_draws_and_seed_can_be_chosen(regression):
     assert regression.predictive(X).num_draws == 30
     few = regression.predictive(X, num_draws=4, seed=9)
     draws = {name: value.numpy() for name, value in regression.posterior_sample(4, seed=9).items()}
-    expected = np.mean([logistic(X @ w + b) for w, b in zip(draws["w"], draws["b"], strict=True)], axis=0)
+    expected = np.mean(
+        [logistic(X @ w + b) for w, b in zip(draws["w"], draws["b"], strict=True)], axis=0
+    )
     assert few.num_draws == 4
     np.testing.assert_allclose(few.mean(), expected, rtol=1e-5)
     first, second = (regression.predictive(X, seed=None).mean().numpy() for _ in range(2))
@@ -181,10 +212,15 @@ def test_draws_and_seed_can_be_chosen(regression):
 
 def test_a_model_of_whole_records_scores_and_samples_them(generative):
     records = GENERATOR.normal(size=(6, 2)).astype("float32")
-    draws = {name: value.numpy().astype("float64") for name, value in generative.posterior_sample(20, seed=0).items()}
+    draws = {
+        name: value.numpy().astype("float64")
+        for name, value in generative.posterior_sample(20, seed=0).items()
+    }
     logs = np.array(
         [
-            -0.5 * np.sum(((records - loc) / scale) ** 2, axis=1) - 2 * np.log(scale) - np.log(2 * np.pi)
+            -0.5 * np.sum(((records - loc) / scale) ** 2, axis=1)
+            - 2 * np.log(scale)
+            - np.log(2 * np.pi)
             for loc, scale in zip(draws["loc"], draws["scale"], strict=True)
         ]
     )
@@ -200,7 +236,9 @@ def test_dicts_of_columns_and_other_dtypes_are_taken():
     prior = tfd.Sample(tfd.Normal(np.float64(0.0), 1.0), sample_shape=[3, 2])
 
     def likelihood(w, x):
-        return tfd.Poisson(log_rate=tf.reduce_sum(tf.gather(w, x["group"]) * x["features"], axis=-1))
+        return tfd.Poisson(
+            log_rate=tf.reduce_sum(tf.gather(w, x["group"]) * x["features"], axis=-1)
+        )
 
     model = dpvi.DPVI(prior, likelihood, num_predictive_draws=10, clipping="flat")
     x = {"features": np.ones((4, 2), "float32"), "group": np.array([0, 1, 2, 0], "int64")}
@@ -233,7 +271,9 @@ def test_a_likelihood_that_returns_no_distribution_is_refused():
 
 
 def test_a_likelihood_without_a_variance_says_so():
-    predictive = PosteriorPredictive(lambda one: tfd.Categorical(logits=one), tf.zeros([NUM_DRAWS, 5, 4]), NUM_DRAWS)
+    predictive = PosteriorPredictive(
+        lambda one: tfd.Categorical(logits=one), tf.zeros([NUM_DRAWS, 5, 4]), NUM_DRAWS
+    )
     with pytest.raises(NotImplementedError, match="categorical"):
         predictive.variance()
 
@@ -289,7 +329,9 @@ def test_quantiles_invert_the_mixtures_distribution_function(kind):
 
 def test_outcomes_that_are_independent_have_quantiles_each():
     several = PosteriorPredictive(
-        lambda w: tfd.Independent(tfd.Normal(tf.stack([tf.linalg.matvec(X, w)] * 2, axis=1), 1.0), 1),
+        lambda w: tfd.Independent(
+            tfd.Normal(tf.stack([tf.linalg.matvec(X, w)] * 2, axis=1), 1.0), 1
+        ),
         tf.constant(W),
         NUM_DRAWS,
     )
@@ -315,9 +357,12 @@ def test_an_interval_of_a_likelihood_without_a_distribution_function_says_so():
     )
     with pytest.raises(NotImplementedError, match=r"sample\(num\)"):
         predictive.interval()
-    counts = PosteriorPredictive(lambda w: tfd.BetaBinomial(9.0, tf.exp(w), 1.0), tf.constant(W), NUM_DRAWS)
+    counts = PosteriorPredictive(
+        lambda w: tfd.BetaBinomial(9.0, tf.exp(w), 1.0), tf.constant(W), NUM_DRAWS
+    )
     with pytest.raises(
-        NotImplementedError, match=r"BetaBinomial has no cdf: take quantiles and shares of sample\(1000\)"
+        NotImplementedError,
+        match=r"BetaBinomial has no cdf: take quantiles and shares of sample\(1000\)",
     ):
         counts.interval()
     with pytest.raises(ValueError, match="level"):

@@ -17,7 +17,8 @@ tfd = tfp.distributions
 
 
 @pytest.mark.parametrize(
-    ("dtype", "jit_compile"), [(np.float32, True), (np.float64, False), slow(np.float32, False), slow(np.float64, True)]
+    ("dtype", "jit_compile"),
+    [(np.float32, True), (np.float64, False), slow(np.float32, False), slow(np.float64, True)],
 )
 def test_noise_does_not_see_the_batch(dtype, jit_compile):
     """C1, C2: z C / (q N) within 1 % at 0, 1, q N and 3 q N records, normal, and equal across them. False alarms: 1e-8.
@@ -40,7 +41,9 @@ def test_noise_of_a_fit():
     """
     width, steps, expected = 4096, 70, 1.3 * 0.7 / 3
     model = Indicator(width)
-    noise = fit_indicator(model, np.zeros((50, width), "float32"), batch_size=3, steps=steps, clip=0.7, multiplier=1.3)
+    noise = fit_indicator(
+        model, np.zeros((50, width), "float32"), batch_size=3, steps=steps, clip=0.7, multiplier=1.3
+    )
     assert noise.shape == (steps, width)
     statistics.standard_deviation(noise, expected, "noise of a fit")
     statistics.standard_normal(noise / expected, "noise of a fit")
@@ -58,13 +61,18 @@ def test_noise_of_a_posterior(engine):
     width, expected = 200_000, 2.0 * 0.5 / 4.0
     prior = tfd.JointDistributionNamed({"w": normal(width, 1.0, np.float32)})
     model = dpvi.DPVI(
-        prior, lambda params, x: tfd.Normal(x[:, 0] + params["w"][0], 1.0), gradients=engine, clipping="flat"
+        prior,
+        lambda params, x: tfd.Normal(x[:, 0] + params["w"][0], 1.0),
+        gradients=engine,
+        clipping="flat",
     )
     variables = model.trainable_variables
     optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=0.5, noise_multiplier=2.0)
     optimizer.build(variables)
     nobody = PoissonSampler(1, 1e-9)
-    run = internals.step_of(model, variables, optimizer, nobody, expected_batch_size=4.0, num_records=100)
+    run = internals.step_of(
+        model, variables, optimizer, nobody, expected_batch_size=4.0, num_records=100
+    )
     records = {"x": tf.zeros([1, 1]), "y": tf.zeros([1])}
     start, key = [v.numpy() for v in variables], statistics.fresh_key()
     ends = []
@@ -74,7 +82,10 @@ def test_noise_of_a_posterior(engine):
         run(key, 0, 1, multiplier, records)
         ends.append([v.numpy().astype(np.float64) for v in variables])
     noise = [noisy - quiet for quiet, noisy in zip(*ends, strict=True)]
-    parts = {("loc" if "loc" in v.name else "scale"): part for v, part in zip(variables, noise, strict=True)}
+    parts = {
+        ("loc" if "loc" in v.name else "scale"): part
+        for v, part in zip(variables, noise, strict=True)
+    }
     statistics.standard_deviation(parts["loc"], expected, "noise of the locations")
     if engine == "vectorized":
         statistics.standard_deviation(parts["scale"], expected, "noise of the scales")
@@ -85,7 +96,12 @@ def test_empty_batches_are_releases():
     """C1, C6: batches of nobody are pure noise, finite, and counted. (All 25 are empty but for 1 run in 40.)"""
     model = Indicator(300)
     moves = fit_indicator(
-        model, np.full((1, 300), 5.0, "float32"), batch_size=1, steps=25, num_records=1000, multiplier=0.5
+        model,
+        np.full((1, 300), 5.0, "float32"),
+        batch_size=1,
+        steps=25,
+        num_records=1000,
+        multiplier=0.5,
     )
     assert np.all(np.isfinite(moves))
     assert np.all(np.any(moves != 0, axis=1)), "a step without noise shows that its batch was empty"
@@ -101,7 +117,12 @@ def test_a_fit_takes_every_sampled_record(physical):
     count, steps, q = 40, 600, 0.75
     model = Indicator(count)
     means = fit_indicator(
-        model, np.eye(count, dtype="float32"), batch_size=30, steps=steps, multiplier=0.0, physical_batch_size=physical
+        model,
+        np.eye(count, dtype="float32"),
+        batch_size=30,
+        steps=steps,
+        multiplier=0.0,
+        physical_batch_size=physical,
     )
     included = means * 30.0
     np.testing.assert_allclose(included, np.round(included), atol=1e-3)
@@ -120,7 +141,12 @@ def test_full_batches_take_every_record_in_every_step():
     """C4: batch_size >= N is all records, none twice, with a physical size that does not divide N."""
     model = Indicator(10)
     means = fit_indicator(
-        model, np.eye(10, dtype="float32"), batch_size=10, steps=3, multiplier=0.0, physical_batch_size=4
+        model,
+        np.eye(10, dtype="float32"),
+        batch_size=10,
+        steps=3,
+        multiplier=0.0,
+        physical_batch_size=4,
     )
     np.testing.assert_allclose(means, np.full((3, 10), 0.1), rtol=1e-5)
 
@@ -129,7 +155,12 @@ def test_denominators_are_the_declared_ones():
     """C1: q and the denominator follow the declared N, not the realised or the available number of records."""
     model = Indicator(1)
     means = fit_indicator(
-        model, np.ones((500, 1), "float32"), batch_size=40, steps=200, num_records=1000, multiplier=0.0
+        model,
+        np.ones((500, 1), "float32"),
+        batch_size=40,
+        steps=200,
+        num_records=1000,
+        multiplier=0.0,
     )
     sizes = np.round(means[:, 0] * 40.0)
     np.testing.assert_allclose(means[:, 0] * 40.0, sizes, atol=1e-2)

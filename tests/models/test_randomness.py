@@ -60,7 +60,10 @@ def test_global_seeds_change_nothing():
 def _regression(seed):
     prior = tfd.JointDistributionNamed({"w": normal(2, 1.0, np.float32)})
     return dpvi.DPVI(
-        prior, lambda params, x: tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0), seed=seed, clipping="flat"
+        prior,
+        lambda params, x: tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0),
+        seed=seed,
+        clipping="flat",
     )
 
 
@@ -69,7 +72,10 @@ X = np.random.default_rng(0).normal(size=(60, 2)).astype("float32")
 
 def _fitted(seed, steps_per_execution):
     model = Indicator(2, seed=seed)
-    model.compile(DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), steps_per_execution=steps_per_execution)
+    model.compile(
+        DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0),
+        steps_per_execution=steps_per_execution,
+    )
     model.fit(X, batch_size=6, epochs=5, verbose=0)
     return model.v.numpy()
 
@@ -110,10 +116,15 @@ def test_every_bit_of_a_key_counts(jit_compile):
 
     def use(key):
         noise = privatize(
-            ClippedSum([tf.zeros([4])], Clip(1.0)), noise_multiplier=1.0, key=key, expected_batch_size=1.0
+            ClippedSum([tf.zeros([4])], Clip(1.0)),
+            noise_multiplier=1.0,
+            key=key,
+            expected_batch_size=1.0,
         ).tensors[0]
         taken = sampler.for_each_batch(
-            key, lambda carry, indices, mask: carry + tf.cast(mask, tf.int64) * indices, tf.zeros(200, tf.int64)
+            key,
+            lambda carry, indices, mask: carry + tf.cast(mask, tf.int64) * indices,
+            tf.zeros(200, tf.int64),
         )
         return noise, taken, tf.stack(_random.split(key, 2))
 
@@ -129,7 +140,9 @@ def test_every_bit_of_a_key_counts(jit_compile):
         np.array([0, 1 << i], np.uint64) for i in range(64)
     ]
     bits = np.stack([np.zeros(2, np.uint64), *one_bit]).astype(np.int64)
-    for outcomes in tf.function(flipped, jit_compile=jit_compile, autograph=False)(tf.constant(bits)):
+    for outcomes in tf.function(flipped, jit_compile=jit_compile, autograph=False)(
+        tf.constant(bits)
+    ):
         rows = outcomes.numpy().reshape(129, -1)
         assert len(np.unique(rows, axis=0)) == 129, "two keys that differ by one bit give the same"
 
@@ -146,7 +159,9 @@ def test_keys_come_from_the_operating_system(monkeypatch):
     monkeypatch.setattr(os, "urandom", urandom)
     assert _random.new_key().tobytes() == bytes(range(16))
     assert asked == [16]
-    assert _random.new_key(5).tobytes() == _random.new_key(5).tobytes() != _random.new_key(6).tobytes()
+    assert (
+        _random.new_key(5).tobytes() == _random.new_key(5).tobytes() != _random.new_key(6).tobytes()
+    )
 
 
 def test_steps_families_and_splits_have_distinct_keys():
@@ -185,7 +200,9 @@ def test_no_file_holds_a_key(tmp_path, monkeypatch):
     posterior.fit(X, X[:, 0], batch_size=6, epochs=1, verbose=0)
     posterior.save_weights(tmp_path / "posterior.h5")
     holder = tf.Module()
-    holder.variables_of_models = model.variables + posterior.variables + posterior.trainable_variables
+    holder.variables_of_models = (
+        model.variables + posterior.variables + posterior.trainable_variables
+    )
     tf.saved_model.save(holder, str(tmp_path / "saved"))
     assert len(made) >= 3, "keys of the fits have been seen"
     for prefix in ("weights", "checkpoint-1", "saved/variables/variables"):
@@ -202,7 +219,12 @@ def test_no_file_holds_a_key(tmp_path, monkeypatch):
         data = path.read_bytes()
         assert not any(part in data or part[::-1] in data for part in halves), path.name
         assert not any(part in data for part in text), path.name
-    integers = [v.name for m in (model, posterior) for v in m.variables + m.optimizer.variables if v.dtype.is_integer]
+    integers = [
+        v.name
+        for m in (model, posterior)
+        for v in m.variables + m.optimizer.variables
+        if v.dtype.is_integer
+    ]
     assert all(re.search(r"iter", name) for name in integers), integers
 
 

@@ -39,14 +39,24 @@ class InterruptAfter(keras.callbacks.Callback):
 
 def make(ledger, *, noise=None, rate=0.05, clip=1.0, **settings):
     return toy(
-        noise, optimizer=adam(noise, clip=clip, rate=rate), ledger=ledger, **{"steps_per_execution": 2, **settings}
+        noise,
+        optimizer=adam(noise, clip=clip, rate=rate),
+        ledger=ledger,
+        **{"steps_per_execution": 2, **settings},
     )
 
 
 def fit(model, directory, stop=None, epochs=EPOCHS, batch_size=20, callbacks=(), **kwargs):
     backup = PrivateBackupAndRestore(directory, **kwargs)
     stopping = [InterruptAfter(stop)] if stop else []
-    return model.fit(X, Y, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=[backup, *callbacks, *stopping])
+    return model.fit(
+        X,
+        Y,
+        batch_size=batch_size,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[backup, *callbacks, *stopping],
+    )
 
 
 def interrupted(ledger, directory, stops, **kwargs):
@@ -98,13 +108,21 @@ def test_what_other_callbacks_do_is_in_the_backup(tmp_path, as_list):
             for last in (stop, None) if stop else (None,):
                 model = make(ledger, seed=5, noise=2.0)
                 stopping = [InterruptAfter(last)] if last else []
-                callbacks = [PrivateBackupAndRestore(tmp_path / f"{name}_backup"), HalveRate(), *stopping]
+                callbacks = [
+                    PrivateBackupAndRestore(tmp_path / f"{name}_backup"),
+                    HalveRate(),
+                    *stopping,
+                ]
                 if not as_list:
-                    callbacks = keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
+                    callbacks = keras.callbacks.CallbackList(
+                        callbacks, add_history=True, model=model
+                    )
                     callbacks.set_params({"epochs": EPOCHS, "verbose": 0, "steps": STEPS})
                 with pytest.raises(Interrupted) if last else contextlib.nullcontext():
                     model.fit(X, Y, batch_size=20, epochs=EPOCHS, verbose=0, callbacks=callbacks)
-            assert ledger.num_releases == EPOCHS * STEPS + (4 if stop else 0)  # Two executions ran again.
+            assert ledger.num_releases == EPOCHS * STEPS + (
+                4 if stop else 0
+            )  # Two executions ran again.
             found.append([v.numpy() for v in [*model.variables, *model.optimizer.variables]])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -122,13 +140,19 @@ def test_a_seeded_run_is_charged_again_like_any_other(tmp_path, ledger):
 
 
 def test_without_a_seed_redone_steps_are_charged_and_the_budget_holds(tmp_path, ledger):
-    interrupted(ledger, tmp_path / "backup", [4])  # Two epochs of three executions: one whole, and one execution more.
+    interrupted(
+        ledger, tmp_path / "backup", [4]
+    )  # Two epochs of three executions: one whole, and one execution more.
     assert ledger.num_releases == STEPS + 2
-    multiplier = json.loads(str(np.load(tmp_path / "backup" / "fit.npz")["meta"]))["plan"]["noise_multiplier"]
+    multiplier = json.loads(str(np.load(tmp_path / "backup" / "fit.npz")["meta"]))["plan"][
+        "noise_multiplier"
+    ]
     model = make(ledger)
     history = fit(model, tmp_path / "backup")
     assert history.epoch == [1, 2, 3]
-    assert ledger.num_releases == EPOCHS * STEPS  # The budget was for 20 releases; two bought nothing.
+    assert (
+        ledger.num_releases == EPOCHS * STEPS
+    )  # The budget was for 20 releases; two bought nothing.
     assert model.optimizer.iterations == EPOCHS * STEPS - 2
     assert model.privacy_plan.noise_multiplier == multiplier
     assert 0.99 <= history.history["epsilon"][-1] <= 1.0
@@ -194,7 +218,9 @@ def test_learning_rates_that_callbacks_changed_come_back(tmp_path, ledger):
         fit(model, tmp_path / "backup", stop=7, callbacks=[halve])
     again = make(ledger, noise=2.0, rate=0.08)
     fit(again, tmp_path / "backup")
-    assert float(again.optimizer.learning_rate) == pytest.approx(0.02)  # Halved before each of two whole epochs.
+    assert float(again.optimizer.learning_rate) == pytest.approx(
+        0.02
+    )  # Halved before each of two whole epochs.
 
 
 # ------------------------------------------------------------------ what is in the file
@@ -204,9 +230,17 @@ def test_no_key_no_seed_and_no_record_is_on_disk(tmp_path, ledger):
     seed = 729183645
     interrupted(ledger, tmp_path / "backup", [4], seed=seed)
     content = np.load(tmp_path / "backup" / "fit.npz")
-    raw = b"".join(content[name].tobytes() for name in content.files) + str(content["meta"]).encode()
+    raw = (
+        b"".join(content[name].tobytes() for name in content.files) + str(content["meta"]).encode()
+    )
     key = np.asarray(_random.new_key(seed))
-    for secret in (str(seed).encode(), np.int64(seed).tobytes(), key.tobytes(), key[:1].tobytes(), key[1:].tobytes()):
+    for secret in (
+        str(seed).encode(),
+        np.int64(seed).tobytes(),
+        key.tobytes(),
+        key[:1].tobytes(),
+        key[1:].tobytes(),
+    ):
         assert secret not in raw
     for row in X:
         assert row.tobytes() not in raw
@@ -243,7 +277,13 @@ def test_datasets_are_refused(tmp_path, ledger):
 
 
 def test_two_backups_are_refused(tmp_path, ledger):
-    refused(make(ledger), tmp_path, ledger, "one in each fit", callbacks=[PrivateBackupAndRestore(tmp_path)])
+    refused(
+        make(ledger),
+        tmp_path,
+        ledger,
+        "one in each fit",
+        callbacks=[PrivateBackupAndRestore(tmp_path)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +308,9 @@ def test_another_ledger_is_refused(tmp_path, ledger_of_stopped):
         refused(make(other), tmp_path / "backup", other, "another ledger")
     with dpvi.PrivacyLedger(tmp_path / "empty", dataset_id="records") as empty:
         refused(make(empty), tmp_path / "backup", empty, "another ledger")
-    with dpvi.PrivacyLedger(tmp_path / "rich", dataset_id="records") as rich:  # As many releases, and not the same.
+    with dpvi.PrivacyLedger(
+        tmp_path / "rich", dataset_id="records"
+    ) as rich:  # As many releases, and not the same.
         for _ in range(9):
             rich.reserve(ledger_of_stopped.entries[0].plan.replace(noise_multiplier=9.0), 1)
         refused(make(rich), tmp_path / "backup", rich, "another ledger")

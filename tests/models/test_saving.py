@@ -93,7 +93,9 @@ def fit(model, *data, optimizer=None, **kwargs):
 
 
 def regression(**kwargs):
-    return dpvi.DPVI(P["prior"], P["likelihood"], num_predictive_draws=30, **kwargs, clipping="flat")
+    return dpvi.DPVI(
+        P["prior"], P["likelihood"], num_predictive_draws=30, **kwargs, clipping="flat"
+    )
 
 
 def line(**kwargs):
@@ -118,7 +120,9 @@ MODELS = {
         ),
         X,
         Y,
-        optimizer=dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0, momentum=0.9),
+        optimizer=dpvi.optimizers.DPKerasSGDOptimizer(
+            l2_norm_clip=1.0, noise_multiplier=3.0, momentum=0.9
+        ),
     ),
     "full_rank": lambda: fit(
         dpvi.DPVI(P["prior"], P["likelihood"], "full_rank", clipping="flat"),
@@ -140,7 +144,9 @@ MODELS = {
     "termwise": lambda: fit(
         vae(batch_regularizer=dpvi.divergences.MMD()),
         X,
-        optimizer=TERMWISE(l2_norm_clip=1.0, batch_l2_norm_clip=0.5, num_partitions=4, noise_multiplier=3.0),
+        optimizer=TERMWISE(
+            l2_norm_clip=1.0, batch_l2_norm_clip=0.5, num_partitions=4, noise_multiplier=3.0
+        ),
     ),
     "own": lambda: fit(P["Line"](units=2), X, X[:, :2]),
 }
@@ -155,12 +161,18 @@ def test_a_synthesizers_model_round_trips(tmp_path):
             "job": dpvi.synthetic.Categorical(["a", "b", "c"]),
         }
     )
-    data = {"age": np.arange(60.0) % 10, "pay": np.linspace(0, 1, 60), "job": np.array(["a", "b", "c"] * 20)}
+    data = {
+        "age": np.arange(60.0) % 10,
+        "pay": np.linspace(0, 1, 60),
+        "job": np.array(["a", "b", "c"] * 20),
+    }
     model = dpvi.Synthesizer(table, 3).fit(data, noise_multiplier=2.0, steps=3).model
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     codes = table.encode(data)
-    np.testing.assert_allclose(loaded.predictive().log_prob(codes), model.predictive().log_prob(codes), rtol=1e-5)
+    np.testing.assert_allclose(
+        loaded.predictive().log_prob(codes), model.predictive().log_prob(codes), rtol=1e-5
+    )
     assert loaded.privacy_ledger is model.privacy_ledger
 
 
@@ -171,7 +183,11 @@ def made(name):
 
 def fresh_process(code, cwd):
     result = subprocess.run(
-        [sys.executable, "-c", PARTS + textwrap.dedent(code)], capture_output=True, text=True, check=False, cwd=cwd
+        [sys.executable, "-c", PARTS + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
@@ -292,7 +308,8 @@ def test_a_lifetime_budget_outlives_the_file(tmp_path):
     loaded.fit(X, REAL, batch_size=20, epochs=2, verbose=0)
     assert half < loaded.privacy_report().epsilon <= 1.0
     with pytest.raises(
-        dpvi.privacy.BudgetExhaustedError, match=r"lifetime total for these data, and .* of it is spent"
+        dpvi.privacy.BudgetExhaustedError,
+        match=r"lifetime total for these data, and .* of it is spent",
     ):
         loaded.fit(X, REAL, batch_size=20, epochs=1, verbose=0)
 
@@ -315,7 +332,9 @@ def test_weights_alone_go_into_a_model_of_the_same_shape(tmp_path, name, other):
     fresh(X[:2])
     fresh.compile(adam(noise_multiplier=3.0, use_ema=name == "vae"), delta=1e-5)
     fresh.optimizer.build(fresh.trainable_variables)
-    tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(saved).assert_existing_objects_matched()
+    tf.train.Checkpoint(model=fresh, optimizer=fresh.optimizer).restore(
+        saved
+    ).assert_existing_objects_matched()
     np.testing.assert_allclose(outputs(fresh), outputs(model), rtol=1e-6)
     assert int(fresh.optimizer.iterations) == 6
 
@@ -340,7 +359,9 @@ def test_model_checkpoint_saves_what_load_model_reads(tmp_path):
     model.fit(X, REAL, batch_size=20, epochs=2, verbose=0, callbacks=[checkpoint])
     first = keras.models.load_model(tmp_path / "1.keras")
     assert int(first.optimizer.iterations) == 3
-    assert first.privacy_ledger is model.privacy_ledger  # One process, one set of books: nothing is forgotten.
+    assert (
+        first.privacy_ledger is model.privacy_ledger
+    )  # One process, one set of books: nothing is forgotten.
 
 
 # ---------------------------------------------------------------------- books
@@ -421,7 +442,9 @@ def test_a_ledger_on_disk_is_opened_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: regression(), pytest.param(lambda: vae(), marks=pytest.mark.slow)], ids=["regression", "vae"]
+    "make",
+    [lambda: regression(), pytest.param(lambda: vae(), marks=pytest.mark.slow)],
+    ids=["regression", "vae"],
 )
 def test_no_key_and_no_record_is_in_a_file(tmp_path, make, monkeypatch):
     keys = []
@@ -460,7 +483,9 @@ def test_no_key_and_no_record_is_in_a_file(tmp_path, make, monkeypatch):
     with h5py.File(tmp_path / "unpacked" / "model.weights.h5") as weights:
         values = []
         weights.visititems(
-            lambda _, item: values.append(np.ravel(item[()])) if isinstance(item, h5py.Dataset) else None
+            lambda _, item: (
+                values.append(np.ravel(item[()])) if isinstance(item, h5py.Dataset) else None
+            )
         )
     flat = np.concatenate([np.asarray(value, "float64") for value in values])
     assert np.abs(flat - loss).min() > 1e-7
@@ -484,19 +509,31 @@ def test_a_seed_is_not_saved_and_the_report_still_says_so(tmp_path):
 def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("precious")
-    lambdas = fit(dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x), clipping="flat"), X, Y)
-    with pytest.raises(ValueError, match=r"(?s)likelihood is .*<lambda>.*without a registered name.*@dpvi\.register"):
+    lambdas = fit(
+        dpvi.DPVI(P["prior"], lambda params, x: P["likelihood"](params, x), clipping="flat"), X, Y
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)likelihood is .*<lambda>.*without a registered name.*@dpvi\.register",
+    ):
         lambdas.save(path)
     distribution = dpvi.DPVI(P["prior"](), P["likelihood"], clipping="flat")
-    with pytest.raises(ValueError, match=r"(?s)prior is .*JointDistributionNamed.*functools\.partial"):
+    with pytest.raises(
+        ValueError, match=r"(?s)prior is .*JointDistributionNamed.*functools\.partial"
+    ):
         distribution.save(path)
     prior = P["prior"]()
-    surrogate = dpvi.DPVI(prior, P["likelihood"], dpvi.surrogates.mean_field(prior), clipping="flat")
+    surrogate = dpvi.DPVI(
+        prior, P["likelihood"], dpvi.surrogates.mean_field(prior), clipping="flat"
+    )
     internals.given_to(surrogate)["prior"] = P["prior"]
-    with pytest.raises(ValueError, match=r"(?s)surrogate_posterior is .*an object that cannot be saved"):
+    with pytest.raises(
+        ValueError, match=r"(?s)surrogate_posterior is .*an object that cannot be saved"
+    ):
         surrogate.save(path)
     with pytest.raises(
-        ValueError, match=r"(?s)encoder has the layer .*DistributionLambda.*without arguments that builds"
+        ValueError,
+        match=r"(?s)encoder has the layer .*DistributionLambda.*without arguments that builds",
     ):
         dpvi.DPVAE(P["encoder"](), P["decoder"], P["codes"]).save(path)
     assert path.read_text() == "precious"
@@ -506,7 +543,9 @@ def test_what_a_file_cannot_hold_is_refused_at_save_and_not_at_fit(tmp_path):
         def __init__(self, width):
             super().__init__()
 
-    with pytest.raises(ValueError, match=r"(?s)Other needs the arguments width.*override get_config"):
+    with pytest.raises(
+        ValueError, match=r"(?s)Other needs the arguments width.*override get_config"
+    ):
         Other(3).save(path)
 
 
@@ -545,7 +584,8 @@ def test_a_broken_file_is_named_and_nothing_is_spent(tmp_path):
     for damage in (*DAMAGES.values(), flipped):
         (tmp_path / "broken.keras").write_bytes(damage(whole))
         with pytest.raises(
-            ValueError, match=r"filepath='[^']*broken\.keras' is not a complete \.keras file.*another copy"
+            ValueError,
+            match=r"filepath='[^']*broken\.keras' is not a complete \.keras file.*another copy",
         ):
             dpvi.load_model(tmp_path / "broken.keras")
         assert (tmp_path / "ledger").read_bytes() == before
@@ -571,9 +611,13 @@ def test_unknown_names_are_named(tmp_path):
     registered = keras.utils.get_custom_objects()
     held = registered.pop("dpvi>tests_prior")
     try:
-        with pytest.raises(ValueError, match=r"registered function 'dpvi>tests_prior'.*import the module"):
+        with pytest.raises(
+            ValueError, match=r"registered function 'dpvi>tests_prior'.*import the module"
+        ):
             keras.models.load_model(tmp_path / "model.keras")
-        keras.models.load_model(tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]})
+        keras.models.load_model(
+            tmp_path / "model.keras", custom_objects={"dpvi>tests_prior": P["prior"]}
+        )
     finally:
         registered["dpvi>tests_prior"] = held
     with pytest.raises(TypeError, match=r'use @dpvi\.register\("my_name"\)'):

@@ -64,10 +64,18 @@ def test_streamed_equals_resident_in_seeded_mode(tmp_path, jit_compile, sampling
     """Step for step the same batches in the same order, so the same sums to rounding."""
     relation = dpvi.privacy.NeighboringRelation.REPLACE_ONE if sampling == "fixed_size" else None
     more = {} if relation is None else {"neighboring_relation": relation, "accountant": "rdp"}
-    common = {"batch_size": 20, "epochs": 1, "steps_per_epoch": 12, "sampling": sampling, "verbose": 0}
+    common = {
+        "batch_size": 20,
+        "epochs": 1,
+        "steps_per_epoch": 12,
+        "sampling": sampling,
+        "verbose": 0,
+    }
     ends = []
     for x in (X, memmap(tmp_path, X), Rows(X)):
-        made = model(jit_compile=jit_compile, physical_batch_size=physical, steps_per_execution=4, **more)
+        made = model(
+            jit_compile=jit_compile, physical_batch_size=physical, steps_per_execution=4, **more
+        )
         made.fit(x, Y, stream=None if x is X else True, **common)
         ends.append(weights(made))
         assert made.privacy_ledger.num_releases == 12
@@ -98,7 +106,9 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
                 layers.Input([6], dtype="uint8"),
                 layers.Rescaling(1 / 255.0),
                 layers.Dense(4),
-                tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.exp(t[..., 2:])), 1)),
+                tfp.layers.DistributionLambda(
+                    lambda t: tfd.Independent(tfd.Normal(t[..., :2], tf.exp(t[..., 2:])), 1)
+                ),
             ]
         )
         decoder = keras.Sequential(
@@ -108,7 +118,9 @@ def test_a_vae_of_a_source_equals_one_of_arrays():
                 tfp.layers.DistributionLambda(lambda t: tfd.Independent(tfd.Normal(t, 100.0), 1)),
             ]
         )
-        made = dpvi.DPVAE(encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), seed=5)
+        made = dpvi.DPVAE(
+            encoder, decoder, tfd.Independent(tfd.Normal(tf.zeros(2), 1.0), 1), seed=5
+        )
         made.compile(adam(1.0), delta=1e-5, jit_compile=False)
         made.fit(x, batch_size=10, epochs=1, verbose=0)
         ends.append(weights(made))
@@ -122,7 +134,9 @@ def test_only_drawn_rows_are_read_and_no_step_is_traced_anew():
     sizes = [len(indices) for indices in source.asked[1:]]  # The first asks for a row's shape.
     assert len(sizes) == 60
     assert len(set(sizes)) > 5
-    assert 60 * 20 - 7 * (60 * 20) ** 0.5 < sum(sizes) < 60 * 20 + 7 * (60 * 20) ** 0.5  # p < 1e-11.
+    assert (
+        60 * 20 - 7 * (60 * 20) ** 0.5 < sum(sizes) < 60 * 20 + 7 * (60 * 20) ** 0.5
+    )  # p < 1e-11.
     assert all(np.all(np.diff(indices) > 0) for indices in source.asked[1:])
     (loop,) = internals.traced_steps(made)
     assert loop.experimental_get_tracing_count() == 1
@@ -177,7 +191,9 @@ def test_a_source_that_fails_stops_the_fit_and_the_ledger_holds_what_ran(source,
     x = source()
     before = weights(made) if made.trainable_variables else None
     with pytest.raises(RuntimeError) as caught:
-        made.fit(x, np.zeros(len(x), "int32"), batch_size=30, epochs=1, steps_per_epoch=40, verbose=0)
+        made.fit(
+            x, np.zeros(len(x), "int32"), batch_size=30, epochs=1, steps_per_epoch=40, verbose=0
+        )
     assert all(word in str(caught.value) for word in words), str(caught.value)
     charged = made.privacy_ledger.num_releases
     assert charged % 4 == 0
@@ -199,7 +215,15 @@ def test_what_is_made_of_a_memory_map_is_in_memory(tmp_path):
     mapped = memmap(tmp_path, X.astype("float64"))
     for x in (mapped.astype("float32"), mapped.copy()):
         made = model()
-        made.fit(x, Y.tolist(), batch_size=20, steps_per_epoch=3, stream=True, verbose=0, sample_weight=np.ones(N, int))
+        made.fit(
+            x,
+            Y.tolist(),
+            batch_size=20,
+            steps_per_epoch=3,
+            stream=True,
+            verbose=0,
+            sample_weight=np.ones(N, int),
+        )
         assert made.privacy_ledger.num_releases == 3
     with pytest.raises(ValueError, match="sample_weight"):
         model().fit(mapped, Y, stream=True, sample_weight=np.ones([N, 1]), verbose=0)
@@ -208,7 +232,9 @@ def test_what_is_made_of_a_memory_map_is_in_memory(tmp_path):
 def test_sources_are_asked_in_increasing_order():
     """As h5py needs it, also for batches of a fixed size."""
     rows = Rows(X)
-    made = model(neighboring_relation=dpvi.privacy.NeighboringRelation.REPLACE_ONE, accountant="rdp")
+    made = model(
+        neighboring_relation=dpvi.privacy.NeighboringRelation.REPLACE_ONE, accountant="rdp"
+    )
     made.fit(rows, Y, batch_size=20, steps_per_epoch=5, sampling="fixed_size", verbose=0)
     assert all((np.diff(asked) > 0).all() for asked in rows.asked)
 
@@ -223,11 +249,15 @@ def test_what_xla_refuses_is_tried_once():
         return tfd.Bernoulli(logits=tf.linalg.matvec(x, w) + zero)
 
     made = dpvi.DPVI(tfd.Sample(tfd.Normal(0.0, 1.0), D), likelihood, clipping="flat")
-    made.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
+    made.compile(
+        dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5
+    )
 
     class Stop(keras.callbacks.Callback):
         def on_batch_end(self, batch, logs=None):
             self.model.stop_training = True
 
-    made.fit(Rows(X), Y, batch_size=20, epochs=100, steps_per_epoch=10, verbose=0, callbacks=[Stop()])
+    made.fit(
+        Rows(X), Y, batch_size=20, epochs=100, steps_per_epoch=10, verbose=0, callbacks=[Stop()]
+    )
     assert len(traced) <= 4

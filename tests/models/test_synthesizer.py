@@ -31,7 +31,9 @@ def make_data(num=1500, seed=0):
     return {
         "kind": np.where(kind, "b", "a"),
         "value": value,
-        "number": np.clip(np.round(generator.normal(np.where(kind, 7, 2), 1)), 0, 9).astype("int64"),
+        "number": np.clip(np.round(generator.normal(np.where(kind, 7, 2), 1)), 0, 9).astype(
+            "int64"
+        ),
         "flag": generator.random(num) < np.where(kind, 0.9, 0.1),
     }
 
@@ -54,13 +56,17 @@ def shares(data):
 @pytest.fixture(scope="module")
 def fitted():
     """Without noise, so that what is learned can be compared closely."""
-    return dpvi.Synthesizer(TABLE, 4, target="kind", seed=1).fit(make_data(), noise_multiplier=0.0, delta=1e-5)
+    return dpvi.Synthesizer(TABLE, 4, target="kind", seed=1).fit(
+        make_data(), noise_multiplier=0.0, delta=1e-5
+    )
 
 
 @pytest.fixture(scope="module")
 def private():
     """From pairs, at epsilon 2."""
-    return dpvi.Synthesizer(TABLE, 8, target="kind").fit(make_data(), epsilon=2.0, delta=1e-5, steps=500)
+    return dpvi.Synthesizer(TABLE, 8, target="kind").fit(
+        make_data(), epsilon=2.0, delta=1e-5, steps=500
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +125,13 @@ def test_it_shares_a_ledger_and_declared_numbers(tmp_path):
     with dpvi.PrivacyLedger(tmp_path / "ledger") as ledger:
         layer = dpvi.preprocessing.PrivateStandardize(0.0, 1.0)
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        layer.adapt(np.zeros((10, 1)), epsilon=0.2, delta=1e-5, ledger=ledger, neighboring_relation=relation)
+        layer.adapt(
+            np.zeros((10, 1)), epsilon=0.2, delta=1e-5, ledger=ledger, neighboring_relation=relation
+        )
         synthesizer = dpvi.Synthesizer(TABLE, 2)
-        synthesizer.fit(make_data(), epsilon=1.0, delta=1e-5, ledger=ledger, num_records=1400, steps=3)
+        synthesizer.fit(
+            make_data(), epsilon=1.0, delta=1e-5, ledger=ledger, num_records=1400, steps=3
+        )
         report = synthesizer.privacy_report()
         assert report.neighboring_relation == "replace_one"
         assert report.num_releases == 2
@@ -160,7 +170,9 @@ def test_refusals_spend_nothing(unfitted, change, kwargs, error, named):
     synthesizer = unfitted
     ledger = dpvi.PrivacyLedger()
     with pytest.raises(error, match=named):
-        synthesizer.fit({**make_data(), **change}, **{"epsilon": 1.0, "delta": 1e-5, "ledger": ledger, **kwargs})
+        synthesizer.fit(
+            {**make_data(), **change}, **{"epsilon": 1.0, "delta": 1e-5, "ledger": ledger, **kwargs}
+        )
     assert ledger.num_releases == 0
     with pytest.raises(RuntimeError, match="before fit"):
         synthesizer.sample()
@@ -223,14 +235,18 @@ def make_gains(num=4000, seed=0):
     """As Adult's capital gain: nine in ten are 0, some 7,688 and 99,999, and a tail of thousands."""
     generator = np.random.default_rng(seed)
     kind = generator.choice(4, num, p=[0.9, 0.05, 0.02, 0.03])
-    gain = np.select([kind == 0, kind == 1, kind == 2], [0, 7688, 99_999], generator.integers(1000, 9000, num))
+    gain = np.select(
+        [kind == 0, kind == 1, kind == 2], [0, 7688, 99_999], generator.integers(1000, 9000, num)
+    )
     return {"gain": gain, "rich": kind > 0}
 
 
 def test_zeros_and_heaps_survive_the_defaults(tmp_path):
     """In 54 fits the share of zeros was 0.013 too small, with a standard deviation of 0.007. Half of the heap is at its neighbour, in its finest bin."""
     data, ledger = make_gains(), dpvi.PrivacyLedger()
-    synthesizer = dpvi.Synthesizer(ZERO_INFLATED, 8).fit(data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=500)
+    synthesizer = dpvi.Synthesizer(ZERO_INFLATED, 8).fit(
+        data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=500
+    )
     report = synthesizer.privacy_report()
     assert [one["purpose"].split()[0] for one in report.releases] == ["histograms", "counts"]
     assert 1.98 <= report.epsilon <= 2.0
@@ -244,20 +260,29 @@ def test_zeros_and_heaps_survive_the_defaults(tmp_path):
     synthesizer.save(tmp_path / "a.keras")  # With the levels that were chosen.
     loaded = dpvi.Synthesizer.load(tmp_path / "a.keras")
     assert loaded.table == ZERO_INFLATED
-    np.testing.assert_array_equal(loaded.sample(50, seed=1)["gain"], synthesizer.sample(50, seed=1)["gain"])
+    np.testing.assert_array_equal(
+        loaded.sample(50, seed=1)["gain"], synthesizer.sample(50, seed=1)["gain"]
+    )
 
 
 def test_a_bin_that_holds_most_records_is_told():
     """Of bounds so wide that their finest bins are."""
     table, data = Table({"gain": Integer(0, 10**12), "rich": Binary()}), make_gains()
     data["gain"] += 1000
-    with pytest.warns(UserWarning, match="column 'gain': most records lie in one bin, from 1 to 1.5"):
+    with pytest.warns(
+        UserWarning, match="column 'gain': most records lie in one bin, from 1 to 1.5"
+    ):
         dpvi.Synthesizer(table, 2).fit(data, noise_multiplier=0.1, delta=1e-5, steps=2)
 
 
 def test_dates_and_long_vocabularies():
     words = [f"word {number}" for number in range(500)]
-    table = Table({"day": Date("2020-01-01", "2023-12-31", missing=True), "word": Categorical(words, max_levels=8)})
+    table = Table(
+        {
+            "day": Date("2020-01-01", "2023-12-31", missing=True),
+            "word": Categorical(words, max_levels=8),
+        }
+    )
     generator = np.random.default_rng(0)
     late = generator.random(3000) < 0.5
     day = np.datetime64("2020-01-01") + np.where(late, 800, 100) + generator.integers(0, 50, 3000)
@@ -267,7 +292,9 @@ def test_dates_and_long_vocabularies():
     made = dpvi.Synthesizer(table, 8).fit(data, epsilon=3.0, delta=1e-5, steps=500).sample(5000)
     assert made["day"].dtype == day.dtype
     for word in ("word 7", "word 400", "word 11"):
-        assert np.mean(made["word"] == word) == pytest.approx(np.mean(data["word"] == word), abs=0.1), word
+        assert np.mean(made["word"] == word) == pytest.approx(
+            np.mean(data["word"] == word), abs=0.1
+        ), word
     gone = np.isnat(made["day"])
     assert gone.mean() == pytest.approx(0.1, abs=0.05)
     year = made["day"][~gone].astype("datetime64[Y]")
@@ -342,7 +369,9 @@ def test_bad_arguments():
 
 def test_sample_predictive_of_whole_records():
     prior = tfd.JointDistributionNamed({"m": tfd.Sample(tfd.Normal(0.0, 1.0), 2)})
-    model = dpvi.DPVI(prior, lambda params: tfd.MultivariateNormalDiag(params["m"], [0.1, 0.1]), clipping="flat")
+    model = dpvi.DPVI(
+        prior, lambda params: tfd.MultivariateNormalDiag(params["m"], [0.1, 0.1]), clipping="flat"
+    )
     drawn = model.sample_predictive(40, seed=1)
     assert drawn.shape == (40, 2)
     assert isinstance(drawn, np.ndarray)
@@ -361,14 +390,21 @@ def test_sample_predictive_of_a_synthesizers_model(fitted):
 
 def test_sample_predictive_needs_whole_records():
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)})
-    model = dpvi.DPVI(prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])), clipping="flat")
+    model = dpvi.DPVI(
+        prior,
+        lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"])),
+        clipping="flat",
+    )
     with pytest.raises(ValueError, match="whole records"):
         model.sample_predictive(3)
 
 
 def test_what_a_second_release_could_not_pay_is_refused_before_the_first():
     """Levels are chosen by a release of their own: nothing is spent on it where the fit cannot end."""
-    table, frame = dpvi.synthetic.Table({"n": dpvi.synthetic.Integer(0, 999)}), {"n": np.arange(500)}
+    table, frame = (
+        dpvi.synthetic.Table({"n": dpvi.synthetic.Integer(0, 999)}),
+        {"n": np.arange(500)},
+    )
     ledger = dpvi.PrivacyLedger()
     ledger.set_budget(0.5, 1e-5)
     with pytest.raises(BudgetExhaustedError, match="budget of epsilon"):
@@ -378,7 +414,10 @@ def test_what_a_second_release_could_not_pay_is_refused_before_the_first():
 
 def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
     table = dpvi.synthetic.Table({"c": dpvi.synthetic.Categorical(["a", "a long one"])})
-    layouts = [dpvi.synthetic.Layout.of({"c": np.array(values)}, table) for values in (["a", "a"], ["a", "a long one"])]
+    layouts = [
+        dpvi.synthetic.Layout.of({"c": np.array(values)}, table)
+        for values in (["a", "a"], ["a", "a long one"])
+    ]
     assert layouts[0].to_config() == layouts[1].to_config()
 
 

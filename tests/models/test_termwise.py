@@ -45,12 +45,16 @@ def flipping(codes):
     """A regulariser whose gradient turns around whenever a record joins the group: the worst case."""
     size = tf.reduce_sum(codes.weights)
     sign = 1.0 - 2.0 * tf.math.floormod(size, 2.0)
-    return sign * 1e3 * tf.reduce_sum(codes.weights[:, None] * codes.samples) / tf.maximum(size, 1.0)
+    return (
+        sign * 1e3 * tf.reduce_sum(codes.weights[:, None] * codes.samples) / tf.maximum(size, 1.0)
+    )
 
 
 def fitted(regularizer=steep, how=None, model=None, **kwargs):
     model = linear(batch_regularizer=regularizer) if model is None else model
-    compile_with = {key: kwargs.pop(key) for key in ("jit_compile", "neighboring_relation") if key in kwargs}
+    compile_with = {
+        key: kwargs.pop(key) for key in ("jit_compile", "neighboring_relation") if key in kwargs
+    }
     model.compile(termwise() if how is None else how, delta=1e-5, **compile_with)
     model.fit(X, **{"batch_size": int(B), "epochs": 1, "verbose": 0, **kwargs})
     return model
@@ -69,7 +73,9 @@ def summing(model):
 
 def whitened(model, parts):
     scales = internals.noise_of_terms(model)[1]
-    return math.sqrt(sum(float(((part / scale) ** 2).sum()) for part, scale in zip(parts, scales, strict=True)))
+    return math.sqrt(
+        sum(float(((part / scale) ** 2).sum()) for part, scale in zip(parts, scales, strict=True))
+    )
 
 
 def replay(model, x, keys=range(4)):
@@ -84,14 +90,20 @@ def replay(model, x, keys=range(4)):
             other = x.copy()
             other[number] = 1.0 - np.nan_to_num(x[number], posinf=0, neginf=0)
             swapped = sums(other, [True] * n, (key, 11))
-            replacement.append(whitened(model, [a - b for a, b in zip(whole, swapped, strict=True)]))
+            replacement.append(
+                whitened(model, [a - b for a, b in zip(whole, swapped, strict=True)])
+            )
     return max(presence), max(replacement)
 
 
-@pytest.mark.parametrize(("noise", "jit_compile"), [("blocks", False), slow("blocks", True), slow("single", False)])
+@pytest.mark.parametrize(
+    ("noise", "jit_compile"), [("blocks", False), slow("blocks", True), slow("single", False)]
+)
 def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     """C3, replay with the same draws and groups, whatever the records hold; and the paper's C2 would not hold."""
-    model = ready(linear(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile)
+    model = ready(
+        linear(batch_regularizer=flipping), how=termwise(noise=noise), jit_compile=jit_compile
+    )
     x = X[:12].copy()
     x[3], x[4], x[5] = 1e6, np.nan, -np.inf
     stated, scales = internals.noise_of_terms(model)
@@ -99,7 +111,9 @@ def test_a_record_moves_the_sum_by_what_is_stated(noise, jit_compile):
     assert presence <= stated.add_or_remove * C1 * (1 + 1e-4)
     assert replacement <= stated.replace * C1 * (1 + 1e-4)
     # C2 for 2 C2, as the paper has it: the same noise scales, half the shift.
-    claimed = dpvi.privacy.block_sensitivity(C2 * B / (C1 * PARTS), scales[0])  # Stated: twice that shift.
+    claimed = dpvi.privacy.block_sensitivity(
+        C2 * B / (C1 * PARTS), scales[0]
+    )  # Stated: twice that shift.
     assert presence > claimed * C1
 
 
@@ -108,7 +122,9 @@ def test_groups_are_independent_uniform_and_keep_their_place():
     key = tf.constant(statistics.fresh_key(), tf.int64)
     drawn = groups.assign(key, 200_000, 5).numpy()
     counts = np.bincount(drawn, minlength=5)
-    assert ((counts - 40_000) ** 2 / 40_000).sum() < 46.0  # chi-square, 4 degrees of freedom: p = 2e-9.
+    assert (
+        (counts - 40_000) ** 2 / 40_000
+    ).sum() < 46.0  # chi-square, 4 degrees of freedom: p = 2e-9.
     pairs = np.bincount(5 * drawn[:-1:2] + drawn[1::2], minlength=25)
     assert ((pairs - 4_000) ** 2 / 4_000).sum() < 93.0  # 24 degrees of freedom: p = 5e-10.
     assert (groups.assign(key, 100, 5).numpy() == drawn[:100]).all()
@@ -126,7 +142,9 @@ def test_divergences_fit_with_groups_of_nobody_and_of_one(regularizer, jit_compi
 
     The step is called once an epoch: TensorFlow 2.15's graph optimiser broke the second call once.
     """
-    model = fitted(regularizer, termwise(num_partitions=3), batch_size=3, epochs=3, jit_compile=jit_compile)
+    model = fitted(
+        regularizer, termwise(num_partitions=3), batch_size=3, epochs=3, jit_compile=jit_compile
+    )
     assert model.privacy_ledger.num_releases == 60
     assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
 
@@ -150,34 +168,49 @@ def test_groups_gradients_equal_a_loop_over_groups(jit_compile):
         with tape:
             posterior = model.encode(tf.constant(x[rows]))
             samples = model.prior.sample(
-                internals.num_prior_samples(model), seed=dpvi._random.tfp_seed(dpvi._random.fold_in(prior_key, group))
+                internals.num_prior_samples(model),
+                seed=dpvi._random.tfp_seed(dpvi._random.fold_in(prior_key, group)),
             )
             codes = dpvi.divergences.Codes(
                 tf.gather(terms.samples, rows), tf.ones(len(rows)), posterior, model.prior, samples
             )
             value = regularizer(codes)
-        gradient = [np.asarray(g) for g in tape.gradient(value, variables, unconnected_gradients="zero")]
+        gradient = [
+            np.asarray(g) for g in tape.gradient(value, variables, unconnected_gradients="zero")
+        ]
         norm = math.sqrt(sum((g**2).sum() for g in gradient))
-        wanted = [w + g * min(1.0, C2 / max(norm, 1e-30)) for w, g in zip(wanted, gradient, strict=True)]
+        wanted = [
+            w + g * min(1.0, C2 / max(norm, 1e-30)) for w, g in zip(wanted, gradient, strict=True)
+        ]
     without = ready(dpvi.DPVAE(model.encoder, model.decoder, model.prior), how=optimizer(clip=C1))
     both = summing(model)(x, mask)
     step = tf.function(
-        lambda: internals.clip_batch(without, {"x": tf.constant(x)}, tf.constant(mask), draw_key), autograph=False
+        lambda: internals.clip_batch(without, {"x": tf.constant(x)}, tf.constant(mask), draw_key),
+        autograph=False,
     )
     for total, sample, group_sum in zip(both, step(), wanted, strict=True):
-        np.testing.assert_allclose(total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5)
+        np.testing.assert_allclose(
+            total - sample.numpy(), B / PARTS * group_sum, rtol=1e-3, atol=2e-5
+        )
 
 
-PRICED = [(noise, relation) for noise in ("blocks", "single", "split") for relation in PRICED_POISSON_RELATIONS]
+PRICED = [
+    (noise, relation)
+    for noise in ("blocks", "single", "split")
+    for relation in PRICED_POISSON_RELATIONS
+]
 
 
 @pytest.mark.parametrize(
-    ("noise", "relation"), [PRICED[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in PRICED[1:])]
+    ("noise", "relation"),
+    [PRICED[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in PRICED[1:])],
 )
 def test_calibration_and_plan_price_both_terms(noise, relation):
     model = linear(batch_regularizer=steep)
     how = termwise(None, noise=noise)
-    model.compile(how, epsilon=2.0, delta=1e-5, neighboring_relation=NeighboringRelation[relation.upper()])
+    model.compile(
+        how, epsilon=2.0, delta=1e-5, neighboring_relation=NeighboringRelation[relation.upper()]
+    )
     model.fit(X, batch_size=int(B), epochs=1, verbose=0)
     plan = model.privacy_plan
     assert plan.sensitivity == internals.noise_of_terms(model)[0] != Sensitivity()
@@ -192,12 +225,23 @@ def test_noise_of_both_blocks_is_what_the_plan_says():
     wide = [dense_encoder(width=1000), dense_decoder(width=1000)]
     model = make(*wide, batch_regularizer=steep)
     how = dpvi.optimizers.TermwiseDPKerasSGDOptimizer(
-        learning_rate=1.0, l2_norm_clip=C1, batch_l2_norm_clip=C2, num_partitions=PARTS, noise_multiplier=1.7
+        learning_rate=1.0,
+        l2_norm_clip=C1,
+        batch_l2_norm_clip=C2,
+        num_partitions=PARTS,
+        noise_multiplier=1.7,
     )
     model.compile(how, delta=1e-5)
     internals.prepare(model, X)
     before = model.get_weights()
-    model.fit(np.full_like(X, np.nan), batch_size=20, steps_per_epoch=1, epochs=1, verbose=0, validate=False)
+    model.fit(
+        np.full_like(X, np.nan),
+        batch_size=20,
+        steps_per_epoch=1,
+        epochs=1,
+        verbose=0,
+        validate=False,
+    )
     encoder_scale, *_, rest_scale = internals.noise_of_terms(model)[1]
     assert rest_scale == 1.0 < encoder_scale
     moved = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
@@ -215,7 +259,9 @@ def test_noise_of_both_blocks_is_what_the_plan_says():
 def test_a_regularizer_needs_a_termwise_optimizer_and_the_reason_is_given():
     model = linear(batch_regularizer=steep)
     with pytest.raises(ValueError, match=r"(?s)batch_regularizer.*O\(B\).*Termwise"):
-        model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
+        model.compile(
+            dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5
+        )
 
 
 def test_a_batch_clip_needs_a_regularizer():
@@ -249,7 +295,10 @@ def test_more_groups_than_records_are_refused(how, fit, words):
         ({"num_partitions": 0}, ["num_partitions", "0"]),
         ({"num_partitions": 2.5}, ["num_partitions", "2.5"]),
         ({"batch_l2_norm_clip": -1.0}, ["batch_l2_norm_clip", "-1.0"]),
-        ({"batch_l2_norm_clip": math.inf, "noise_multiplier": 0.0}, ["batch_l2_norm_clip", "finite"]),
+        (
+            {"batch_l2_norm_clip": math.inf, "noise_multiplier": 0.0},
+            ["batch_l2_norm_clip", "finite"],
+        ),
         ({"noise": "two"}, ["noise", "'two'", "blocks"]),
         ({"noise": "split", "split": "optimal"}, ["split='optimal'", "blocks"]),
     ],
@@ -315,7 +364,9 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
 
         callback = keras.callbacks.LambdaCallback(on_epoch_begin=change)
         model.fit(X, batch_size=20, epochs=3, verbose=0, callbacks=[callback])
-        ends.append((model.privacy_plan, [variable.numpy() for variable in model.trainable_variables]))
+        ends.append(
+            (model.privacy_plan, [variable.numpy() for variable in model.trainable_variables])
+        )
     assert ends[0][0] == ends[1][0]
     for one, other in zip(ends[0][1], ends[1][1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

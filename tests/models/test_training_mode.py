@@ -35,7 +35,9 @@ def clipped_sums(model, clip, *, jit_compile=False):
     step = internals.step_gradients(model, tf.constant([1, 2], tf.int64), 100)
 
     def compute(x, mask):
-        found, each = internals.step_lib.clipped_sum(step.record_gradient, {"x": x}, mask, Clip(clip))
+        found, each = internals.step_lib.clipped_sum(
+            step.record_gradient, {"x": x}, mask, Clip(clip)
+        )
         return found.tensors[0], each.gradients[0]
 
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
@@ -121,10 +123,14 @@ def test_batch_normalisation_in_training_mode_is_refused():
     np.testing.assert_array_equal(model.normalise.moving_mean, [0.0, 0.0])
 
 
-@pytest.mark.parametrize("wrap", [slow(lambda net: net), lambda net: lambda x: net(x)], ids=["model", "function"])
+@pytest.mark.parametrize(
+    "wrap", [slow(lambda net: net), lambda net: lambda x: net(x)], ids=["model", "function"]
+)
 def test_dropout_drops_in_networks_that_are_functions(wrap):
     """A `DPVAE`'s networks: the kernel behind a Dropout of everything has no gradient."""
-    net = keras.Sequential([keras.layers.Dropout(ALL), keras.layers.Dense(2), tfp.layers.IndependentNormal(1)])
+    net = keras.Sequential(
+        [keras.layers.Dropout(ALL), keras.layers.Dense(2), tfp.layers.IndependentNormal(1)]
+    )
     decoder = keras.Sequential([keras.layers.Dense(6), tfp.layers.IndependentNormal(3)])
     model = dpvi.DPVAE(wrap(net), decoder, tfd.MultivariateNormalDiag(tf.zeros(1)))
     model.compile(toy.sgd(0.0, clip=0.1))

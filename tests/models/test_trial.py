@@ -41,9 +41,18 @@ CASES = {
     "a third class of two": (logistic, Y + 1),
     "a class too many": (lambda w, x: tfd.Categorical(logits=x * w), Y + 2),
     "a negative count": (lambda w, x: tfd.Poisson(log_rate=tf.linalg.matvec(x, w)), Y - 1),
-    "an ordinal class too many": (lambda w, x: tfd.OrderedLogistic([-1.0, 1.0], tf.linalg.matvec(x, w)), Y + 2),
-    "zero of a positive outcome": (lambda w, x: tfd.Gamma(2.0, tf.exp(tf.linalg.matvec(x, w))), Y - 1.0),
-    "several": (lambda w, x: tfd.Independent(tfd.Bernoulli(logits=x * w), 1), np.tile(Y[:, None], 3) + 1),
+    "an ordinal class too many": (
+        lambda w, x: tfd.OrderedLogistic([-1.0, 1.0], tf.linalg.matvec(x, w)),
+        Y + 2,
+    ),
+    "zero of a positive outcome": (
+        lambda w, x: tfd.Gamma(2.0, tf.exp(tf.linalg.matvec(x, w))),
+        Y - 1.0,
+    ),
+    "several": (
+        lambda w, x: tfd.Independent(tfd.Bernoulli(logits=x * w), 1),
+        np.tile(Y[:, None], 3) + 1,
+    ),
 }
 
 
@@ -57,7 +66,9 @@ def test_labels_outside_the_support_are_refused_by_the_curators_check(case):
 def test_the_check_of_labels_can_be_left_out_and_passes_good_ones():
     model = dpvi_of(logistic)
     model.fit(X, Y, batch_size=40, verbose=0)
-    model.check_labels(dpvi.data.make_records(X, Y.astype(bool), None, dtype=np.float32, validate=True))
+    model.check_labels(
+        dpvi.data.make_records(X, Y.astype(bool), None, dtype=np.float32, validate=True)
+    )
     bad = dpvi.data.make_records(X, Y + 1, None, dtype=np.float32, validate=True)
     with pytest.raises(ValueError, match="validate=False"):
         model.check_labels(bad)
@@ -89,12 +100,19 @@ def test_a_latent_of_each_record_is_refused_with_the_reason():
         return tfd.Bernoulli(logits=tf.linalg.matvec(x["x"], params["w"]) + shift)
 
     model = dpvi_of(likelihood, prior)
-    refuses(model, "one entry for each of the 40 records.*\n.*dpvi.local", {"x": X, "person": np.arange(40)}, Y)
+    refuses(
+        model,
+        "one entry for each of the 40 records.*\n.*dpvi.local",
+        {"x": X, "person": np.arange(40)},
+        Y,
+    )
 
 
 def test_as_many_coefficients_as_records_are_no_latents():
     model = dpvi_of(logistic, tfd.Sample(tfd.Normal(0.0, 1.0), 40))
-    model.check_records(dpvi.data.make_records(np.eye(40), Y, None, dtype=np.float32, validate=True))
+    model.check_records(
+        dpvi.data.make_records(np.eye(40), Y, None, dtype=np.float32, validate=True)
+    )
 
 
 # ---------------------------------------------------------------------- records of other kinds
@@ -104,7 +122,13 @@ def test_sparse_matrices_are_refused_with_what_to_pass():
     from scipy import sparse
 
     for made in (sparse.csr_matrix(X), sparse.csr_array(X), sparse.coo_matrix(X)):
-        refuses(dpvi_of(logistic), r"x is a scipy sparse matrix.*x.toarray\(\)", made, Y, error=TypeError)
+        refuses(
+            dpvi_of(logistic),
+            r"x is a scipy sparse matrix.*x.toarray\(\)",
+            made,
+            Y,
+            error=TypeError,
+        )
 
 
 def test_a_table_for_a_matrix_likelihood_says_what_to_pass():
@@ -121,10 +145,16 @@ def test_a_table_for_a_matrix_likelihood_says_what_to_pass():
 
 
 def test_bool_columns_stay_bool_and_bool_matrices_become_numbers():
-    records = dpvi.data.make_records({"smokes": Y > 0, "x": X}, Y > 0, None, dtype=np.float32, validate=True)
+    records = dpvi.data.make_records(
+        {"smokes": Y > 0, "x": X}, Y > 0, None, dtype=np.float32, validate=True
+    )
     assert records.x["smokes"].dtype == bool
     assert records.y.dtype == np.float32
-    model = dpvi_of(lambda w, x: tfd.Bernoulli(logits=tf.where(x["smokes"], w[0], 0.0) + tf.linalg.matvec(x["x"], w)))
+    model = dpvi_of(
+        lambda w, x: tfd.Bernoulli(
+            logits=tf.where(x["smokes"], w[0], 0.0) + tf.linalg.matvec(x["x"], w)
+        )
+    )
     model.fit({"smokes": Y > 0, "x": X}, Y > 0, batch_size=40, verbose=0)
     assert model.predict({"smokes": Y > 0, "x": X}).shape == (40,)
 
@@ -134,7 +164,9 @@ def test_bool_columns_stay_bool_and_bool_matrices_become_numbers():
 EYE = np.eye(2, dtype="float32")
 DISCRETE = {
     "counts": tfd.Poisson(1.0),
-    "a part": tfd.JointDistributionNamed({"w": PRIOR, "k": tfd.Bernoulli(probs=0.5, dtype=tf.float32)}),
+    "a part": tfd.JointDistributionNamed(
+        {"w": PRIOR, "k": tfd.Bernoulli(probs=0.5, dtype=tf.float32)}
+    ),
     "several": tfd.Sample(tfd.Poisson(1.0), 3),
     "draws": tfd.Empirical(np.ones(5, "float32")),
 }
@@ -148,7 +180,9 @@ def test_discrete_priors_are_refused(kind):
 
 BATCHED = {
     "alone": lambda: tfd.WishartTriL(df=[4.0, 5.0], scale_tril=EYE),
-    "a part": lambda: tfd.JointDistributionNamed({"w": PRIOR, "v": tfd.WishartTriL(df=[4.0, 5.0], scale_tril=EYE)}),
+    "a part": lambda: tfd.JointDistributionNamed(
+        {"w": PRIOR, "v": tfd.WishartTriL(df=[4.0, 5.0], scale_tril=EYE)}
+    ),
     "normals": lambda: tfd.JointDistributionSequential([tfd.Normal(tf.zeros(3), 1.0)]),
 }
 
@@ -157,16 +191,22 @@ BATCHED = {
 def test_priors_with_a_batch_are_refused(kind):
     with pytest.raises(ValueError, match=r"has batch shape.*\n.*Independent"):
         dpvi.DPVI(BATCHED[kind](), logistic)
-    surrogates.check_prior(tfd.Independent(surrogates.WishartTriL(df=[4.0, 5.0], scale_tril=EYE), 1))
+    surrogates.check_prior(
+        tfd.Independent(surrogates.WishartTriL(df=[4.0, 5.0], scale_tril=EYE), 1)
+    )
 
 
 def test_a_flow_that_was_never_called_says_how_to_build_it():
     def flow():
         network = tfb.AutoregressiveNetwork(params=2, hidden_units=[4], activation="relu")
-        return tfd.TransformedDistribution(tfd.Sample(tfd.Normal(0.0, 1.0), 3), tfb.MaskedAutoregressiveFlow(network))
+        return tfd.TransformedDistribution(
+            tfd.Sample(tfd.Normal(0.0, 1.0), 3), tfb.MaskedAutoregressiveFlow(network)
+        )
 
     unbuilt = flow()
-    with pytest.raises(ValueError, match=r"Build it first:\nsurrogate.log_prob\(surrogate.sample\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"Build it first:\nsurrogate.log_prob\(surrogate.sample\(\)\)"
+    ):
         dpvi.DPVI(PRIOR, logistic, unbuilt)
     unbuilt.log_prob(unbuilt.sample(seed=(1, 2)))
     assert dpvi.DPVI(PRIOR, logistic, unbuilt).trainable_variables

@@ -49,7 +49,9 @@ DROPPING = {
 KEEPING = {
     "where": lambda x: tf.where(x > 0, x, 0.0),
     "sequence_mask": lambda x: tf.where(tf.sequence_mask(positives(x), 4), x, 0.0),
-    "while": lambda x: tf.while_loop(lambda i, a: i < positives(x), lambda i, a: (i + 1, a + x[i]), (0, 0.0))[1],
+    "while": lambda x: tf.while_loop(
+        lambda i, a: i < positives(x), lambda i, a: (i + 1, a + x[i]), (0, 0.0)
+    )[1],
     "an entry": lambda x: x[tf.argmax(x)],
 }
 
@@ -69,10 +71,14 @@ class Sum(dpvi.DPModel):
 def fit(part, last, *, steps=2, jit_compile=None, seed=None, num=NUM):
     """The clipped sum of one step over 50 records, -5, 10, -5, -5, but for the last; or of those that are left."""
     model = Sum(part, seed)
-    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1.0)
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=0.0, learning_rate=1.0
+    )
     model.compile(optimizer, jit_compile=jit_compile)
     try:
-        model.fit(records(last)[:num], batch_size=NUM, num_records=NUM, steps_per_epoch=steps, verbose=0)
+        model.fit(
+            records(last)[:num], batch_size=NUM, num_records=NUM, steps_per_epoch=steps, verbose=0
+        )
     finally:
         fit.spent = model.privacy_ledger.num_releases
     return float(-model.w.numpy()[0] * NUM / steps)
@@ -91,7 +97,9 @@ def summing(model, jit_compile=False):
     gradient = internals.step_gradients(model, tf.constant([1, 2], tf.int64), NUM).record_gradient
 
     def sums(x, mask):
-        return dpvi.gradients.clipped_sum(gradient, {"x": x}, mask, dpvi.gradients.Clip(1.0))[0].tensors[0]
+        return dpvi.gradients.clipped_sum(gradient, {"x": x}, mask, dpvi.gradients.Clip(1.0))[
+            0
+        ].tensors[0]
 
     traced = tf.function(sums, jit_compile=jit_compile, autograph=False)
     return lambda x, mask=EVERYBODY: traced(tf.constant(x), tf.constant(mask)).numpy()
@@ -108,7 +116,9 @@ def test_dropping_entries_is_refused(kind):
         summing(Sum(DROPPING[kind]))(records(5.0))
 
 
-@pytest.mark.parametrize("settings", [{"jit_compile": False}, {"jit_compile": True}, {"steps": 1000}])
+@pytest.mark.parametrize(
+    "settings", [{"jit_compile": False}, {"jit_compile": True}, {"steps": 1000}]
+)
 def test_a_fit_that_drops_entries_spends_nothing(settings):
     for kind in ("boolean_mask", "in a conditional"):
         with pytest.raises(ValueError, match=r"shape depends on the record's values"):
@@ -118,7 +128,12 @@ def test_a_fit_that_drops_entries_spends_nothing(settings):
 
 @pytest.mark.parametrize(
     ("kind", "jit_compile"),
-    [(kind, jit) for kind in sorted(KEEPING) for jit in (False, True) if (kind, jit) != ("while", True)],
+    [
+        (kind, jit)
+        for kind in sorted(KEEPING)
+        for jit in (False, True)
+        if (kind, jit) != ("while", True)
+    ],
 )  # XLA does not take TensorFlow's batched loop.
 def test_what_keeps_its_shape_is_one_records_own(kind, jit_compile):
     """The last record moves the sum by what it adds, at most the clip."""
@@ -222,8 +237,13 @@ def test_decompositions_that_take_rounds_do_without_xla():
     without = sums(records(5.0), WITHOUT_LAST)
     for last in (5.0, [1e6, -1e6, 0.0, 0.0]):
         assert abs(sums(records(last)) - without) <= 1.0 + 1e-3
-    without = fit(nearly_equal_eigenvalues, 5.0, num=NUM - 1, steps=1000)  # Where XLA would be chosen.
-    assert abs(fit(nearly_equal_eigenvalues, [1e6, -1e6, 0.0, 0.0], steps=1000) - without) <= 1.0 + 1e-3
+    without = fit(
+        nearly_equal_eigenvalues, 5.0, num=NUM - 1, steps=1000
+    )  # Where XLA would be chosen.
+    assert (
+        abs(fit(nearly_equal_eigenvalues, [1e6, -1e6, 0.0, 0.0], steps=1000) - without)
+        <= 1.0 + 1e-3
+    )
 
 
 @tf.function
@@ -231,7 +251,9 @@ def inside_a_function(x):
     return tf.reduce_sum(x[: positives(x)])
 
 
-@pytest.mark.parametrize("part", [DROPPING["top_k"], inside_a_function, set_to_two, slow(nearly_equal_eigenvalues)])
+@pytest.mark.parametrize(
+    "part", [DROPPING["top_k"], inside_a_function, set_to_two, slow(nearly_equal_eigenvalues)]
+)
 def test_under_a_strategy_xla_takes_no_part_in_it(part):
     """What is compiled there cannot be looked at: whatever may vary is refused, and XLA is not chosen by default."""
 
@@ -265,7 +287,9 @@ def test_without_the_check_one_record_decides_for_all():
 
 def test_shapes_that_xla_alone_finds_varying():
     """A shape that was set by hand: XLA is not used where it may choose, and nothing is spent where it may not."""
-    with pytest.raises(ValueError, match=r"Compiled by XLA, the step has a tensor whose shape depends on values"):
+    with pytest.raises(
+        ValueError, match=r"Compiled by XLA, the step has a tensor whose shape depends on values"
+    ):
         fit(set_to_two, 5.0, jit_compile=True)
     assert fit.spent == 0
     with (
@@ -282,7 +306,9 @@ def test_a_likelihood_that_drops_missing_entries_is_refused():
         return tfp.distributions.Normal((w * tf.reduce_sum(seen))[None], 1.0)
 
     model = dpvi.DPVI(tfp.distributions.Normal(0.0, 1.0), likelihood, clipping="flat")
-    model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5)
+    model.compile(
+        dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0), delta=1e-5
+    )
     with pytest.raises(ValueError, match=r"shape"):
         model.fit(np.zeros([NUM, 4], "float32"), np.zeros([NUM], "float32"), verbose=0)
     assert model.privacy_ledger.num_releases == 0

@@ -36,7 +36,9 @@ FAMILIES = {
 def theirs(name, prefix="DPKeras", **kwargs):
     """An optimizer of TensorFlow Privacy."""
     maker = getattr(tensorflow_privacy, f"{prefix}{name}Optimizer")
-    return maker(**{"l2_norm_clip": CLIP, "noise_multiplier": NOISE, "learning_rate": 0.07, **kwargs})
+    return maker(
+        **{"l2_norm_clip": CLIP, "noise_multiplier": NOISE, "learning_rate": 0.07, **kwargs}
+    )
 
 
 def sums_of(step):
@@ -100,7 +102,9 @@ def test_its_defaults_are_kept_where_keras_changed_them(name):
     legacy = getattr(keras.optimizers.legacy, name)(learning_rate=0.07)
     ours = as_dp_optimizer(theirs(name))
 
-    np.testing.assert_allclose(private_trajectory(ours, 10), plain_trajectory(legacy, 10), rtol=1e-4)
+    np.testing.assert_allclose(
+        private_trajectory(ours, 10), plain_trajectory(legacy, 10), rtol=1e-4
+    )
 
 
 @needs_tensorflow_privacy
@@ -119,7 +123,9 @@ def test_its_noise_is_the_one_that_is_added():
     """False-alarm rate below 1e-12: 100,000 draws give the deviation within 0.0022 (relative), the band is 0.017."""
     optimizer = as_dp_optimizer(theirs("Adam"))
     private = optimizer.privatize(
-        ClippedSum([tf.zeros(100_000)], Clip(CLIP)), key=tf.constant([1, 2], tf.int64), expected_batch_size=BATCH
+        ClippedSum([tf.zeros(100_000)], Clip(CLIP)),
+        key=tf.constant([1, 2], tf.int64),
+        expected_batch_size=BATCH,
     )
 
     assert private.tensors[0].numpy().std() == pytest.approx(NOISE * CLIP / BATCH, rel=0.017)
@@ -129,14 +135,20 @@ def test_its_noise_is_the_one_that_is_added():
 def test_a_model_compiles_with_it_and_learns_without_calling_its_update(monkeypatch):
     optimizer = theirs("Adam", learning_rate=0.1, noise_multiplier=0.3, l2_norm_clip=1.0)
     for method in ("apply_gradients", "minimize", "_compute_gradients"):
-        monkeypatch.setattr(type(optimizer), method, lambda *_: pytest.fail("TensorFlow Privacy's update was called"))
+        monkeypatch.setattr(
+            type(optimizer),
+            method,
+            lambda *_: pytest.fail("TensorFlow Privacy's update was called"),
+        )
     tfd = dpvi._tf.tfp.distributions
     model = dpvi.DPVI(tfd.Normal(0.0, 10.0), lambda loc: tfd.Normal(loc, 1.0), clipping="flat")
     model.compile(optimizer=optimizer, delta=1e-5)
     model.fit(np.full(100, 3.0, "float32"), batch_size=50, epochs=50, verbose=0)
 
     # The noise moves the end of the run by about 0.1 * 0.3 a step at most; the start is 0, the records are at 3.
-    assert float(model.surrogate_posterior.sample(200).numpy().mean()) == pytest.approx(3.0, abs=1.0)
+    assert float(model.surrogate_posterior.sample(200).numpy().mean()) == pytest.approx(
+        3.0, abs=1.0
+    )
     assert model.privacy_report().epsilon > 1.0
 
 
@@ -157,7 +169,11 @@ def test_gradient_accumulation_is_refused():
 def test_one_without_a_query_is_refused_even_with_another_clip():
     """As TensorFlow Privacy's sparse ones, whose own clip, noise and microbatches would be lost."""
     optimizer = keras.optimizers.legacy.SGD(0.1)
-    optimizer._l2_norm_clip, optimizer._noise_multiplier, optimizer._num_microbatches = CLIP, NOISE, 5
+    optimizer._l2_norm_clip, optimizer._noise_multiplier, optimizer._num_microbatches = (
+        CLIP,
+        NOISE,
+        5,
+    )
     with pytest.raises(ValueError, match=r"no query|TensorFlow 2.15 only"):
         as_dp_optimizer(optimizer, l2_norm_clip=1.0)
 
@@ -221,8 +237,14 @@ def test_decay_is_refused_with_the_way_out(prefix):
 @pytest.mark.parametrize("second", [{"l2_norm_clip": 1.0}, {"noise_multiplier": 1.0}])
 def test_a_second_clip_or_noise_is_refused(second):
     (argument,) = second
-    for optimizer in (theirs("SGD"), dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=CLIP, noise_multiplier=NOISE)):
-        with pytest.raises(ValueError, match=rf"{argument}=1\.0 was passed to compile, but the optimizer has its own"):
+    for optimizer in (
+        theirs("SGD"),
+        dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=CLIP, noise_multiplier=NOISE),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=rf"{argument}=1\.0 was passed to compile, but the optimizer has its own",
+        ):
             as_dp_optimizer(optimizer, **second)
 
 
@@ -273,7 +295,10 @@ def test_a_keras_optimizer_with_a_clip_is_rebuilt(name, settings):
     assert isinstance(ours, keras_class)
     assert (ours.l2_norm_clip, ours.noise_multiplier) == (2.0, 0.5)
     np.testing.assert_allclose(
-        private_trajectory(ours, 10), plain_trajectory(keras_class(**settings), 10), rtol=1e-6, err_msg=name
+        private_trajectory(ours, 10),
+        plain_trajectory(keras_class(**settings), 10),
+        rtol=1e-6,
+        err_msg=name,
     )
 
 
@@ -299,9 +324,13 @@ def test_a_name_with_a_clip_is_enough(name):
 
 def test_a_serialised_configuration_is_taken():
     plain = keras.optimizers.serialize(keras.optimizers.Adam(0.25))
-    assert as_dp_optimizer(plain, l2_norm_clip=2.0).get_config()["learning_rate"] == pytest.approx(0.25)
+    assert as_dp_optimizer(plain, l2_norm_clip=2.0).get_config()["learning_rate"] == pytest.approx(
+        0.25
+    )
 
-    private = keras.optimizers.serialize(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=3.0, noise_multiplier=1.0))
+    private = keras.optimizers.serialize(
+        dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=3.0, noise_multiplier=1.0)
+    )
     ours = as_dp_optimizer(private)
     assert (type(ours), ours.l2_norm_clip) == (dpvi.optimizers.DPKerasAdamOptimizer, 3.0)
 
@@ -347,7 +376,9 @@ def test_an_unknown_name_is_refused():
 
 @pytest.mark.parametrize("wrong", [3, object(), keras.optimizers.Adam, lambda: None])
 def test_what_is_no_optimizer_is_refused(wrong):
-    with pytest.raises(TypeError, match="optimizer must be a DP-Keras optimizer, a Keras optimizer or its name"):
+    with pytest.raises(
+        TypeError, match="optimizer must be a DP-Keras optimizer, a Keras optimizer or its name"
+    ):
         as_dp_optimizer(wrong, l2_norm_clip=1.0)
 
 
@@ -357,11 +388,15 @@ def test_a_loss_scale_optimizer_is_refused():
         as_dp_optimizer(wrapped, l2_norm_clip=1.0)
 
 
-@pytest.mark.skipif(not keras.__name__.startswith("tf_keras"), reason="TensorFlow Privacy works on TensorFlow 2.15")
+@pytest.mark.skipif(
+    not keras.__name__.startswith("tf_keras"), reason="TensorFlow Privacy works on TensorFlow 2.15"
+)
 def test_on_the_current_stack_an_optimizer_of_tensorflow_privacy_is_refused_by_name():
     class VectorizedDPKerasAdamOptimizer:
         _dp_sum_query = None
 
-    with pytest.raises(ValueError, match=r"VectorizedDPKerasAdamOptimizer.* works on TensorFlow 2\.15 only") as caught:
+    with pytest.raises(
+        ValueError, match=r"VectorizedDPKerasAdamOptimizer.* works on TensorFlow 2\.15 only"
+    ) as caught:
         as_dp_optimizer(VectorizedDPKerasAdamOptimizer())
     assert len(str(caught.value).splitlines()) <= 2

@@ -18,13 +18,24 @@ BATCH = 8.0
 
 CLASSES = [
     ("SGD", optimizers.DPKerasSGDOptimizer, {"momentum": 0.9, "nesterov": True}),
-    ("Adam", optimizers.DPKerasAdamOptimizer, {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "amsgrad": True}),
-    ("Adagrad", optimizers.DPKerasAdagradOptimizer, {"initial_accumulator_value": 0.3, "epsilon": 1e-3}),
+    (
+        "Adam",
+        optimizers.DPKerasAdamOptimizer,
+        {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "amsgrad": True},
+    ),
+    (
+        "Adagrad",
+        optimizers.DPKerasAdagradOptimizer,
+        {"initial_accumulator_value": 0.3, "epsilon": 1e-3},
+    ),
 ]
 
 
 def variables(dtype="float32"):
-    return [tf.Variable(np.array([0.5, -1.0, 2.0], dtype)), tf.Variable(np.array([[0.25, -0.75]], dtype))]
+    return [
+        tf.Variable(np.array([0.5, -1.0, 2.0], dtype)),
+        tf.Variable(np.array([[0.25, -0.75]], dtype)),
+    ]
 
 
 def sums_of(step, dtype="float32"):
@@ -54,12 +65,16 @@ def private_trajectory(optimizer, steps, dtype="float32"):
 def keras_trajectory(optimizer, steps, dtype="float32"):
     values = variables(dtype)
     for step in range(steps):
-        optimizer.apply_gradients([(s / BATCH, v) for s, v in zip(sums_of(step, dtype), values, strict=True)])
+        optimizer.apply_gradients(
+            [(s / BATCH, v) for s, v in zip(sums_of(step, dtype), values, strict=True)]
+        )
     return [v.numpy() for v in values]
 
 
 def adam(**kwargs):
-    return optimizers.DPKerasAdamOptimizer(**{"l2_norm_clip": 1.0, "noise_multiplier": 1.0, **kwargs})
+    return optimizers.DPKerasAdamOptimizer(
+        **{"l2_norm_clip": 1.0, "noise_multiplier": 1.0, **kwargs}
+    )
 
 
 # ---------------------------------------------------------------------- the updates are Keras's
@@ -72,13 +87,19 @@ def test_without_noise_each_step_is_the_keras_optimizers(name, dp_class, setting
     ours = dp_class(learning_rate=0.07, l2_norm_clip=3.0, noise_multiplier=0.0, **settings)
     plain = getattr(keras.optimizers, name)(learning_rate=0.07, **settings)
 
-    for mine, theirs in zip(private_trajectory(ours, steps, dtype), keras_trajectory(plain, steps, dtype), strict=True):
+    for mine, theirs in zip(
+        private_trajectory(ours, steps, dtype), keras_trajectory(plain, steps, dtype), strict=True
+    ):
         assert mine.dtype == dtype
         np.testing.assert_allclose(mine, theirs, rtol=1e-6 if dtype == "float32" else 1e-13)
-        assert not np.isin(mine, next(v.numpy() for v in variables(dtype))).any()  # It has moved at all.
+        assert not np.isin(
+            mine, next(v.numpy() for v in variables(dtype))
+        ).any()  # It has moved at all.
 
 
-@pytest.mark.parametrize("name", ["RMSprop", "Nadam", "Adamax", "Adadelta", "Ftrl", "AdamW", "Adafactor", "Lion"])
+@pytest.mark.parametrize(
+    "name", ["RMSprop", "Nadam", "Adamax", "Adadelta", "Ftrl", "AdamW", "Adafactor", "Lion"]
+)
 def test_the_factory_takes_any_other_keras_optimizer(name):
     keras_class = getattr(keras.optimizers, name)
     made = optimizers.make_dp_optimizer_class(keras_class)
@@ -87,7 +108,9 @@ def test_the_factory_takes_any_other_keras_optimizer(name):
     assert made.__name__ == f"DPKeras{name}Optimizer"
     ours = made(learning_rate=0.05, l2_norm_clip=2.0, noise_multiplier=0.0)
     for mine, theirs in zip(
-        private_trajectory(ours, 5), keras_trajectory(keras_class(learning_rate=0.05), 5), strict=True
+        private_trajectory(ours, 5),
+        keras_trajectory(keras_class(learning_rate=0.05), 5),
+        strict=True,
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
@@ -97,10 +120,14 @@ def test_the_factory_gives_the_same_class_twice_and_leaves_its_own_alone():
 
     assert optimizers.make_dp_optimizer_class(keras.optimizers.RMSprop) is made
     assert optimizers.make_dp_optimizer_class(made) is made
-    assert optimizers.make_dp_optimizer_class(keras.optimizers.Adam) is optimizers.DPKerasAdamOptimizer
+    assert (
+        optimizers.make_dp_optimizer_class(keras.optimizers.Adam) is optimizers.DPKerasAdamOptimizer
+    )
 
 
-@pytest.mark.parametrize("wrong", [keras.optimizers.legacy.Adam, int, "Adam", None, keras.optimizers.Adam()])
+@pytest.mark.parametrize(
+    "wrong", [keras.optimizers.legacy.Adam, int, "Adam", None, keras.optimizers.Adam()]
+)
 def test_the_factory_refuses_what_is_no_keras_optimizer_class(wrong):
     with pytest.raises(TypeError, match="keras_optimizer_class"):
         optimizers.make_dp_optimizer_class(wrong)
@@ -108,10 +135,14 @@ def test_the_factory_refuses_what_is_no_keras_optimizer_class(wrong):
 
 def test_a_schedule_moves_the_rate_step_by_step():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.01])
-    ours = optimizers.DPKerasSGDOptimizer(learning_rate=schedule, l2_norm_clip=1.0, noise_multiplier=0.0)
+    ours = optimizers.DPKerasSGDOptimizer(
+        learning_rate=schedule, l2_norm_clip=1.0, noise_multiplier=0.0
+    )
 
     for mine, theirs in zip(
-        private_trajectory(ours, 5), keras_trajectory(keras.optimizers.SGD(schedule), 5), strict=True
+        private_trajectory(ours, 5),
+        keras_trajectory(keras.optimizers.SGD(schedule), 5),
+        strict=True,
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
@@ -121,7 +152,10 @@ def test_ema_and_weight_decay_act_as_in_keras():
     ours = adam(noise_multiplier=0.0, **settings)
     plain = keras.optimizers.Adam(**settings)
     results = []
-    for optimizer, run in ((ours, privatize), (plain, lambda _, step: [s / BATCH for s in sums_of(step)])):
+    for optimizer, run in (
+        (ours, privatize),
+        (plain, lambda _, step: [s / BATCH for s in sums_of(step)]),
+    ):
         values = variables()
         for step in range(6):
             optimizer.apply_gradients(zip(run(optimizer, step), values, strict=True))
@@ -166,12 +200,16 @@ def test_noise_depends_on_the_key_and_on_the_variable_alone():
     residual = [a.numpy() - s.numpy() / BATCH for a, s in zip(first, sums_of(1), strict=True)]
     residual_other = other[0].numpy() - sums_of(2)[0].numpy() / BATCH
     assert np.abs(residual[0] - residual_other).min() > 1e-7
-    assert np.abs(residual[0][:2] - residual[1][0]).min() > 1e-7  # Two variables of one step share no noise.
+    assert (
+        np.abs(residual[0][:2] - residual[1][0]).min() > 1e-7
+    )  # Two variables of one step share no noise.
 
 
 def test_a_sum_clipped_to_another_bound_is_refused():
     optimizer = adam(l2_norm_clip=1.0)
-    with pytest.raises(ValueError, match=r"has the bound 2\.0, but the optimizer's l2_norm_clip is 1\.0"):
+    with pytest.raises(
+        ValueError, match=r"has the bound 2\.0, but the optimizer's l2_norm_clip is 1\.0"
+    ):
         optimizer.privatize(ClippedSum(sums_of(0), Clip(2.0)), key=key(), expected_batch_size=BATCH)
 
 
@@ -206,7 +244,9 @@ def of_an_earlier_step(optimizer, values):
 
 
 def transformed(optimizer, values):
-    optimizer.apply_gradients((2.0 * g, v) for g, v in zip(privatize(optimizer), values, strict=True))
+    optimizer.apply_gradients(
+        (2.0 * g, v) for g, v in zip(privatize(optimizer), values, strict=True)
+    )
 
 
 def one_replaced(optimizer, values):
@@ -273,7 +313,10 @@ def test_a_gradient_that_was_not_privatised_in_this_step_raises(attack, in_graph
 
 
 def test_the_sound_way_works_in_a_graph_with_fresh_noise_each_time():
-    optimizer, values = optimizers.DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=1.0), variables()
+    optimizer, values = (
+        optimizers.DPKerasSGDOptimizer(1.0, l2_norm_clip=1.0, noise_multiplier=1.0),
+        variables(),
+    )
     optimizer.build(values)
 
     @tf.function
@@ -307,7 +350,9 @@ def test_nothing_private_is_kept_in_variables_or_config():
 @pytest.mark.parametrize("noise", [None, 1.25])
 def test_the_configuration_makes_the_same_optimizer_again(name, dp_class, settings, noise):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    optimizer = dp_class(learning_rate=schedule, l2_norm_clip=0.7, noise_multiplier=noise, clipnorm=9.0, **settings)
+    optimizer = dp_class(
+        learning_rate=schedule, l2_norm_clip=0.7, noise_multiplier=noise, clipnorm=9.0, **settings
+    )
 
     by_class = dp_class.from_config(optimizer.get_config())
     by_keras = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))

@@ -13,7 +13,9 @@ from tfp_dpvi.posterior.mixture import Terms, exact_mixture
 from tfp_dpvi.posterior.window import ReleaseNoise, Window, window_of
 
 SIZE, NUM = 3, 1000
-NOISE = ReleaseNoise(num_records=NUM, sampling_rate=0.1, clip=2.0, gradient=4.0, matrix=3.0, scale=5.0)
+NOISE = ReleaseNoise(
+    num_records=NUM, sampling_rate=0.1, clip=2.0, gradient=4.0, matrix=3.0, scale=5.0
+)
 
 
 def window(matrix, sd, *, scale=None, scale_sd=0.0):
@@ -21,7 +23,20 @@ def window(matrix, sd, *, scale=None, scale_sd=0.0):
     scale = 1.5 * np.trace(matrix) if scale is None else scale
     zeros = np.zeros(size)
     return Window(
-        100, zeros, zeros[None], zeros[None], zeros, matrix, scale, 1.0, sd, scale_sd, 1.2, (zeros, zeros), 4.0, 1e9
+        100,
+        zeros,
+        zeros[None],
+        zeros[None],
+        zeros,
+        matrix,
+        scale,
+        1.0,
+        sd,
+        scale_sd,
+        1.2,
+        (zeros, zeros),
+        4.0,
+        1e9,
     )
 
 
@@ -70,7 +85,11 @@ def ranks(sd, stated=None, symmetric=True, prior=PRIOR):
     generator, found = np.random.default_rng(1), []
     for _ in range(100):
         true = drawn_from(prior, generator)
-        seen = noisy(true, sd, generator) if symmetric else true + sd * np.tril(generator.normal(size=true.shape))
+        seen = (
+            noisy(true, sd, generator)
+            if symmetric
+            else true + sd * np.tril(generator.normal(size=true.shape))
+        )
         _, draws = draw_curvature(window(seen, stated or sd), prior, generator)
         found.append(np.mean(np.trace(draws, axis1=1, axis2=2) < np.trace(true)))
     return stats.kstest(np.array(found) + generator.uniform(0, 1 / 32, 100), "uniform").pvalue
@@ -94,7 +113,9 @@ def test_no_draw_passes_the_public_bound():
     prior, generator = CurvaturePrior.isotropic(SIZE, NUM, 1.0), np.random.default_rng(0)
     sd = np.linalg.norm(prior.matrix) / 0.1 / np.sqrt(SIZE * (SIZE + 1) / 2)
     for _ in range(20):
-        known = dataclasses.replace(window(noisy(prior.matrix, sd, generator), sd), most_trace=NUM / 2)
+        known = dataclasses.replace(
+            window(noisy(prior.matrix, sd, generator), sd), most_trace=NUM / 2
+        )
         _, matrices = draw_curvature(known, prior, generator)
         assert np.trace(matrices, axis1=1, axis2=2).max() < 1.1 * NUM / 2
 
@@ -111,14 +132,18 @@ def test_kappa_is_drawn_with_its_noise_and_within_its_bounds():
     kappa = [
         np.trace(slopes[0]) / np.trace(matrices[0])
         for slopes, matrices in (
-            draw_curvature(dataclasses.replace(window(matrix, 0.0), scale=450.0, scale_sd=sd), PRIOR, generator)
+            draw_curvature(
+                dataclasses.replace(window(matrix, 0.0), scale=450.0, scale_sd=sd), PRIOR, generator
+            )
             for generator in [np.random.default_rng(0)]
             for sd in [30.0] * 300
         )
     ]
     assert np.mean(kappa) == pytest.approx(1.5, abs=0.03)
     assert np.std(kappa) == pytest.approx(0.1, abs=0.02)
-    far, matrices = draw_curvature(window(matrix, 0.0, scale=4000.0), PRIOR, np.random.default_rng(0))
+    far, matrices = draw_curvature(
+        window(matrix, 0.0, scale=4000.0), PRIOR, np.random.default_rng(0)
+    )
     np.testing.assert_allclose(far, 2.5 * matrices)
 
 
@@ -127,15 +152,21 @@ def test_a_simulated_slope_gives_the_directions_their_own_kappa():
     prior = dataclasses.replace(PRIOR, curvature=PRIOR.matrix @ own)
     slopes, _ = draw_curvature(window(PRIOR.matrix, 0.0), prior, np.random.default_rng(0))
     expected = PRIOR.matrix @ own
-    np.testing.assert_allclose(slopes[0], expected * (1.5 * np.trace(PRIOR.matrix) / np.trace(expected)), rtol=1e-6)
+    np.testing.assert_allclose(
+        slopes[0], expected * (1.5 * np.trace(PRIOR.matrix) / np.trace(expected)), rtol=1e-6
+    )
 
 
 def test_a_curvature_of_another_shape_is_a_mismatch_and_noise_is_none():
     generator = np.random.default_rng(0)
-    found = [PRIOR.mismatch(window(noisy(1.3 * PRIOR.matrix, 30.0, generator), 30.0)) for _ in range(100)]
+    found = [
+        PRIOR.mismatch(window(noisy(1.3 * PRIOR.matrix, 30.0, generator), 30.0)) for _ in range(100)
+    ]
     assert np.quantile(found, 0.9) < 0.4
     other = np.diag([200.0, 20.0, 2.0])
-    assert min(PRIOR.mismatch(window(noisy(other, 10.0, generator), 10.0)) for _ in range(100)) > 0.4
+    assert (
+        min(PRIOR.mismatch(window(noisy(other, 10.0, generator), 10.0)) for _ in range(100)) > 0.4
+    )
 
 
 # ---------------------------------------------------------------------- inputs unknown
@@ -160,7 +191,10 @@ def coverage(spectrum, signal, prior=None, num=40):
         )
         sd = np.linalg.norm(matrix) / signal / np.sqrt(WIDE * (WIDE + 1) / 2)
         slope, spread = 1.4 * matrix, 1.2 * matrix + sd**2 * np.eye(WIDE)
-        truth, error = generator.normal(size=WIDE), np.linalg.cholesky(spread) @ generator.normal(size=WIDE)
+        truth, error = (
+            generator.normal(size=WIDE),
+            np.linalg.cholesky(spread) @ generator.normal(size=WIDE),
+        )
         weights = slope @ np.linalg.inv(spread)
         arrived = np.linalg.solve(np.eye(WIDE) + weights @ slope, weights @ (slope @ truth + error))
         arrived += 0.3 * generator.normal(size=WIDE)
@@ -202,8 +236,16 @@ def test_a_prior_of_full_rank_alone_is_too_sure_where_inputs_are_collinear():
 
 def blocks(per_block, size=SIZE):
     generator, num = np.random.default_rng(2), 20
-    shapes = {"steps": (), "theta": (size,), "squares": (size,), "gradient": (size,), "matrix": (size, size)}
-    found = {name: generator.normal(size=(num, *shape)) * per_block for name, shape in shapes.items()}
+    shapes = {
+        "steps": (),
+        "theta": (size,),
+        "squares": (size,),
+        "gradient": (size,),
+        "matrix": (size, size),
+    }
+    found = {
+        name: generator.normal(size=(num, *shape)) * per_block for name, shape in shapes.items()
+    }
     found["steps"] = np.full(num, float(per_block))
     return found
 
@@ -230,13 +272,19 @@ def test_the_window_is_the_last_seven_tenths():
 @pytest.mark.parametrize("stopped", [3, 12])
 def test_a_fit_that_stopped_early_has_the_window_of_what_ran(stopped):
     sums = {
-        name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < stopped, a, 0) for name, a in blocks(10).items()
+        name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < stopped, a, 0)
+        for name, a in blocks(10).items()
     }
-    assert window_of(sums, np.zeros(20), NOISE).num_steps == 10 * (stopped - int(0.3 * stopped + 1e-9))
+    assert window_of(sums, np.zeros(20), NOISE).num_steps == 10 * (
+        stopped - int(0.3 * stopped + 1e-9)
+    )
 
 
 def test_too_short_a_window_is_none():
-    sums = {name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < 4, a, 0) for name, a in blocks(1).items()}
+    sums = {
+        name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < 4, a, 0)
+        for name, a in blocks(1).items()
+    }
     assert window_of(sums, np.zeros(20), NOISE) is None
 
 
@@ -247,7 +295,9 @@ def test_a_chain_that_overflows_where_it_starts_stays_there():
         return -0.5 * np.sum(x**2, axis=1), -(x * np.where(abs(x) > 1e10, np.float64(1e308), 1.0))
 
     start = np.array([[1e11, 0.0], [3.0, 3.0]])
-    end = lib.hamiltonian(log_density, start, np.random.default_rng(0), num_steps=40, num_leapfrogs=5)[-1]
+    end = lib.hamiltonian(
+        log_density, start, np.random.default_rng(0), num_steps=40, num_leapfrogs=5
+    )[-1]
     assert (end[0] == start[0]).all()
     assert np.linalg.norm(end[1]) < 4.0
     assert (end[1] != start[1]).all()

@@ -9,7 +9,13 @@ from scipy import stats
 from tfp_dpvi.posterior import curvature
 from tfp_dpvi.posterior import mixture as mixtures
 from tfp_dpvi.posterior import window as windows
-from tfp_dpvi.posterior.mixture import Mixture, Terms, exact_mixture, gaussian_prior, sampled_mixture
+from tfp_dpvi.posterior.mixture import (
+    Mixture,
+    Terms,
+    exact_mixture,
+    gaussian_prior,
+    sampled_mixture,
+)
 from tfp_dpvi.posterior.window import ReleaseNoise, Window
 
 SIZE = 3
@@ -51,12 +57,18 @@ def test_one_curvature_and_a_normal_prior_is_the_formula():
     generator = np.random.default_rng(0)
     root = generator.normal(size=(SIZE, SIZE))
     matrix, slope = root @ root.T + np.eye(SIZE), 1.3 * (root @ root.T + np.eye(SIZE))
-    theta, score, prior = generator.normal(size=SIZE), generator.normal(size=SIZE), np.diag([1.0, 2.0, 3.0])
+    theta, score, prior = (
+        generator.normal(size=SIZE),
+        generator.normal(size=SIZE),
+        np.diag([1.0, 2.0, 3.0]),
+    )
     terms = Terms.of(window(score, theta, matrix, 0.7), slope[None], matrix[None], np.arange(SIZE))
     found = exact_mixture(terms, prior, prior @ np.ones(SIZE))
     spread = np.linalg.inv(1.2 * matrix + 0.49 * np.eye(SIZE))
     precision = prior + slope @ spread @ slope
-    mean = np.linalg.solve(precision, prior @ np.ones(SIZE) + slope @ spread @ (score + slope @ theta))
+    mean = np.linalg.solve(
+        precision, prior @ np.ones(SIZE) + slope @ spread @ (score + slope @ theta)
+    )
     np.testing.assert_allclose(found.mean, mean)
     np.testing.assert_allclose(found.covariance, np.linalg.inv(precision))
 
@@ -75,16 +87,22 @@ def test_that_does_not_depend_on_the_scale(scale):
     draws = scale * np.random.default_rng(1).normal(size=(64, SIZE))
 
     def student(x):  # Three degrees of freedom.
-        return -2.0 * np.log1p(x**2 / (3.0 * scale**2)).sum(axis=1), -4.0 * x / (3.0 * scale**2 + x**2)
+        return -2.0 * np.log1p(x**2 / (3.0 * scale**2)).sum(axis=1), -4.0 * x / (
+            3.0 * scale**2 + x**2
+        )
 
     assert gaussian_prior(student, draws) is None
-    found, linear = gaussian_prior(lambda x: (-((x / scale) ** 2).sum(axis=1) / 2, (1.0 - x / scale) / scale), draws)
+    found, linear = gaussian_prior(
+        lambda x: (-((x / scale) ** 2).sum(axis=1) / 2, (1.0 - x / scale) / scale), draws
+    )
     np.testing.assert_allclose(found, np.eye(SIZE) / scale**2, atol=1e-6 / scale**2)
     np.testing.assert_allclose(linear, 1.0 / scale, rtol=1e-6)
 
 
 def terms_of(precision, mean, index, num=32):
-    return Terms(index, np.repeat(precision[None], num, 0), np.repeat((precision @ mean)[None], num, 0))
+    return Terms(
+        index, np.repeat(precision[None], num, 0), np.repeat((precision @ mean)[None], num, 0)
+    )
 
 
 def test_sampled_is_exact_for_a_normal_prior_and_parts_that_are_not_read():
@@ -92,7 +110,9 @@ def test_sampled_is_exact_for_a_normal_prior_and_parts_that_are_not_read():
     prior = np.array([[2.0, 0.9, 0.4], [0.9, 1.0, 0.2], [0.4, 0.2, 3.0]])
     terms = terms_of(np.array([[30.0, 10.0], [10.0, 8.0]]), np.array([1.0, -0.5]), np.array([0, 2]))
     generator = np.random.default_rng(0)
-    found = sampled_mixture(terms, normal_log_prior(prior, np.ones(3)), generator.normal(size=(64, 3)), generator)
+    found = sampled_mixture(
+        terms, normal_log_prior(prior, np.ones(3)), generator.normal(size=(64, 3)), generator
+    )
     exact = exact_mixture(terms, prior, prior @ np.ones(3))
     sd = np.sqrt(np.diag(exact.covariance))
     assert np.all(np.abs(found.mean - exact.mean) < 5 * sd / np.sqrt(200))
@@ -115,7 +135,9 @@ def test_sampled_against_quadrature_for_a_prior_that_is_not_normal():
 def test_refined_is_the_linear_posterior_where_nothing_bends():
     """512 draws of 32 chains: means within 0.25 standard deviations, standard deviations within 20 %; seeded."""
     prior, mean = np.array([[2.0, 0.9], [0.9, 1.0]]), np.array([0.5, -1.0])
-    linear = exact_mixture(terms_of(np.array([[9.0, 2.0], [2.0, 4.0]]), np.zeros(2), np.arange(2)), prior, prior @ mean)
+    linear = exact_mixture(
+        terms_of(np.array([[9.0, 2.0], [2.0, 4.0]]), np.zeros(2), np.arange(2)), prior, prior @ mean
+    )
     precision = np.linalg.inv(linear.covariance)
     log_density = normal_log_prior(precision, linear.mean)
     found = mixtures.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
@@ -132,7 +154,9 @@ def test_refined_follows_a_density_that_bends():
         gradient = -(moved - 0.6) * (1 - moved**2) / 0.05 - x[:, 0]
         return -((moved - 0.6) ** 2) / 0.1 - x[:, 0] ** 2 / 2, gradient[:, None]
 
-    linear = exact_mixture(terms_of(np.array([[20.0]]), np.array([0.6]), np.array([0])), np.eye(1), np.zeros(1))
+    linear = exact_mixture(
+        terms_of(np.array([[20.0]]), np.array([0.6]), np.array([0])), np.eye(1), np.zeros(1)
+    )
     found = mixtures.refined_mixture(linear, lambda chains: log_density, np.random.default_rng(0))
     grid = np.linspace(-6, 6, 20_001)
     weight = np.exp(log_density(grid[:, None])[0])
@@ -184,19 +208,25 @@ def released(generator, truth, noise=NOISE):
         blocks["theta"][block] += theta
         blocks["gradient"][block] -= score / NUM
         blocks["matrix"][block] += (TRUE_MATRIX + (entries[step] + entries[step].T) / 2.0) / NUM
-        scales[block] += (KAPPA * np.trace(TRUE_MATRIX) + noise.scale / RATE * generator.normal()) / NUM
+        scales[block] += (
+            KAPPA * np.trace(TRUE_MATRIX) + noise.scale / RATE * generator.normal()
+        ) / NUM
         theta = theta + rate @ score
     return blocks, scales
 
 
-def coverage(num=120, noise=NOISE, mutate=lambda window, slopes, matrices: (window, slopes, matrices)):
+def coverage(
+    num=120, noise=NOISE, mutate=lambda window, slopes, matrices: (window, slopes, matrices)
+):
     """Covered intervals of all parameters, of `num` simulated fits, 90 % nominal. Seeded."""
     generator, covered = np.random.default_rng(5), []
     prior = curvature.CurvaturePrior(TRUE_MATRIX * 1.1, (8.0 * SIZE,), 0.3)
     for _ in range(num):
         truth = generator.normal(size=SIZE)
         window = windows.window_of(*released(generator, truth, noise), noise)
-        window, slopes, matrices = mutate(window, *curvature.draw_curvature(window, prior, generator))
+        window, slopes, matrices = mutate(
+            window, *curvature.draw_curvature(window, prior, generator)
+        )
         terms = Terms.of(window, slopes, matrices, np.arange(SIZE))
         mixture = exact_mixture(terms, np.eye(SIZE), np.zeros(SIZE))
         picks = generator.integers(len(mixture.locs), size=400)
@@ -219,7 +249,9 @@ def double_kappa(window, slopes, matrices):
     return window, 2.0 * slopes, matrices
 
 
-@pytest.mark.parametrize("mutation", [without_noise, pytest.param(double_kappa, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mutation", [without_noise, pytest.param(double_kappa, marks=pytest.mark.slow)]
+)
 def test_a_wrong_factor_is_caught(mutation):
     assert coverage(mutate=mutation) < 0.8
 
@@ -254,7 +286,9 @@ def test_a_fit_that_has_not_arrived_is_warned_of():
     for far, found in ((0.0, []), (30.0, ["did not converge"])):
         moved = Mixture(np.full((1, SIZE), far) + window.theta, 0.1 * np.eye(SIZE)[None])
         checks = mixtures.check(window, slopes, matrices, moved, np.arange(SIZE))
-        assert [any(word in sentence for sentence in checks.warnings) for word in found] == [True] * len(found)
+        assert [any(word in sentence for sentence in checks.warnings) for word in found] == [
+            True
+        ] * len(found)
         assert len(checks.warnings) == len(found)
 
 

@@ -20,7 +20,12 @@ NOISE_MULTIPLIERS = (0.6, 1.0, 2.0, 8.0)
 COUNTS = (1, 100, 1000, 10000)
 RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
 # (records, batch size, noise multiplier over half of the replacement distance, count)
-FIXED_SIZE = ((10000, 100, 2.0, 1000), (10000, 100, 4.0, 5000), (1000, 50, 3.0, 200), (48842, 256, 2.0, 3816))
+FIXED_SIZE = (
+    (10000, 100, 2.0, 1000),
+    (10000, 100, 4.0, 5000),
+    (1000, 50, 3.0, 200),
+    (48842, 256, 2.0, 3816),
+)
 
 
 def poisson_rows():
@@ -29,7 +34,9 @@ def poisson_rows():
         if q * count > 1000 or (z < 1 and count > 1000 and q > 1e-2):
             continue  # epsilons in the hundreds or thousands say nothing and take minutes
         accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), count)
+        accountant.compose(
+            dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), count
+        )
         yield {
             "neighboring_relation": relation.lower(),
             "probability": q,
@@ -53,9 +60,13 @@ def full_batch_rows():
 
 def fixed_size_rows():
     for records, batch, z, count in FIXED_SIZE:
-        accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+        accountant = rdp.RdpAccountant(
+            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
         # The RDP accountant takes the multiplier over the whole replacement distance, 2 C.
-        event = dp_accounting.SampledWithoutReplacementDpEvent(records, batch, dp_accounting.GaussianDpEvent(z / 2.0))
+        event = dp_accounting.SampledWithoutReplacementDpEvent(
+            records, batch, dp_accounting.GaussianDpEvent(z / 2.0)
+        )
         accountant.compose(event, count)
         yield {
             "num_records": records,
@@ -71,7 +82,9 @@ def heterogeneous_rows():
     for relation in RELATIONS:
         accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation[relation])
         for q, z, count in parts:
-            accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), count)
+            accountant.compose(
+                dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), count
+            )
         accountant.compose(dp_accounting.GaussianDpEvent(30.0), 20)
         yield {
             "neighboring_relation": relation.lower(),

@@ -39,7 +39,11 @@ REPLACE = NeighboringRelation.REPLACE_ONE
 
 
 def _samples(row):
-    return [part["sampling"]["name"] for part in (row, *row["prior"])] if "sampling" in row else ["poisson"]
+    return (
+        [part["sampling"]["name"] for part in (row, *row["prior"])]
+        if "sampling" in row
+        else ["poisson"]
+    )
 
 
 def _rows(kind, slow=()):
@@ -56,12 +60,17 @@ SIBLINGS = (3, 4, 7, 8, 9, 12, 13, 16, 17, 21, 23, 27, 28)
 
 def _plans(parts, relation):
     return [
-        PrivacyPlan(scheme_from_json(x["sampling"]), x["noise_multiplier"], x["num_releases"], relation) for x in parts
+        PrivacyPlan(
+            scheme_from_json(x["sampling"]), x["noise_multiplier"], x["num_releases"], relation
+        )
+        for x in parts
     ]
 
 
 def _oracle_releases(plans):
-    return [(getattr(p.sampling, "probability", 1.0), p.noise_multiplier, p.num_releases) for p in plans]
+    return [
+        (getattr(p.sampling, "probability", 1.0), p.noise_multiplier, p.num_releases) for p in plans
+    ]
 
 
 @pytest.mark.parametrize("row", list(_rows("calibrations", SIBLINGS)))
@@ -87,7 +96,9 @@ def test_the_same_noise_as_the_hand_written_accounting(row):
     )
     finer = step is not None and step < accountants.STEP
     assert (
-        row["noise_multiplier"] * (0.98 if finer else 0.997) <= plan.noise_multiplier <= row["noise_multiplier"] * 1.003
+        row["noise_multiplier"] * (0.98 if finer else 0.997)
+        <= plan.noise_multiplier
+        <= row["noise_multiplier"] * 1.003
     )
     assert plan.epsilon(delta, events) <= row["epsilon"]
     again = plan.replace(noise_multiplier=row["round_multiplier"])
@@ -99,13 +110,18 @@ def test_the_same_noise_as_the_hand_written_accounting(row):
     )
     if row["accountant"] == "pld" and row["sampling"]["name"] != "each_record_once_per_epoch":
         releases = _oracle_releases([*prior, plan])
-        assert oracle.epsilon(releases, delta, relation == "replace_one", step or 1e-4) <= row["epsilon"] * (1 + 1e-5)
+        assert oracle.epsilon(releases, delta, relation == "replace_one", step or 1e-4) <= row[
+            "epsilon"
+        ] * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("row", list(_rows("curves", (0, 1))))
 def test_the_curve_bounds_the_frozen_prices(row):
     plan = PrivacyPlan(
-        PoissonSampling(row["probability"]), row["noise_multiplier"], row["num_releases"], row["neighboring_relation"]
+        PoissonSampling(row["probability"]),
+        row["noise_multiplier"],
+        row["num_releases"],
+        row["neighboring_relation"],
     )
     events = [p.dp_event for p in _plans(row["prior"], row["neighboring_relation"])]
     curve = EpsilonCurve(plan, events, row["delta"], checkpoints=row["steps"])
@@ -121,18 +137,25 @@ def _auditor(plan, delta, step=1e-4):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
-@pytest.mark.parametrize(("q", "z", "releases"), [slow(256 / 48842, 1.42, 3820), (0.01, 12.0, 100_000), (0.3, 5.0, 50)])
+@pytest.mark.parametrize(
+    ("q", "z", "releases"), [slow(256 / 48842, 1.42, 3820), (0.01, 12.0, 100_000), (0.3, 5.0, 50)]
+)
 def test_an_auditor_with_dp_accounting_alone_finds_the_same(relation, q, z, releases):
     plan = PrivacyPlan(PoissonSampling(q), z, releases, relation)
     # At 1e-8 the rounding of convolutions shows: up to 1.1e-5, depending on the processor.
     for delta, rounding in ((1e-5, 1e-7), (1e-8, 1e-4)):
         assert plan.epsilon(delta) == pytest.approx(_auditor(plan, delta), rel=rounding)
     if releases <= 3820:
-        prior = [PrivacyPlan(PoissonSampling(0.02), 2.0, 100, relation), PrivacyPlan(FullBatch(), 40.0, 3, relation)]
+        prior = [
+            PrivacyPlan(PoissonSampling(0.02), 2.0, 100, relation),
+            PrivacyPlan(FullBatch(), 40.0, 3, relation),
+        ]
         theirs = pld.PLDAccountant(plan.neighboring_relation)
         for one in (*prior, plan):
             theirs.compose(one.dp_event)
-        assert plan.epsilon(1e-6, [one.dp_event for one in prior]) == pytest.approx(theirs.get_epsilon(1e-6), rel=1e-6)
+        assert plan.epsilon(1e-6, [one.dp_event for one in prior]) == pytest.approx(
+            theirs.get_epsilon(1e-6), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +173,10 @@ def test_with_little_noise_an_auditor_takes_the_coarser_grid(relation):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
-@pytest.mark.skipif(not PRICES_POISSON_REPLACE_ONE, reason="dp-accounting 0.4.3 reads a replace-one Gaussian over 2 C")
+@pytest.mark.skipif(
+    not PRICES_POISSON_REPLACE_ONE,
+    reason="dp-accounting 0.4.3 reads a replace-one Gaussian over 2 C",
+)
 def test_full_batches_are_priced_as_an_auditor_does(relation):
     plan = PrivacyPlan(FullBatch(), 8.0, 7, relation)
     assert plan.epsilon(1e-6) <= _auditor(plan, 1e-6) <= plan.epsilon(1e-6) * (1 + 1e-5)
@@ -158,7 +184,11 @@ def test_full_batches_are_priced_as_an_auditor_does(relation):
 
 def test_calibrating_and_the_curve_are_quick():
     """On an idle core each takes a third of what is allowed here."""
-    for relation in ("add_or_remove_one", "replace_one") if PRICES_POISSON_REPLACE_ONE else ("add_or_remove_one",):
+    for relation in (
+        ("add_or_remove_one", "replace_one")
+        if PRICES_POISSON_REPLACE_ONE
+        else ("add_or_remove_one",)
+    ):
         for q, releases, epsilon, seconds in (
             (256 / 48842, 3820, 1.0, 1.5),
             (0.01, 10_000, 2.0, 1.5),
@@ -190,7 +220,10 @@ def test_calibrating_and_the_curve_are_quick():
 def test_calibration_makes_few_points(monkeypatch, q, releases, epsilon, points, losses):
     """Its time on any machine: about 1 us for each point, of one release and of all. The third took 13 s, of over 1e7."""
     made = {"points": 0, "losses": 0}
-    single, self_compose = accountants._single, privacy_loss_distribution.PrivacyLossDistribution.self_compose
+    single, self_compose = (
+        accountants._single,
+        privacy_loss_distribution.PrivacyLossDistribution.self_compose,
+    )
 
     def count(name, loss):
         made[name] += sum(pmf.size for pmf in (loss._pmf_remove, loss._pmf_add))
@@ -199,11 +232,15 @@ def test_calibration_makes_few_points(monkeypatch, q, releases, epsilon, points,
     def composed(self, *arguments):
         return count("losses", self_compose(self, *arguments))
 
-    monkeypatch.setattr(accountants, "_single", lambda *arguments: count("points", single(*arguments)))
+    monkeypatch.setattr(
+        accountants, "_single", lambda *arguments: count("points", single(*arguments))
+    )
     monkeypatch.setattr(privacy_loss_distribution.PrivacyLossDistribution, "self_compose", composed)
     for cached in (accountants._composition, accountants._epsilon):
         cached.cache_clear()
-    plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=1e-6, sampling=PoissonSampling(q), num_releases=releases)
+    plan = PrivacyPlan.calibrate(
+        epsilon=epsilon, delta=1e-6, sampling=PoissonSampling(q), num_releases=releases
+    )
     assert 0.995 * epsilon <= plan.epsilon(1e-6) <= epsilon
     assert made["points"] <= points
     assert made["losses"] <= losses
@@ -261,7 +298,10 @@ def test_epsilon_does_not_fall_with_more_releases_or_kinds_of_them(relation, z):
     # Powers of Fourier transforms round by 4e-7 at 1e6 releases; the grid overstates by 4e-4.
     assert all(b >= a * (1 - 1e-6) for a, b in itertools.pairwise(epsilons))
     plan = PrivacyPlan(sampling, z, 1000, relation)
-    for other in (PrivacyPlan(PoissonSampling(1e-5), 50.0, 1, relation), PrivacyPlan(FullBatch(), 1e4, 1, relation)):
+    for other in (
+        PrivacyPlan(PoissonSampling(1e-5), 50.0, 1, relation),
+        PrivacyPlan(FullBatch(), 1e4, 1, relation),
+    ):
         assert plan.epsilon(1e-6, [other.dp_event]) >= plan.epsilon(1e-6) * (1 - 1e-7)
 
 
@@ -310,7 +350,10 @@ def test_ledger_and_report_refuse_it_too_and_pld_has_it():
 
 
 @pytest.mark.smoke
-@pytest.mark.skipif(PRICES_POISSON_REPLACE_ONE, reason="this dp-accounting has a price for Poisson under replace-one")
+@pytest.mark.skipif(
+    PRICES_POISSON_REPLACE_ONE,
+    reason="this dp-accounting has a price for Poisson under replace-one",
+)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_an_old_dp_accounting_refuses_poisson_under_replace_one(accountant):
     message = r"install dp-accounting >= 0\.5 .*TensorFlow Privacy pins 0\.4\.3.*full batches, or add_or_remove_one"
@@ -332,7 +375,11 @@ def test_rdp_of_poisson_in_extreme_settings_is_a_number_or_infinite(q, z):
 
 
 def test_rdp_is_never_cheaper_than_pld_where_rounding_is_large():
-    for q, z, releases, delta in ((2.6e-7, 2.0, 10**7, 1e-9), (1e-6, 1.0, 10**6, 1e-9), (1e-8, 0.7, 10**7, 1e-8)):
+    for q, z, releases, delta in (
+        (2.6e-7, 2.0, 10**7, 1e-9),
+        (1e-6, 1.0, 10**6, 1e-9),
+        (1e-8, 0.7, 10**7, 1e-8),
+    ):
         plan = PrivacyPlan(PoissonSampling(q), z, releases, accountant="rdp")
         exact = max(oracle.delta([(q, z, releases)], plan.epsilon(delta), False), 0.0)
         assert exact <= delta * 1.5  # The oracle's own rounding up, at losses far below its grid.
@@ -345,7 +392,9 @@ def test_pld_below_its_smallest_delta_is_refused_but_for_closed_forms(relation):
     with pytest.raises(ValueError, match=r"delta=5e-10 is below 1e-09.*larger delta"):
         plan.epsilon(5e-10)
     assert plan.epsilon(1e-9) > 0.0
-    assert plan.replace(sampling=FullBatch()).epsilon(1e-30) > plan.replace(sampling=FullBatch()).epsilon(1e-9)
+    assert plan.replace(sampling=FullBatch()).epsilon(1e-30) > plan.replace(
+        sampling=FullBatch()
+    ).epsilon(1e-9)
 
 
 def _prices_at(sampling, delta):
@@ -363,7 +412,9 @@ def _prices_at(sampling, delta):
     return {
         "plan": lambda: plan.epsilon(delta),
         "plan after others": lambda: plan.epsilon(delta, [plan.dp_event]),
-        "direct": lambda: get_accountant("pld").epsilon(plan.dp_event, delta, plan.neighboring_relation),
+        "direct": lambda: get_accountant("pld").epsilon(
+            plan.dp_event, delta, plan.neighboring_relation
+        ),
         "calibration": lambda: PrivacyPlan.calibrate(sampling=sampling, num_releases=10, **setting),
         "most releases": lambda: EpsilonBudget(1.0, delta).most_releases(plan, []),
         "curve": lambda: EpsilonCurve(plan, (), delta),
@@ -393,7 +444,12 @@ def test_a_refused_reservation_spends_nothing():
 
 def test_a_planner_asked_for_rdp_at_a_tiny_delta_has_no_price_by_pld():
     outlook = plan_privacy(
-        num_records=1000, batch_size=10, delta=1e-12, steps=10, noise_multiplier=2.0, accountant="rdp"
+        num_records=1000,
+        batch_size=10,
+        delta=1e-12,
+        steps=10,
+        noise_multiplier=2.0,
+        accountant="rdp",
     )
     prices = {price.what: price.epsilon for price in outlook.side_by_side}
     assert prices["pld, add_or_remove_one"] is None
@@ -401,7 +457,9 @@ def test_a_planner_asked_for_rdp_at_a_tiny_delta_has_no_price_by_pld():
     assert prices["rdp, replace_one"] is None
 
 
-@pytest.mark.parametrize("sampling", [PoissonSampling(0.5), FullBatch(), FixedSizeSampling(100, 10)])
+@pytest.mark.parametrize(
+    "sampling", [PoissonSampling(0.5), FullBatch(), FixedSizeSampling(100, 10)]
+)
 def test_hardly_any_noise_is_not_private_and_does_not_hang(sampling):
     accountant = "rdp" if isinstance(sampling, FixedSizeSampling) else "pld"
     relation = "replace_one" if accountant == "rdp" else "add_or_remove_one"
@@ -435,7 +493,9 @@ def test_a_new_accountant_is_one_class_and_one_registration():
             PrivacyPlan(FixedSizeSampling(10, 1), 1.0, 3, "replace_one", accountant="worst")
         assert any(
             p.what == "worst, replace_one"
-            for p in plan_privacy(num_records=10, batch_size=1, delta=1e-5, steps=3, noise_multiplier=1.0).side_by_side
+            for p in plan_privacy(
+                num_records=10, batch_size=1, delta=1e-5, steps=3, noise_multiplier=1.0
+            ).side_by_side
         )
     finally:
         del ACCOUNTANTS[Worst.name]

@@ -44,7 +44,9 @@ def test_full_batches_in_closed_form(relation, z, releases, delta):
 def test_published_calibration_of_the_gaussian():
     """sigma for (1, 1e-5) at sensitivity 1 is 3.730632 (the reference code of Balle and Wang 2018)."""
     assert gaussian.gaussian_delta(1.0, 1 / 3.730632) == pytest.approx(1e-5, rel=1e-5)
-    assert gaussian.delta_of(PrivacyPlan(FullBatch(), 3.730632, 1), 1.0) == pytest.approx(1e-5, rel=1e-5)
+    assert gaussian.delta_of(PrivacyPlan(FullBatch(), 3.730632, 1), 1.0) == pytest.approx(
+        1e-5, rel=1e-5
+    )
     plan = PrivacyPlan.calibrate(epsilon=1.0, delta=1e-5, sampling=FullBatch(), num_releases=1)
     assert 3.730632 <= plan.noise_multiplier <= 3.730632 * 1.005
 
@@ -61,7 +63,10 @@ def _quadrature_delta(epsilon, q, z, relation):
     if relation == "replace_one":
         pairs = [(lambda x: mixture(x, 1.0), lambda x: mixture(x, -1.0))]
     else:
-        pairs = [(lambda x: mixture(x, 1.0), stats.norm.pdf), (stats.norm.pdf, lambda x: mixture(x, 1.0))]
+        pairs = [
+            (lambda x: mixture(x, 1.0), stats.norm.pdf),
+            (stats.norm.pdf, lambda x: mixture(x, 1.0)),
+        ]
     grid = np.linspace(-12 - 1 / z, 12 + 1 / z, 400_001)
     return max(
         integrate.trapezoid(np.maximum(0.0, upper(grid) - math.exp(epsilon) * lower(grid)), grid)
@@ -72,13 +77,21 @@ def _quadrature_delta(epsilon, q, z, relation):
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 @pytest.mark.parametrize(
     ("q", "z", "epsilon"),
-    [(0.01, 1.0, 0.05), slow(0.1, 0.7, 0.5), slow(0.5, 2.0, 0.4), slow(0.001, 0.5, 0.1), (0.9, 1.5, 1.0)],
+    [
+        (0.01, 1.0, 0.05),
+        slow(0.1, 0.7, 0.5),
+        slow(0.5, 2.0, 0.4),
+        slow(0.001, 0.5, 0.1),
+        (0.9, 1.5, 1.0),
+    ],
 )
 def test_one_release_by_quadrature(relation, q, z, epsilon):
     wanted = _quadrature_delta(epsilon, q, z, relation)
     found = gaussian.delta_of(PrivacyPlan(PoissonSampling(q), z, 1, relation), epsilon)
     assert found == pytest.approx(wanted, rel=1e-4)
-    assert oracle.delta([(q, z, 1)], epsilon, relation == "replace_one") == pytest.approx(wanted, rel=1e-4)
+    assert oracle.delta([(q, z, 1)], epsilon, relation == "replace_one") == pytest.approx(
+        wanted, rel=1e-4
+    )
 
 
 # --- many releases by Monte Carlo on the privacy loss itself ---
@@ -92,7 +105,9 @@ def _sampled_losses(q, z, releases, relation, direction, size, rng):
         x = noise if direction == "add" else noise + included / z
         plus = np.log1p(q * np.expm1(x / z - 0.5 / z**2))
         minus = np.log1p(q * np.expm1(-x / z - 0.5 / z**2))
-        total += plus - minus if relation == "replace_one" else (-plus if direction == "add" else plus)
+        total += (
+            plus - minus if relation == "replace_one" else (-plus if direction == "add" else plus)
+        )
     return total
 
 
@@ -100,7 +115,9 @@ def _sampled_losses(q, z, releases, relation, direction, size, rng):
     ("relation", "direction"),
     [("add_or_remove_one", "remove"), ("add_or_remove_one", "add"), ("replace_one", "remove")],
 )
-@pytest.mark.parametrize(("q", "z", "releases", "epsilon"), [(0.1, 1.5, 50, 1.5), slow(0.02, 0.8, 100, 0.7)])
+@pytest.mark.parametrize(
+    ("q", "z", "releases", "epsilon"), [(0.1, 1.5, 50, 1.5), slow(0.02, 0.8, 100, 0.7)]
+)
 def test_many_releases_by_monte_carlo(relation, direction, q, z, releases, epsilon):
     """delta = E max(0, 1 - e^{epsilon - L}); the mean of n draws in [0, 1] is within 6 standard errors.
 
@@ -109,27 +126,43 @@ def test_many_releases_by_monte_carlo(relation, direction, q, z, releases, epsil
     size = 200_000
     if direction == "add":
         epsilon *= 0.4  # its losses are smaller
-    losses = _sampled_losses(q, z, releases, relation, direction, size, np.random.default_rng(20170811))
+    losses = _sampled_losses(
+        q, z, releases, relation, direction, size, np.random.default_rng(20170811)
+    )
     terms = np.maximum(0.0, -np.expm1(epsilon - losses))
     assert np.count_nonzero(terms) > 1000
-    loss = discretise(GaussianPair(q, 1 / z, relation == "replace_one"), 1e-4)[1 if direction == "add" else 0]
+    loss = discretise(GaussianPair(q, 1 / z, relation == "replace_one"), 1e-4)[
+        1 if direction == "add" else 0
+    ]
     exact = HockeyStick.of(Composer([loss], [releases])([releases])).delta(epsilon)
     assert abs(terms.mean() - exact) < 6 * terms.std() / math.sqrt(size)
-    if direction == "remove" and (relation == "add_or_remove_one" or accountants.PRICES_POISSON_REPLACE_ONE):
+    if direction == "remove" and (
+        relation == "add_or_remove_one" or accountants.PRICES_POISSON_REPLACE_ONE
+    ):
         found = gaussian.delta_of(PrivacyPlan(PoissonSampling(q), z, releases, relation), epsilon)
-        assert exact * (1 - 1e-6) <= found <= exact * (1 + 2e-5)  # A coarser grid where there is little noise.
+        assert (
+            exact * (1 - 1e-6) <= found <= exact * (1 + 2e-5)
+        )  # A coarser grid where there is little noise.
         assert abs(terms.mean() - found) < 6 * terms.std() / math.sqrt(size)
 
 
 def test_monte_carlo_would_notice_a_wrong_pair():
     """The same comparison fails for D/2 in place of A, and for the add-or-remove pair under replace-one."""
     size, q, z, releases, epsilon = 200_000, 0.1, 1.5, 50, 1.5
-    losses = _sampled_losses(q, z, releases, "replace_one", "remove", size, np.random.default_rng(1))
+    losses = _sampled_losses(
+        q, z, releases, "replace_one", "remove", size, np.random.default_rng(1)
+    )
     terms = np.maximum(0.0, -np.expm1(epsilon - losses))
     error = 6 * terms.std() / math.sqrt(size)
     for wrong in (GaussianPair(q, 1 / z, False), GaussianPair(q, 0.9 / z, True)):
         loss = discretise(wrong, 1e-4)[0]
-        assert abs(terms.mean() - HockeyStick.of(Composer([loss], [releases])([releases])).delta(epsilon)) > error
+        assert (
+            abs(
+                terms.mean()
+                - HockeyStick.of(Composer([loss], [releases])([releases])).delta(epsilon)
+            )
+            > error
+        )
 
 
 # --- the discretisation itself ---
@@ -166,7 +199,9 @@ def test_inverse_loss(symmetric, q, shift):
 
 def test_coarser_grids_bound_finer_ones():
     pair = GaussianPair(0.02, 1.0, False)
-    curves = [HockeyStick.of(Composer([discretise(pair, 1e-4 * 2**k)[0]], [500])([500])) for k in range(5)]
+    curves = [
+        HockeyStick.of(Composer([discretise(pair, 1e-4 * 2**k)[0]], [500])([500])) for k in range(5)
+    ]
     epsilons = [c.epsilon(1e-5) for c in curves]
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] < 1.02 * epsilons[0]
@@ -180,10 +215,14 @@ def test_composition_errs_upwards_deep_in_the_tail(releases):
     curve = HockeyStick.of(Composer([loss], [releases])([releases]))
     for delta in (1e-3, 1e-5, 1e-8, oracle.SMALLEST_DELTA):
         exact = gaussian.gaussian_epsilon(delta, 1.0)
-        assert exact <= curve.epsilon(delta) <= exact * 1.012  # Rounding depends on the processor: at most 1.0068 seen.
+        assert (
+            exact <= curve.epsilon(delta) <= exact * 1.012
+        )  # Rounding depends on the processor: at most 1.0068 seen.
 
 
-@pytest.mark.parametrize("releases", [100, 200_003, 1_000_000, *map(slow, (1, 1000, 10_000, 100_000))])
+@pytest.mark.parametrize(
+    "releases", [100, 200_003, 1_000_000, *map(slow, (1, 1000, 10_000, 100_000))]
+)
 def test_the_package_s_composition_errs_upwards_down_to_its_smallest_delta(releases):
     """The same of dp_accounting as the package uses it: a Gaussian on the grid is priced as a Poisson sample is."""
     kinds = ((1.0, math.sqrt(releases), releases),)
@@ -193,7 +232,9 @@ def test_the_package_s_composition_errs_upwards_down_to_its_smallest_delta(relea
         assert exact <= loss.get_epsilon_for_delta(delta) <= exact * 1.006
 
 
-@pytest.mark.parametrize("multipliers", [(2e-3, 0.2), pytest.param((2e-3, 1e-2, 0.05, 0.2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "multipliers", [(2e-3, 0.2), pytest.param((2e-3, 1e-2, 0.05, 0.2), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 def test_hardly_any_noise_needs_little_memory_and_costs_much(relation, multipliers):
     """The price of a few near-noiseless releases is right to leading order, and made of arrays of bounded size."""
@@ -237,15 +278,21 @@ def test_replace_one_rdp_by_direct_integration(q, z):
     """The oracle's trapezoids against adaptive quadrature of P^a Q^(1-a)."""
 
     def integrand(x, order):
-        upper = np.logaddexp(math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=1 / z))
-        lower = np.logaddexp(math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=-1 / z))
+        upper = np.logaddexp(
+            math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=1 / z)
+        )
+        lower = np.logaddexp(
+            math.log(1 - q) + stats.norm.logpdf(x), math.log(q) + stats.norm.logpdf(x, loc=-1 / z)
+        )
         return math.exp(order * upper + (1 - order) * lower)
 
     orders = (1.5, 2.0, 4.0, 7.5)
     found = poisson_rdp(q, z, orders, replace=True)
     for order, value in zip(orders, found, strict=True):
         peak = (2 * order - 1) / z
-        moment = integrate.quad(integrand, -peak - 12, peak + 12, args=(order,), points=[-peak, 0, peak], limit=500)[0]
+        moment = integrate.quad(
+            integrand, -peak - 12, peak + 12, args=(order,), points=[-peak, 0, peak], limit=500
+        )[0]
         assert value == pytest.approx(math.log(moment) / (order - 1), rel=1e-6)
 
 
@@ -286,7 +333,9 @@ def test_replace_one_rdp_at_probability_one():
 def test_fixed_size_rdp_equals_dp_accounting(q, z):
     orders = (1.5, 2, 3, 7.3, 12, 64, 300)
     accountant = rdp.RdpAccountant(orders, NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, round(1000 * q), GaussianDpEvent(z)))
+    accountant.compose(
+        dp_accounting.SampledWithoutReplacementDpEvent(1000, round(1000 * q), GaussianDpEvent(z))
+    )
     assert fixed_size_rdp(q, z, orders) == pytest.approx(accountant._rdp, rel=1e-12)
 
 
@@ -297,7 +346,9 @@ def test_fixed_size_rdp_equals_dp_accounting(q, z):
 def test_group_privacy_bounds_the_tight_figure():
     """(epsilon / 2, delta') for presence gives (epsilon, (1 + e^{epsilon / 2}) delta') for a replacement."""
     plan = PrivacyPlan(PoissonSampling(0.02), 2.0, 300)
-    small = optimize.brentq(lambda delta: (1 + math.exp(plan.epsilon(delta))) * delta - 1e-5, 1e-9, 1e-5, xtol=1e-12)
+    small = optimize.brentq(
+        lambda delta: (1 + math.exp(plan.epsilon(delta))) * delta - 1e-5, 1e-9, 1e-5, xtol=1e-12
+    )
     half = plan.epsilon(small)
     tight = plan.replace(neighboring_relation="replace_one").epsilon(1e-5)
     assert tight <= 2 * half < 1.5 * tight

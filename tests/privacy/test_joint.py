@@ -43,7 +43,9 @@ def test_parts_in_their_own_units():
 def test_a_joint_release_replayed():
     """Noise-scaled distances of random neighbours never exceed the statement."""
     rng = np.random.default_rng(0)
-    joint = JointGaussian((GaussianPart("a", 2.0, Sensitivity()), GaussianPart("b", 5.0, Sensitivity(3.0, 4.0))))
+    joint = JointGaussian(
+        (GaussianPart("a", 2.0, Sensitivity()), GaussianPart("b", 5.0, Sensitivity(3.0, 4.0)))
+    )
     for _ in range(200):
         a = rng.standard_normal(3)
         a *= min(1.0, 1.0 / np.linalg.norm(a))

@@ -27,7 +27,9 @@ from tfp_dpvi.privacy import (
     database,
 )
 
-PLAN = PrivacyPlan(FullBatch(), 40.0, 1000)  # Priced in closed form: what is tested here is who counts what.
+PLAN = PrivacyPlan(
+    FullBatch(), 40.0, 1000
+)  # Priced in closed form: what is tested here is who counts what.
 OTHER = PrivacyPlan(FullBatch(), 20.0, 200)
 
 
@@ -71,11 +73,16 @@ def test_reservations_count_before_confirmation(make):
 @pytest.mark.smoke
 def test_several_plans_compose_as_events_not_by_adding_epsilons(make):
     ledger = make()
-    plan, other = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000), PrivacyPlan(PoissonSampling(0.05), 2.0, 200)
+    plan, other = (
+        PrivacyPlan(PoissonSampling(0.01), 1.0, 1000),
+        PrivacyPlan(PoissonSampling(0.05), 2.0, 200),
+    )
     for each in (plan, other, plan):
         ledger.reserve(each, 100)
     assert [e.steps for e in ledger.entries] == [200, 100]
-    apart = plan.replace(num_releases=200).epsilon(1e-5) + other.replace(num_releases=100).epsilon(1e-5)
+    apart = plan.replace(num_releases=200).epsilon(1e-5) + other.replace(num_releases=100).epsilon(
+        1e-5
+    )
     assert ledger.epsilon(1e-5) < 0.95 * apart
     assert ledger.epsilon(1e-5) == other.replace(num_releases=100).epsilon(
         1e-5, [plan.replace(num_releases=200).dp_event]
@@ -179,7 +186,9 @@ def test_budgets_of_a_call_hold_beside_the_ledgers_own(make):
     ledger = make(budget_epsilon=price(500), budget_delta=1e-5)
     mine = [(price(200), 1e-5), (100.0, 1e-9)]
     ledger.reserve(PLAN, 200, budgets=mine)
-    with pytest.raises(BudgetExhaustedError, match=r"steps=1: the budget of epsilon .* at delta 1e-05"):
+    with pytest.raises(
+        BudgetExhaustedError, match=r"steps=1: the budget of epsilon .* at delta 1e-05"
+    ):
         ledger.reserve(PLAN, 1, budgets=mine)
     with pytest.raises(BudgetExhaustedError):
         ledger.reserve(PLAN, 1, budgets=[(100.0, 1e-5), (price(200), 1e-5)])
@@ -235,32 +244,48 @@ def test_fixed_size_releases_have_a_report_a_budget_and_an_end(make):
     ledger.reserve(PrivacyPlan(FullBatch(), 100.0, 1, "replace_one"), 1)
     assert 0.0 < ledger.epsilon(1e-5) <= target
     assert ledger.epsilon(1e-5) == ledger.epsilon(1e-5, "rdp")
-    assert PrivacyReport.from_ledger(ledger, delta=1e-5, accountant="rdp").epsilon == ledger.epsilon(1e-5)
+    assert PrivacyReport.from_ledger(
+        ledger, delta=1e-5, accountant="rdp"
+    ).epsilon == ledger.epsilon(1e-5)
     with pytest.raises(BudgetExhaustedError, match="Nothing was charged"):
         ledger.reserve(plan, 41)
-    with pytest.raises(UnsupportedPairError, match=r"no accountant supports these|dp-accounting >= 0\.5"):
+    with pytest.raises(
+        UnsupportedPairError, match=r"no accountant supports these|dp-accounting >= 0\.5"
+    ):
         ledger.reserve(PrivacyPlan(PoissonSampling(0.01), 1.0, 1, "replace_one"), 1)
     assert ledger.num_releases == 61
 
 
 def test_a_report_of_fixed_size_releases_needs_no_accountant_named():
     ledger = PrivacyLedger()
-    ledger.reserve(PrivacyPlan(FixedSizeSampling(1000, 10), 2.0, 100, "replace_one", accountant="rdp"), 60)
+    ledger.reserve(
+        PrivacyPlan(FixedSizeSampling(1000, 10), 2.0, 100, "replace_one", accountant="rdp"), 60
+    )
     assert PrivacyReport.from_ledger(ledger, delta=1e-5).epsilon == ledger.epsilon(1e-5)
 
 
 def test_second_calibration_uses_up_what_is_left(make):
     ledger = make()
-    first = PrivacyPlan.calibrate(epsilon=0.5, delta=1e-5, sampling=PoissonSampling(0.01), num_releases=500)
+    first = PrivacyPlan.calibrate(
+        epsilon=0.5, delta=1e-5, sampling=PoissonSampling(0.01), num_releases=500
+    )
     ledger.reserve(first, 500)
     second = PrivacyPlan.calibrate(
-        epsilon=1.0, delta=1e-5, sampling=PoissonSampling(0.02), num_releases=300, prior_events=ledger.events()
+        epsilon=1.0,
+        delta=1e-5,
+        sampling=PoissonSampling(0.02),
+        num_releases=300,
+        prior_events=ledger.events(),
     )
     ledger.reserve(second, 300)
     assert 0.99 <= ledger.epsilon(1e-5) <= 1.0
     with pytest.raises(BudgetExhaustedError, match="used up"):
         PrivacyPlan.calibrate(
-            epsilon=0.9, delta=1e-5, sampling=PoissonSampling(0.02), num_releases=1, prior_events=ledger.events()
+            epsilon=0.9,
+            delta=1e-5,
+            sampling=PoissonSampling(0.02),
+            num_releases=1,
+            prior_events=ledger.events(),
         )
 
 
@@ -387,7 +412,12 @@ def test_a_failed_write_charges_nothing_and_is_undone(tmp_path):
     with PrivacyLedger(_path(tmp_path)) as ledger:
         ledger.reserve(PLAN, 10)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        for limit in (0, 600, 5000, 9000):  # The disk is full: in the journal, or in the middle of the file.
+        for limit in (
+            0,
+            600,
+            5000,
+            9000,
+        ):  # The disk is full: in the journal, or in the middle of the file.
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
             try:
                 with pytest.raises(LedgerError, match="Nothing was written"):
@@ -435,19 +465,28 @@ def test_reserve_waits_for_the_disk(tmp_path):
 
 
 def test_the_documented_tables_can_be_read_by_any_client(tmp_path):
-    with PrivacyLedger(_path(tmp_path), dataset_id="survey", budget_epsilon=3.0, budget_delta=1e-5) as ledger:
+    with PrivacyLedger(
+        _path(tmp_path), dataset_id="survey", budget_epsilon=3.0, budget_delta=1e-5
+    ) as ledger:
         ledger.confirm(ledger.reserve(PLAN, 10), steps_run=4)
         ledger.reserve(OTHER, 2, seeded=True)
         ledger.record_exposure("exact losses were shown")
     with contextlib.closing(sqlite3.connect(_path(tmp_path))) as client:
-        assert client.execute("SELECT dataset_id, format FROM ledger").fetchall() == [("survey", database.FORMAT)]
+        assert client.execute("SELECT dataset_id, format FROM ledger").fetchall() == [
+            ("survey", database.FORMAT)
+        ]
         charges = client.execute(
             "SELECT plans.plan, seeded, steps FROM charges JOIN plans ON plans.id = charges.plan"
         ).fetchall()
         assert [row[1:] for row in charges] == [(0, 4), (1, 2)]
-        assert client.execute("SELECT steps, steps_run FROM reservations").fetchall() == [(10, 4), (2, None)]
+        assert client.execute("SELECT steps, steps_run FROM reservations").fetchall() == [
+            (10, 4),
+            (2, None),
+        ]
         assert client.execute("SELECT epsilon, delta FROM budgets").fetchall() == [(3.0, 1e-5)]
-        assert client.execute("SELECT text FROM exposures").fetchall() == [("exact losses were shown",)]
+        assert client.execute("SELECT text FROM exposures").fetchall() == [
+            ("exact losses were shown",)
+        ]
 
 
 def test_only_the_owner_can_read_a_new_file(tmp_path):
@@ -488,7 +527,10 @@ def test_exposures_are_kept_once_and_survive(tmp_path):
         for bad in ("", " ", None, "a\nb", "\ud800"):
             with pytest.raises(TypeError, match="text"):
                 ledger.record_exposure(bad)
-    with PrivacyLedger(_path(tmp_path), read_only=True) as ledger, pytest.raises(LedgerError, match="read_only"):
+    with (
+        PrivacyLedger(_path(tmp_path), read_only=True) as ledger,
+        pytest.raises(LedgerError, match="read_only"),
+    ):
         ledger.record_exposure("something else")
 
 

@@ -12,7 +12,14 @@ import pytest
 from support import ledger_model
 from support import ledger_processes as processes
 
-from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PoissonSampling, PrivacyLedger, PrivacyPlan, budgets
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    FullBatch,
+    PoissonSampling,
+    PrivacyLedger,
+    PrivacyPlan,
+    budgets,
+)
 
 PLANS = [PrivacyPlan(PoissonSampling(0.01), z, 100) for z in (1.0, 2.0, 3.0)]
 FULL = PrivacyPlan(FullBatch(), 5.0, 1)
@@ -122,7 +129,9 @@ def _kill_forked(tmp_path, times, seed):
                 os._exit(1)
         if rng.random() < 0.8:
             _wait_for_growth(released)
-        time.sleep(rng.expovariate(1 / 0.02))  # else the kill hits the opening, the recovery or the first write
+        time.sleep(
+            rng.expovariate(1 / 0.02)
+        )  # else the kill hits the opening, the recovery or the first write
         os.kill(child, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
         before = _check_charged(path, released, turn, before)
@@ -158,7 +167,9 @@ def test_eight_processes_share_a_file(tmp_path):
     processes.check_spenders(tmp_path / "ledger", 8)
 
 
-OPENER = "import sys; from tfp_dpvi.privacy import PrivacyLedger as L; print(L(sys.argv[1]).dataset_id)"
+OPENER = (
+    "import sys; from tfp_dpvi.privacy import PrivacyLedger as L; print(L(sys.argv[1]).dataset_id)"
+)
 
 
 def test_processes_that_open_a_new_file_at_once_agree(tmp_path):
@@ -176,7 +187,9 @@ def make(request, tmp_path):
     opened = []
 
     def open_ledger(**kwargs):
-        opened.append(PrivacyLedger(None if request.param == "memory" else tmp_path / "ledger", **kwargs))
+        opened.append(
+            PrivacyLedger(None if request.param == "memory" else tmp_path / "ledger", **kwargs)
+        )
         return opened[-1]
 
     yield open_ledger
@@ -267,7 +280,9 @@ def test_nobody_waits_for_anothers_pricing(make, monkeypatch):
     pricing = threading.Thread(target=lambda: ledger.reserve(PrivacyPlan(FullBatch(), 7.0, 1), 1))
     pricing.start()
     assert begun.wait(60)
-    ledger.confirm(ledger.reserve(FULL, 5))  # It needs no price, and comes through while the other is priced.
+    ledger.confirm(
+        ledger.reserve(FULL, 5)
+    )  # It needs no price, and comes through while the other is priced.
     assert ledger.num_releases == 6
     done.set()
     pricing.join()
@@ -312,7 +327,9 @@ def test_a_forked_child_cannot_spend_a_ledger_in_memory():
         assert said.startswith("LedgerError: this ledger in memory was created before a fork")
         assert len(said.splitlines()) <= 2
     assert _in_child(lambda: ledger.num_releases) == "1"  # It may be looked at,
-    assert _in_child(lambda: PrivacyLedger().reserve(FULL, 1)).isdigit()  # and the child may have one of its own.
+    assert _in_child(
+        lambda: PrivacyLedger().reserve(FULL, 1)
+    ).isdigit()  # and the child may have one of its own.
     ledger.confirm(token)
     ledger.reserve(FULL, 1)
     assert ledger.num_releases == 2
@@ -320,7 +337,9 @@ def test_a_forked_child_cannot_spend_a_ledger_in_memory():
 
 def test_a_forked_child_spends_a_file_with_its_parent(tmp_path):
     with PrivacyLedger(
-        tmp_path / "ledger", budget_epsilon=FULL.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5
+        tmp_path / "ledger",
+        budget_epsilon=FULL.replace(num_releases=10).epsilon(1e-5),
+        budget_delta=1e-5,
     ) as ledger:
         token = ledger.reserve(FULL, 4)
         assert _in_child(lambda: ledger.reserve(FULL, 4)).isdigit()
@@ -343,12 +362,17 @@ def test_a_fork_while_other_threads_reserve_leaves_the_child_free(tmp_path):
             while not end.is_set():
                 ledger.confirm(ledger.reserve(FULL, 1))
                 done[0] += 1
-                time.sleep(0.005)  # SQLite lets whoever asks first in, and this thread asks at once.
+                time.sleep(
+                    0.005
+                )  # SQLite lets whoever asks first in, and this thread asks at once.
 
         thread = threading.Thread(target=spend, args=(0,))
         thread.start()
         said = [
-            _in_child(lambda: (ledger.reserve(FULL, 1), PrivacyLedger(ledger.path).reserve(FULL, 1))) for _ in range(4)
+            _in_child(
+                lambda: (ledger.reserve(FULL, 1), PrivacyLedger(ledger.path).reserve(FULL, 1))
+            )
+            for _ in range(4)
         ]
         end.set()
         thread.join()
@@ -364,14 +388,19 @@ def template(tmp_path_factory):
     """A new ledger with a budget: to copy it is quicker than to make it."""
     path = tmp_path_factory.mktemp("template") / "ledger"
     PrivacyLedger(
-        path, dataset_id="m", budget_epsilon=ledger_model.BUDGET[0], budget_delta=ledger_model.BUDGET[1]
+        path,
+        dataset_id="m",
+        budget_epsilon=ledger_model.BUDGET[0],
+        budget_delta=ledger_model.BUDGET[1],
     ).close()
     return path.read_bytes()
 
 
 def _explore(template, seeds, ledger=ledger_model.Interleaved, actions=8):
     # In memory where there is such a folder: nobody pulls the plug here.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    ) as folder:
         for seed in seeds:
             path = pathlib.Path(folder) / "ledger"
             try:

@@ -48,7 +48,9 @@ def test_an_empty_file_is_refused(path):
     assert _is_refused(path, "no such table")
 
 
-@pytest.mark.parametrize("text", [b"x", b'{"kind": "header"}\n' * 100, b"\x00" * 8192, b"SQLite format 3\x00"])
+@pytest.mark.parametrize(
+    "text", [b"x", b'{"kind": "header"}\n' * 100, b"\x00" * 8192, b"SQLite format 3\x00"]
+)
 def test_what_is_no_database_is_refused(path, text):
     path.write_bytes(text)
     assert _is_refused(path)
@@ -65,7 +67,18 @@ def test_the_database_of_another_program_is_refused(path):
 def test_a_truncated_file_is_refused(path):
     data = path.read_bytes()
     rng = random.Random(0)
-    for size in (1, 15, 16, 100, 512, 4096, 8192, len(data) - 4096, len(data) - 1, *rng.sample(range(len(data)), 20)):
+    for size in (
+        1,
+        15,
+        16,
+        100,
+        512,
+        4096,
+        8192,
+        len(data) - 4096,
+        len(data) - 1,
+        *rng.sample(range(len(data)), 20),
+    ):
         path.write_bytes(data[:size])
         assert _is_refused(path), size
     path.write_bytes(data)
@@ -120,7 +133,9 @@ def test_what_was_changed_by_hand_is_refused(path, statement):
 
 def test_two_processes_may_open_an_old_file_at_once(tmp_path, monkeypatch):
     """Here the second updates it between the first one's look at its format and its update."""
-    path = shutil.copy(pathlib.Path(__file__).parent.parent / "references" / "books.ledger", tmp_path)
+    path = shutil.copy(
+        pathlib.Path(__file__).parent.parent / "references" / "books.ledger", tmp_path
+    )
     write = database.Database.write
 
     def late(self):
@@ -260,8 +275,23 @@ def _paths(folder):
     os.mkfifo(folder / "fifo")
     (folder / "loop").symlink_to("loop")
     (folder / "nowhere").symlink_to(folder / "no" / "where")
-    yield from ("/dev/full", "/dev/null", "/dev/zero", "", "a\0b", "x" * 5000, str(folder / ("x" * 300)), folder)
-    yield from (folder / "fifo", folder / "loop", folder / "nowhere", folder / "no" / "books", str(folder / "\ud800"))
+    yield from (
+        "/dev/full",
+        "/dev/null",
+        "/dev/zero",
+        "",
+        "a\0b",
+        "x" * 5000,
+        str(folder / ("x" * 300)),
+        folder,
+    )
+    yield from (
+        folder / "fifo",
+        folder / "loop",
+        folder / "nowhere",
+        folder / "no" / "books",
+        str(folder / "\ud800"),
+    )
     yield from ("/proc/nothing", "/proc/self/mem")
 
 
@@ -279,7 +309,15 @@ def test_paths_that_are_no_regular_files_are_refused_at_once(tmp_path):
 
 
 def test_any_path_of_a_file_is_good(tmp_path):
-    for name in ("with space", "per%cent?#&=", "ümläut 統計", os.fsdecode(b"\xff\xfe"), "a'b\"c", "file:x", "x" * 240):
+    for name in (
+        "with space",
+        "per%cent?#&=",
+        "ümläut 統計",
+        os.fsdecode(b"\xff\xfe"),
+        "a'b\"c",
+        "file:x",
+        "x" * 240,
+    ):
         with PrivacyLedger(tmp_path / name) as ledger:
             ledger.reserve(PLAN, 3)
         with PrivacyLedger(os.fsencode(tmp_path / name)) as ledger:
@@ -295,7 +333,13 @@ def test_a_link_is_followed_once(path, tmp_path):
         assert same.num_releases == 40
 
 
-URLS = ["http://[", "nothing://x/y", "postgresql+psycopg://u:geheim@host:port/x", "sqlite:///x", "sqlite://"]
+URLS = [
+    "http://[",
+    "nothing://x/y",
+    "postgresql+psycopg://u:geheim@host:port/x",
+    "sqlite:///x",
+    "sqlite://",
+]
 
 
 @pytest.mark.parametrize("url", [*URLS, "postgresql://u:geheim@127.0.0.1:1/x"])
@@ -338,11 +382,19 @@ def test_unwritable_paths_raise_ledger_errors(path, tmp_path):
     (tmp_path / "folder").chmod(0o555)
     (tmp_path / "closed").chmod(0o000)
     for folder in (tmp_path, *tmp_path.parents):  # Whoever is nobody must come this far.
-        if os.getuid() == 0 and folder.is_relative_to(tmp_path.parents[2]) and folder != folder.parent:
+        if (
+            os.getuid() == 0
+            and folder.is_relative_to(tmp_path.parents[2])
+            and folder != folder.parent
+        ):
             folder.chmod(folder.stat().st_mode | 0o011)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", UNWRITABLE, tmp_path], env=environment, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-c", UNWRITABLE, tmp_path],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     (tmp_path / "closed").chmod(0o700)
     (tmp_path / "folder").chmod(0o700)

@@ -16,7 +16,13 @@ import uuid
 import pytest
 from support import ledger_processes as processes
 
-from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, LedgerError, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    FullBatch,
+    LedgerError,
+    PrivacyLedger,
+    PrivacyPlan,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +62,9 @@ def server():
     with tempfile.TemporaryDirectory(prefix="ledger-") as folder:
         if user is not None:
             os.chown(folder, user.pw_uid, user.pw_gid)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LD_"))}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PG", "LD_"))
+        }
         data = f"{folder}/data"
         options = {"cwd": folder, "env": environment, **rights}
         made = subprocess.run(
@@ -70,7 +78,10 @@ def server():
             pytest.skip(f"initdb failed: {made.stderr.splitlines()[-1:]}")
         with open(f"{folder}/log", "w") as log:
             running = subprocess.Popen(
-                [postgres, "-D", data, "-F", "-k", folder, "-c", "listen_addresses="], stdout=log, stderr=log, **options
+                [postgres, "-D", data, "-F", "-k", folder, "-c", "listen_addresses="],
+                stdout=log,
+                stderr=log,
+                **options,
             )
         try:
             for _ in range(600):
@@ -100,7 +111,9 @@ def url(server):
     import psycopg
 
     name = f"books_{uuid.uuid4().hex}"
-    with psycopg.connect(host=server, user="tester", dbname="postgres", autocommit=True) as connection:
+    with psycopg.connect(
+        host=server, user="tester", dbname="postgres", autocommit=True
+    ) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return f"postgresql+psycopg://tester@/{name}?host={server}"
 
@@ -161,7 +174,9 @@ def test_two_threads_never_pass_a_budget_together(url):
 
 
 def test_a_reservation_within_anothers_pricing_is_seen(url, monkeypatch):
-    with PrivacyLedger(url, budget_epsilon=PLAN.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5) as ledger:
+    with PrivacyLedger(
+        url, budget_epsilon=PLAN.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5
+    ) as ledger:
         with PrivacyLedger(url) as other:
             real = ledger._check_allowed
             more = [4]

@@ -56,7 +56,9 @@ def _elsewhere(config, steps):
 
 def test_loading_an_older_file_forgets_nothing_that_this_process_spent():
     """Fault 4: save, fit on, delete the model, load the older file: what was fitted in between was gone."""
-    ledger = PrivacyLedger(budget_epsilon=PLAN.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5)
+    ledger = PrivacyLedger(
+        budget_epsilon=PLAN.replace(num_releases=10).epsilon(1e-5), budget_delta=1e-5
+    )
     ledger.reserve(PLAN, 4)
     config = _saved(ledger)
     ledger.reserve(PLAN, 5)
@@ -105,7 +107,9 @@ def test_copies_that_went_on_apart_are_added_up():
     ledger.reserve(PLAN, 4)
     config = _saved(ledger)
     with concurrent.futures.ThreadPoolExecutor() as pool:  # Each is a process.
-        first, second = (found[0] for found in pool.map(lambda steps: _elsewhere(config, steps), (2, 3)))
+        first, second = (
+            found[0] for found in pool.map(lambda steps: _elsewhere(config, steps), (2, 3))
+        )
     PrivacyLedger.from_config(first)
     PrivacyLedger.from_config(second)
     assert ledger.num_releases == 4 + 2 + 3

@@ -95,7 +95,10 @@ def test_a_hundred_thousand_reservations_are_opened_and_priced_in_seconds(tmp_pa
         assert ledger.num_releases == 5_000_001
         assert ledger.unconfirmed_steps == 1
         assert cost < 3.0
-        assert _seconds(lambda: ledger.confirm(ledger.reserve(PLAN.replace(noise_multiplier=20.0), 1))) < 0.5
+        assert (
+            _seconds(lambda: ledger.confirm(ledger.reserve(PLAN.replace(noise_multiplier=20.0), 1)))
+            < 0.5
+        )
 
 
 @pytest.mark.parametrize("where", ["memory", "file"])

@@ -40,7 +40,9 @@ def test_events():
     assert plan.event_of(1) == single
     assert plan.dp_event == dp_accounting.SelfComposedDpEvent(single, 10)
     full = plan.replace(sampling=FullBatch())
-    assert full.dp_event == dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(1.5), 10)
+    assert full.dp_event == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(1.5), 10
+    )
     assert isinstance(plan.event_of(0), dp_accounting.NoOpDpEvent)
     fixed = PrivacyPlan(FixedSizeSampling(100, 7), 1.5, 3, "replace_one", accountant="rdp")
     assert fixed.event_of(1) == dp_accounting.SampledWithoutReplacementDpEvent(
@@ -64,7 +66,9 @@ def test_nested_events_are_counted():
         dp_accounting.LaplaceDpEvent(1.0),
         dp_accounting.UnsupportedDpEvent(),
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(1.0)),
-        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(3.0)])),
+        dp_accounting.PoissonSampledDpEvent(
+            0.1, dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(3.0)])
+        ),
     ],
 )
 def test_events_that_cannot_be_priced_are_refused(event):
@@ -101,7 +105,9 @@ def test_the_multiplier_is_over_the_clip_under_every_adjacency(z, accountant):
 
 def test_the_design_s_trap_in_figures():
     """z = 4, delta 1e-5: 1.993 (z over C), where other conventions say 0.926 or 1.013."""
-    assert PrivacyPlan(FullBatch(), 4.0, 1, "replace_one").epsilon(1e-5) == pytest.approx(1.993, abs=5e-4)
+    assert PrivacyPlan(FullBatch(), 4.0, 1, "replace_one").epsilon(1e-5) == pytest.approx(
+        1.993, abs=5e-4
+    )
     assert PrivacyPlan(FullBatch(), 4.0, 1).epsilon(1e-5) == pytest.approx(0.926, abs=5e-4)
     rdp = PrivacyPlan(FullBatch(), 4.0, 1, "replace_one", accountant="rdp").epsilon(1e-5)
     assert 1.993 < rdp < 2.3
@@ -113,10 +119,14 @@ def test_the_right_sensitivity_prices_each_pair():
     add = PrivacyPlan(FullBatch(), 6.0, 5, sensitivity=uneven)
     assert add.epsilon(1e-5) == PrivacyPlan(FullBatch(), 2.0, 5).epsilon(1e-5)
     replace = add.replace(neighboring_relation="replace_one")
-    assert replace.epsilon(1e-5) == pytest.approx(gaussian_epsilon(1e-5, 4.0 / 6.0 * math.sqrt(5)), rel=1e-9)
+    assert replace.epsilon(1e-5) == pytest.approx(
+        gaussian_epsilon(1e-5, 4.0 / 6.0 * math.sqrt(5)), rel=1e-9
+    )
     for name in PRICED_POISSON_RELATIONS:
         poisson = PrivacyPlan(PoissonSampling(0.1), 6.0, 5, name, sensitivity=uneven)
-        assert poisson.epsilon(1e-5) == PrivacyPlan(PoissonSampling(0.1), 2.0, 5, name).epsilon(1e-5)
+        assert poisson.epsilon(1e-5) == PrivacyPlan(PoissonSampling(0.1), 2.0, 5, name).epsilon(
+            1e-5
+        )
         assert poisson.epsilon(1e-5) > PrivacyPlan(PoissonSampling(0.1), 3.0, 5, name).epsilon(1e-5)
     fixed = PrivacyPlan(FixedSizeSampling(100, 5), 6.0, 5, "replace_one", uneven, "rdp")
     assert fixed.epsilon(1e-5) == PrivacyPlan(
@@ -153,7 +163,12 @@ def test_no_noise_is_infinite_not_an_error():
         (1.0, 256 / 39073, 3000),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [(0.1, 0.01, 2000), (1.0, 0.01, 100_000), (1.0, 1e-4, 100_000), (1.0, 0.001, 10)]
+            for case in [
+                (0.1, 0.01, 2000),
+                (1.0, 0.01, 100_000),
+                (1.0, 1e-4, 100_000),
+                (1.0, 0.001, 10),
+            ]
         ),
         (8.0, 0.05, 100_000),
         (0.25, 0.3, 50),
@@ -175,7 +190,9 @@ def test_calibration_is_conservative_and_close(relation, epsilon, probability, r
 
 @pytest.mark.parametrize("sampling", [POISSON, FullBatch(), EachRecordOncePerEpoch(50)])
 def test_calibration_by_rdp(sampling):
-    relation = "replace_one" if isinstance(sampling, EachRecordOncePerEpoch) else "add_or_remove_one"
+    relation = (
+        "replace_one" if isinstance(sampling, EachRecordOncePerEpoch) else "add_or_remove_one"
+    )
     plan = PrivacyPlan.calibrate(
         epsilon=2.0,
         delta=1e-5,
@@ -206,13 +223,23 @@ def test_calibration_after_prior_events(relation):
         PrivacyPlan(FullBatch(), 40.0, 3, relation).dp_event,
     ]
     plan = PrivacyPlan.calibrate(
-        epsilon=2.0, delta=1e-5, sampling=POISSON, num_releases=500, neighboring_relation=relation, prior_events=prior
+        epsilon=2.0,
+        delta=1e-5,
+        sampling=POISSON,
+        num_releases=500,
+        neighboring_relation=relation,
+        prior_events=prior,
     )
     assert 1.98 <= plan.epsilon(1e-5, prior) <= 2.0
     assert plan.epsilon(1e-5) < 2.0
     with pytest.raises(BudgetExhaustedError, match=r"used up.*spent no privacy"):
         PrivacyPlan.calibrate(
-            epsilon=0.2, delta=1e-5, sampling=POISSON, num_releases=1, neighboring_relation=relation, prior_events=prior
+            epsilon=0.2,
+            delta=1e-5,
+            sampling=POISSON,
+            num_releases=1,
+            neighboring_relation=relation,
+            prior_events=prior,
         )
 
 
@@ -220,7 +247,9 @@ def test_a_nearly_spent_budget_still_uses_what_is_left():
     prior = [PrivacyPlan(POISSON, 1.0, 1000).dp_event]
     spent = PrivacyPlan(POISSON, 1.0, 1000).epsilon(1e-5)
     target = spent * 1.002
-    plan = PrivacyPlan.calibrate(epsilon=target, delta=1e-5, sampling=POISSON, num_releases=10, prior_events=prior)
+    plan = PrivacyPlan.calibrate(
+        epsilon=target, delta=1e-5, sampling=POISSON, num_releases=10, prior_events=prior
+    )
     total = plan.epsilon(1e-5, prior)
     assert spent < total <= target
     assert plan.replace(noise_multiplier=plan.noise_multiplier * 0.98).epsilon(1e-5, prior) > target
@@ -229,7 +258,9 @@ def test_a_nearly_spent_budget_still_uses_what_is_left():
 def test_calibration_is_fast():
     """Under 1 s on 2 cores for T up to 1e5; the bound here leaves room for a busy machine."""
     start = time.process_time()
-    PrivacyPlan.calibrate(epsilon=1.0, delta=1e-5, sampling=PoissonSampling(256 / 48842), num_releases=100_000)
+    PrivacyPlan.calibrate(
+        epsilon=1.0, delta=1e-5, sampling=PoissonSampling(256 / 48842), num_releases=100_000
+    )
     assert time.process_time() - start < 3.0
 
 
@@ -271,7 +302,11 @@ def test_json_round_trip_in_full():
         num_records=1000,
     )
     assert PrivacyPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    older = {**plan.to_json(), "metrics": ["elbo"], "gradient_sensitivity": {"add_or_remove": 1.0, "replace": 2.0}}
+    older = {
+        **plan.to_json(),
+        "metrics": ["elbo"],
+        "gradient_sensitivity": {"add_or_remove": 1.0, "replace": 2.0},
+    }
     assert PrivacyPlan.from_json(older) == plan.replace(metrics=("elbo",))
     newer = {**plan.to_json(), "schema_version": 99}
     with pytest.raises(ValueError, match="schema_version"):
@@ -291,10 +326,30 @@ def test_relations_by_name_and_numpy_numbers():
 
 
 UNSUPPORTED = [
-    (FixedSizeSampling(10, 2), "add_or_remove_one", "rdp", "is not supported under add_or_remove_one; use replace_one"),
-    (FixedSizeSampling(10, 2), "add_or_remove_one", "pld", "is not supported under add_or_remove_one; use replace_one"),
-    (FixedSizeSampling(10, 2), "replace_one", "pld", "accountant='pld' does not support fixed-size .*='rdp'"),
-    (EachRecordOncePerEpoch(10), "add_or_remove_one", "pld", "each_record_once_per_epoch.* use replace_one"),
+    (
+        FixedSizeSampling(10, 2),
+        "add_or_remove_one",
+        "rdp",
+        "is not supported under add_or_remove_one; use replace_one",
+    ),
+    (
+        FixedSizeSampling(10, 2),
+        "add_or_remove_one",
+        "pld",
+        "is not supported under add_or_remove_one; use replace_one",
+    ),
+    (
+        FixedSizeSampling(10, 2),
+        "replace_one",
+        "pld",
+        "accountant='pld' does not support fixed-size .*='rdp'",
+    ),
+    (
+        EachRecordOncePerEpoch(10),
+        "add_or_remove_one",
+        "pld",
+        "each_record_once_per_epoch.* use replace_one",
+    ),
     (POISSON, "replace_one", "rdp", "'rdp' does not support Poisson"),
 ]
 

@@ -45,7 +45,21 @@ def test_target_epsilon(capsys):
 
 @needs_poisson_replace_one
 def test_json(capsys):
-    assert main([*BASE, "--steps", "1000", "--noise-multiplier", "1.5", "--neighboring", "replace_one", "--json"]) == 0
+    assert (
+        main(
+            [
+                *BASE,
+                "--steps",
+                "1000",
+                "--noise-multiplier",
+                "1.5",
+                "--neighboring",
+                "replace_one",
+                "--json",
+            ]
+        )
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
     plan = PrivacyPlan(PoissonSampling(256 / 48842), 1.5, 1000, "replace_one")
     assert data["epsilon"] == plan.epsilon(1e-5)
@@ -88,7 +102,16 @@ def test_large_epsilon_warns(capsys):
         (["--steps", "10", "--epsilon", "1", "--batch-size", "99999"], "batch_size"),
         (["--steps", "10", "--epsilon", "1", "--sampling", "fixed_size"], "use replace_one"),
         (
-            ["--steps", "10", "--epsilon", "1", "--accountant", "rdp", "--neighboring", "replace_one"],
+            [
+                "--steps",
+                "10",
+                "--epsilon",
+                "1",
+                "--accountant",
+                "rdp",
+                "--neighboring",
+                "replace_one",
+            ],
             "does not support Poisson sampling",
         ),
         (["--steps", "10", "--epsilon", "1", "--delta", "1e-12"], "delta=1e-12 is below 1e-09"),
@@ -99,7 +122,9 @@ def test_bad_values_end_with_a_message(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--steps", "1"], ["--steps", "1", "--epochs", "1", "--epsilon", "1"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--steps", "1"], ["--steps", "1", "--epochs", "1", "--epsilon", "1"]]
+)
 def test_missing_or_double_arguments(arguments):
     with pytest.raises(SystemExit):
         main([*BASE, *arguments])
@@ -143,11 +168,23 @@ def test_every_sampling_scheme(sampling):
     )
     assert 1.98 <= outlook.epsilon <= 2.0
     assert outlook.plan.sampling.name == sampling
-    assert sampling.replace("_", " ")[:5] in str(outlook).replace("_", " ").lower() or "batches" in str(outlook)
+    assert sampling.replace("_", " ")[:5] in str(outlook).replace(
+        "_", " "
+    ).lower() or "batches" in str(outlook)
 
 
 def test_counts_may_be_written_as_powers_of_ten(capsys):
-    arguments = ["plan", "--records", "1e5", "--batch-size", "5e2", "--delta", "1e-6", "--steps", "1e1"]
+    arguments = [
+        "plan",
+        "--records",
+        "1e5",
+        "--batch-size",
+        "5e2",
+        "--delta",
+        "1e-6",
+        "--steps",
+        "1e1",
+    ]
     assert main([*arguments, "--noise-multiplier", "2"]) == 0
     assert "100,000 records, expected batch size 500, 10 steps" in capsys.readouterr().out
     for bad in ("1.5", "1e-5", "many", "inf", "nan", "9" * 400):
@@ -156,10 +193,14 @@ def test_counts_may_be_written_as_powers_of_ten(capsys):
         assert f"{bad!r} is not a whole number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("length", "said"), [({"epochs": 20}, "20 epochs"), ({"steps": 1910}, "10 epochs")])
+@pytest.mark.parametrize(
+    ("length", "said"), [({"epochs": 20}, "20 epochs"), ({"steps": 1910}, "10 epochs")]
+)
 def test_epochs_are_counted_as_fit_counts_them(length, said):
     """Of ceil(N / B) steps each: 20 epochs are 20, not 20.02."""
-    outlook = plan_privacy(num_records=48842, batch_size=256, delta=1e-6, noise_multiplier=2.0, **length)
+    outlook = plan_privacy(
+        num_records=48842, batch_size=256, delta=1e-6, noise_multiplier=2.0, **length
+    )
     assert f"({said})" in str(outlook)
     assert f"{outlook.to_json()['epochs']:g} epochs" == said
 
@@ -178,11 +219,27 @@ def test_fixed_size_sampling_chooses_rdp_by_itself(capsys):
         "--epsilon",
         "0.2",
     ]
-    assert main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--json"]) == 0
+    assert (
+        main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["accountant"] == "rdp"
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accountant"] == "pld"
-    assert main([*arguments, "--sampling", "fixed_size", "--neighboring", "replace_one", "--accountant", "pld"]) == 2
+    assert (
+        main(
+            [
+                *arguments,
+                "--sampling",
+                "fixed_size",
+                "--neighboring",
+                "replace_one",
+                "--accountant",
+                "pld",
+            ]
+        )
+        == 2
+    )
     assert "accountant='rdp'" in capsys.readouterr().err
 
 
@@ -190,7 +247,19 @@ def test_a_target_out_of_reach_does_not_speak_of_what_is_left(capsys):
     """Where nothing was spent; where something was, it does."""
     assert (
         main(
-            ["plan", "--records", "10", "--batch-size", "10", "--delta", "1e-12", "--steps", "1e9", "--epsilon", "1e-9"]
+            [
+                "plan",
+                "--records",
+                "10",
+                "--batch-size",
+                "10",
+                "--delta",
+                "1e-12",
+                "--steps",
+                "1e9",
+                "--epsilon",
+                "1e-9",
+            ]
         )
         == 2
     )
@@ -202,7 +271,11 @@ def test_a_target_out_of_reach_does_not_speak_of_what_is_left(capsys):
     target = spent.epsilon(1e-12) + 1e-9
     with pytest.raises(BudgetExhaustedError, match="is left"):
         PrivacyPlan.calibrate(
-            epsilon=target, delta=1e-12, sampling=FullBatch(), num_releases=10**9, prior_events=[spent.dp_event]
+            epsilon=target,
+            delta=1e-12,
+            sampling=FullBatch(),
+            num_releases=10**9,
+            prior_events=[spent.dp_event],
         )
 
 
@@ -215,7 +288,17 @@ def test_rdp_never_ends_in_a_message_of_dp_accounting(capsys):
             ("1e12", "1", "0.3"),
             ("1e7", "1", "50"),
         ):
-            setting = ["plan", "--records", records, "--batch-size", batch, "--delta", "1e-13", "--steps", "1e7"]
+            setting = [
+                "plan",
+                "--records",
+                records,
+                "--batch-size",
+                batch,
+                "--delta",
+                "1e-13",
+                "--steps",
+                "1e7",
+            ]
             choice = [
                 "--sampling",
                 sampling,
@@ -231,7 +314,9 @@ def test_rdp_never_ends_in_a_message_of_dp_accounting(capsys):
 
 
 def test_a_whole_batch_is_a_full_batch():
-    outlook = plan_privacy(num_records=100, batch_size=100, delta=1e-4, steps=5, noise_multiplier=3.0)
+    outlook = plan_privacy(
+        num_records=100, batch_size=100, delta=1e-4, steps=5, noise_multiplier=3.0
+    )
     assert outlook.plan.sampling.name == "full_batch"
 
 
@@ -249,7 +334,9 @@ def test_show_prints_the_report_of_a_ledger(tmp_path, capsys):
 def test_show_says_what_the_ledger_knows_and_no_more(tmp_path, capsys):
     """Its own budget and its plans' number of records and accountant; not how that number was come by."""
     path = tmp_path / "ledger"
-    plan = PrivacyPlan(FixedSizeSampling(5000, 100), 5.0, 40, "replace_one", accountant="rdp", num_records=5000)
+    plan = PrivacyPlan(
+        FixedSizeSampling(5000, 100), 5.0, 40, "replace_one", accountant="rdp", num_records=5000
+    )
     with PrivacyLedger(path, budget_epsilon=3.0, budget_delta=1e-6) as ledger:
         ledger.reserve(plan, 40)
         assert main(["show", str(path), "--delta", "1e-5"]) == 0
@@ -266,7 +353,12 @@ def test_show_says_what_the_ledger_knows_and_no_more(tmp_path, capsys):
 def _run(code):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *code], env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, *code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
 
 
@@ -290,6 +382,8 @@ def test_importing_needs_no_tensorflow_and_little_time():
 
 
 def test_python_dash_m():
-    run = _run(["-m", "tfp_dpvi.privacy", *BASE, "--steps", "100", "--noise-multiplier", "1", "--json"])
+    run = _run(
+        ["-m", "tfp_dpvi.privacy", *BASE, "--steps", "100", "--noise-multiplier", "1", "--json"]
+    )
     assert json.loads(run.stdout)["noise_multiplier"] == 1.0
     assert run.stderr == ""

@@ -36,7 +36,9 @@ def for_all(*strategies):
             settings(max_examples=examples)(given(*strategies)(check))()
 
         run.__name__, run.__doc__ = check.__name__, check.__doc__
-        return pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])(run)
+        return pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])(
+            run
+        )
 
     return decorate
 
@@ -54,7 +56,10 @@ def test_epsilon_falls_with_noise(relation, noise, probability, releases, delta,
 
 @for_all(RELATION, NOISE, st.floats(1e-4, 1.0), st.floats(1e-4, 1.0), RELEASES, DELTA)
 def test_epsilon_grows_with_the_sampling_probability(relation, noise, p1, p2, releases, delta):
-    low, high = (PrivacyPlan(PoissonSampling(p), noise, releases, relation).epsilon(delta) for p in sorted((p1, p2)))
+    low, high = (
+        PrivacyPlan(PoissonSampling(p), noise, releases, relation).epsilon(delta)
+        for p in sorted((p1, p2))
+    )
     assert low <= high * (1 + 1e-5) + SLACK  # at p = 1 the closed form replaces the grid
 
 
@@ -74,13 +79,20 @@ def test_epsilon_falls_with_delta(relation, noise, probability, releases, d1, d2
 
 @needs_poisson_replace_one
 @for_all(RELATION, NOISE, PROBABILITY, RELEASES, DELTA)
-def test_replacing_costs_at_least_as_much_as_removing(relation, noise, probability, releases, delta):
+def test_replacing_costs_at_least_as_much_as_removing(
+    relation, noise, probability, releases, delta
+):
     plan = PrivacyPlan(_sampling(probability), noise, releases)
     replace = plan.replace(neighboring_relation="replace_one")
     assert plan.epsilon(delta) <= replace.epsilon(delta) * (1 + SLACK) + SLACK
 
 
-@for_all(RELATION, st.lists(st.tuples(PROBABILITY, NOISE, RELEASES), min_size=1, max_size=4), DELTA, st.randoms())
+@for_all(
+    RELATION,
+    st.lists(st.tuples(PROBABILITY, NOISE, RELEASES), min_size=1, max_size=4),
+    DELTA,
+    st.randoms(),
+)
 def test_composition_is_free_of_order_and_grouping(relation, parts, delta, rng):
     events = [PrivacyPlan(_sampling(q), z, n, relation).dp_event for q, z, n in parts]
     again = [PrivacyPlan(_sampling(q), z, n, relation).dp_event for q, z, n in parts]
@@ -89,10 +101,15 @@ def test_composition_is_free_of_order_and_grouping(relation, parts, delta, rng):
     for q, z, n in parts:
         plan = PrivacyPlan(_sampling(q), z, n, relation)
         split += [plan.event_of(n // 2), plan.event_of(n - n // 2)]
-    pld, kind = get_accountant("pld"), PrivacyPlan(FullBatch(), 1.0, 1, relation).neighboring_relation
+    pld, kind = (
+        get_accountant("pld"),
+        PrivacyPlan(FullBatch(), 1.0, 1, relation).neighboring_relation,
+    )
     whole = pld.epsilon(dp_accounting.ComposedDpEvent(events), delta, kind)
     # Composed in another order, the same events differ in rounding.
-    assert pld.epsilon(dp_accounting.ComposedDpEvent(again), delta, kind) == pytest.approx(whole, rel=1e-7, abs=1e-9)
+    assert pld.epsilon(dp_accounting.ComposedDpEvent(again), delta, kind) == pytest.approx(
+        whole, rel=1e-7, abs=1e-9
+    )
     assert pld.epsilon(dp_accounting.ComposedDpEvent(split), delta, kind) == whole
 
 
@@ -115,7 +132,13 @@ def test_calibrate_then_evaluate_keeps_the_target(relation, probability, release
 
 
 CURVES = st.tuples(
-    RELATION, NOISE, PROBABILITY, st.integers(1, 200), DELTA, st.lists(st.integers(0, 200), max_size=6), st.booleans()
+    RELATION,
+    NOISE,
+    PROBABILITY,
+    st.integers(1, 200),
+    DELTA,
+    st.lists(st.integers(0, 200), max_size=6),
+    st.booleans(),
 )
 
 
@@ -134,7 +157,9 @@ def check_curve(setting):
 
 @settings(max_examples=4)
 @given(CURVES)
-@example((PRICED_POISSON_RELATIONS[-1], 4.0, 1.0, 102, 1e-5, [87], True))  # Losses beyond -30 once lost their digits.
+@example(
+    (PRICED_POISSON_RELATIONS[-1], 4.0, 1.0, 102, 1e-5, [87], True)
+)  # Losses beyond -30 once lost their digits.
 def test_the_curve_is_never_below_and_exact_at_the_end(setting):
     check_curve(setting)
 
@@ -151,12 +176,23 @@ SCHEMES = st.one_of(
     st.builds(PoissonSampling, PROBABILITY),
     st.just(FullBatch()),
     st.builds(EachRecordOncePerEpoch, st.integers(1, 10**6)),
-    st.builds(lambda n, b: FixedSizeSampling(max(n, b), min(n, b)), st.integers(1, 10**9), st.integers(1, 10**9)),
+    st.builds(
+        lambda n, b: FixedSizeSampling(max(n, b), min(n, b)),
+        st.integers(1, 10**9),
+        st.integers(1, 10**9),
+    ),
 )
 
 
 @settings(max_examples=200)
-@given(SCHEMES, st.floats(0, 1e6), st.integers(0, 10**9), st.floats(1e-6, 1e6), st.floats(0.5, 2), st.floats(1e-9, 1e9))
+@given(
+    SCHEMES,
+    st.floats(0, 1e6),
+    st.integers(0, 10**9),
+    st.floats(1e-6, 1e6),
+    st.floats(0.5, 2),
+    st.floats(1e-9, 1e9),
+)
 def test_json_round_trips(scheme, noise, releases, a, ratio, clip):
     fixed = scheme.name == "fixed_size"
     plan = PrivacyPlan(

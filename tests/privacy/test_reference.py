@@ -16,7 +16,9 @@ from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sampling import FixedSizeSampling, FullBatch, PoissonSampling
 
-REFERENCE = json.loads(pathlib.Path(__file__).with_name("dp_accounting_0_6_reference.json").read_text())
+REFERENCE = json.loads(
+    pathlib.Path(__file__).with_name("dp_accounting_0_6_reference.json").read_text()
+)
 DELTAS = REFERENCE["deltas"]
 PLD = accountants.get_accountant("pld")
 
@@ -39,8 +41,15 @@ def test_reference_is_large_enough():
 @pytest.mark.parametrize("every", [4, slow(1)])
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 def test_poisson_agrees_with_0_6(relation, every):
-    for row in [row for row in REFERENCE["poisson"] if row["neighboring_relation"] == relation][::every]:
-        plan = PrivacyPlan(PoissonSampling(row["probability"]), row["noise_multiplier"], row["num_releases"], relation)
+    for row in [row for row in REFERENCE["poisson"] if row["neighboring_relation"] == relation][
+        ::every
+    ]:
+        plan = PrivacyPlan(
+            PoissonSampling(row["probability"]),
+            row["noise_multiplier"],
+            row["num_releases"],
+            relation,
+        )
         finer = PLD.grid_spacing(plan.dp_event, plan.neighboring_relation) < accountants.STEP
         for delta, wanted in zip(DELTAS, row["epsilons"], strict=True):
             _check(plan.epsilon(delta), wanted, (row, delta), 0.1 if finer else 0.001)
@@ -48,7 +57,9 @@ def test_poisson_agrees_with_0_6(relation, every):
 
 def test_full_batch_agrees_with_0_6():
     for row in REFERENCE["full_batch"]:
-        plan = PrivacyPlan(FullBatch(), row["noise_multiplier"], row["num_releases"], row["neighboring_relation"])
+        plan = PrivacyPlan(
+            FullBatch(), row["noise_multiplier"], row["num_releases"], row["neighboring_relation"]
+        )
         for delta, wanted in zip(DELTAS, row["epsilons"], strict=True):
             assert plan.epsilon(delta) == pytest.approx(wanted, rel=1e-5), (row, delta)
 
@@ -96,9 +107,13 @@ def test_the_design_s_own_figures(relation):
     ("probability", "noise_multiplier", "num_releases"),
     [slow(0.01, 1.0, 1000), (0.1, 3.0, 50), (0.003, 0.8, 200), (1.0, 6.0, 10)],
 )
-def test_add_or_remove_equals_the_installed_dp_accounting(probability, noise_multiplier, num_releases):
+def test_add_or_remove_equals_the_installed_dp_accounting(
+    probability, noise_multiplier, num_releases
+):
     event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise_multiplier)),
+        dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+        ),
         num_releases,
     )
     plan = PrivacyPlan(PoissonSampling(probability), noise_multiplier, num_releases)
@@ -108,7 +123,9 @@ def test_add_or_remove_equals_the_installed_dp_accounting(probability, noise_mul
         ours = plan.replace(accountant=name)
         # Full batches have a closed form, a little below the grid's figure; little noise has a coarser grid.
         same = probability < 1.0 <= noise_multiplier
-        assert ours.epsilon(1e-5) == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-6 if same else 2e-5)
+        assert ours.epsilon(1e-5) == pytest.approx(
+            theirs.get_epsilon(1e-5), rel=1e-6 if same else 2e-5
+        )
 
 
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
@@ -123,7 +140,9 @@ def test_add_or_remove_equals_the_installed_dp_accounting(probability, noise_mul
         (0.01, 2e-3, 64.0),
     ],
 )
-def test_losses_of_a_release_equal_those_of_dp_accounting(relation, probability, noise_multiplier, step):
+def test_losses_of_a_release_equal_those_of_dp_accounting(
+    relation, probability, noise_multiplier, step
+):
     """Ours come from one array operation, theirs from a loop over points."""
     adjacency = NeighboringRelation[relation.upper()]
     ours = accountants._single(probability, noise_multiplier, adjacency, step)
@@ -131,7 +150,9 @@ def test_losses_of_a_release_equal_those_of_dp_accounting(relation, probability,
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, value_discretization_interval=step, sampling_prob=probability, **other
     )
-    for epsilon in np.minimum(np.array([0.0, 0.1, 1.0, 3.0]) * step / 1e-4, 700.0):  # exp overflows beyond.
+    for epsilon in np.minimum(
+        np.array([0.0, 0.1, 1.0, 3.0]) * step / 1e-4, 700.0
+    ):  # exp overflows beyond.
         assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(
             theirs.get_delta_for_epsilon(epsilon), rel=1e-9, abs=1e-14
         )
@@ -148,7 +169,9 @@ def test_published_values_of_the_fourier_accountant():
     plan = PrivacyPlan(PoissonSampling(0.01), 4.0, 10_000)
     assert delta_of(plan, 1.0) == pytest.approx(4.243484e-6, rel=5e-3)
     if PRICES_POISSON_REPLACE_ONE:
-        assert plan.replace(neighboring_relation="replace_one").epsilon(1e-5) == pytest.approx(1.99312, rel=2e-4)
+        assert plan.replace(neighboring_relation="replace_one").epsilon(1e-5) == pytest.approx(
+            1.99312, rel=2e-4
+        )
 
 
 def test_published_values_of_abadi_et_al():

@@ -49,10 +49,14 @@ def _divergence(releases, order, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     for plan, number in releases:
         z = plan.noise_multiplier
         if isinstance(plan.sampling, PoissonSampling):
-            event = dp_accounting.PoissonSampledDpEvent(plan.sampling.probability, dp_accounting.GaussianDpEvent(z))
+            event = dp_accounting.PoissonSampledDpEvent(
+                plan.sampling.probability, dp_accounting.GaussianDpEvent(z)
+            )
         elif isinstance(plan.sampling, FixedSizeSampling):
             size = plan.sampling.num_records, plan.sampling.batch_size
-            event = dp_accounting.SampledWithoutReplacementDpEvent(*size, dp_accounting.GaussianDpEvent(z / 2))
+            event = dp_accounting.SampledWithoutReplacementDpEvent(
+                *size, dp_accounting.GaussianDpEvent(z / 2)
+            )
         else:
             half = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
             event = dp_accounting.GaussianDpEvent(z / half)
@@ -119,7 +123,9 @@ def _candidates(relation):
         PrivacyPlan(PoissonSampling(0.01), 1.6, 100),
         PrivacyPlan(PoissonSampling(0.2), 12.0, 30),
         PrivacyPlan(PoissonSampling(0.001), 1.3, 200, accountant="rdp"),
-        PrivacyPlan(PoissonSampling(0.001), 0.9, 100),  # Dear at the filter's order, and not at the best for it.
+        PrivacyPlan(
+            PoissonSampling(0.001), 0.9, 100
+        ),  # Dear at the filter's order, and not at the best for it.
     ]
 
 
@@ -155,7 +161,9 @@ def check_adaptive_use(relation="add_or_remove_one", seed=0):
         released.append((plan, run))
     assert _divergence(released, order, kind) <= limit
     held = [(e.plan, e.steps) for e in ledger.entries]
-    assert _divergence(held, order, kind) == pytest.approx(_divergence(released, order, kind), rel=1e-9)
+    assert _divergence(held, order, kind) == pytest.approx(
+        _divergence(released, order, kind), rel=1e-9
+    )
     assert _divergence(held, order, kind) > 0.5 * limit  # Not a vacuous check.
 
 
@@ -173,7 +181,10 @@ def _check_several_seeds():
 def _best_order_afterwards(filter_, event, relation):
     """Ordinary accounting: the order is chosen by what was released."""
     divergences = accountants.RdpAccountant().divergences(event, relation)
-    return rdp.rdp_privacy_accountant.compute_epsilon(accountants.ORDERS, divergences, DELTA)[0] <= EPSILON
+    return (
+        rdp.rdp_privacy_accountant.compute_epsilon(accountants.ORDERS, divergences, DELTA)[0]
+        <= EPSILON
+    )
 
 
 def _best_limit_of_all_orders(filter_, event, relation):
@@ -194,7 +205,8 @@ def _without_the_conversion(filter_, event, relation):
 
 
 @pytest.mark.parametrize(
-    "broken", [_best_order_afterwards, _best_limit_of_all_orders, _only_the_newest, _without_the_conversion]
+    "broken",
+    [_best_order_afterwards, _best_limit_of_all_orders, _only_the_newest, _without_the_conversion],
 )
 def test_broken_filters_are_caught(monkeypatch, broken):
     monkeypatch.setattr(budgets.RenyiFilter, "allows", broken)
@@ -207,7 +219,8 @@ def test_a_refusal_leaves_nothing_charged_and_says_what_holds():
     most = ledger.most_releases(FULL.replace(num_releases=10_000))
     token = ledger.reserve(FULL, most)
     with pytest.raises(
-        BudgetExhaustedError, match=r"adaptive budget of epsilon 1 .*at order 18, .*Nothing was charged"
+        BudgetExhaustedError,
+        match=r"adaptive budget of epsilon 1 .*at order 18, .*Nothing was charged",
     ):
         ledger.reserve(FULL, 1)
     assert ledger.num_releases == most
@@ -346,7 +359,9 @@ def test_the_report_says_which_kind_of_budget_holds():
     ledger.reserve(PLAN, 500)
     report = PrivacyReport.from_ledger(ledger, delta=1e-6)
     spent = ledger.renyi_filter.spent(ledger.dp_event, NeighboringRelation.ADD_OR_REMOVE_ONE)
-    assert "1 at delta 1e-05 for all fits and models, adaptive: it covers settings chosen" in _flat(report)
+    assert "1 at delta 1e-05 for all fits and models, adaptive: it covers settings chosen" in _flat(
+        report
+    )
     assert "at order 18 divergences add up to" in _flat(report)
     assert report.to_json()["ledger_budget"] == {
         "epsilon": EPSILON,
@@ -371,13 +386,22 @@ def test_the_report_says_which_kind_of_budget_holds():
 
 def _second_delta(plan, epsilon):
     """The hockey-stick divergence of a second fit at each epsilon, also negative ones, where a record is removed."""
-    q, z, number = getattr(plan.sampling, "probability", 1.0), plan.noise_multiplier, plan.num_releases
+    q, z, number = (
+        getattr(plan.sampling, "probability", 1.0),
+        plan.noise_multiplier,
+        plan.num_releases,
+    )
     if q == 1.0:
         z, number = z / math.sqrt(number), 1
-    loss = pld.from_gaussian_mechanism(z, value_discretization_interval=1e-4, sampling_prob=q).self_compose(number)
+    loss = pld.from_gaussian_mechanism(
+        z, value_discretization_interval=1e-4, sampling_prob=q
+    ).self_compose(number)
     loss = loss._pmf_remove.to_dense_pmf()
     losses = (np.arange(loss._probs.size) + loss._lower_loss) * loss._discretization
-    upper, lower = (np.append(np.cumsum(p[::-1])[::-1], 0.0) for p in (loss._probs, loss._probs * np.exp(-losses)))
+    upper, lower = (
+        np.append(np.cumsum(p[::-1])[::-1], 0.0)
+        for p in (loss._probs, loss._probs * np.exp(-losses))
+    )
     place = np.searchsorted(losses, epsilon, side="right")
     return upper[place] - np.exp(epsilon) * lower[place] + loss._infinity_mass
 
@@ -401,7 +425,9 @@ def test_choosing_by_the_first_result_breaks_an_ordinary_budget_and_not_the_adap
     for adaptive in (False, True):
         seconds = []
         for sampling, z in shapes:
-            ledger = PrivacyLedger(budget_epsilon=EPSILON, budget_delta=DELTA, budget_adaptive=adaptive)
+            ledger = PrivacyLedger(
+                budget_epsilon=EPSILON, budget_delta=DELTA, budget_adaptive=adaptive
+            )
             ledger.reserve(first, 1)
             plan = PrivacyPlan(sampling, z * (2.0 if adaptive else 1.0), 20_000)
             most = ledger.most_releases(plan)

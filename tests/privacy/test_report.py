@@ -77,7 +77,13 @@ def test_digits_are_rounded_to_the_safe_side():
     assert report.epsilon <= shown <= report.epsilon * 1.005 + 0.005
     left = float(str(report).split("in total,")[1].split()[0])
     assert left <= report.budget_left
-    assert [up(value, 3) for value in (1.2300000001, 1.23, 0.0, 99.95, math.inf)] == ["1.24", "1.23", "0", "100", "inf"]
+    assert [up(value, 3) for value in (1.2300000001, 1.23, 0.0, 99.95, math.inf)] == [
+        "1.24",
+        "1.23",
+        "0",
+        "100",
+        "inf",
+    ]
     assert [down(value, 3) for value in (1.2399, 1.24, 0.0, 99.95)] == ["1.23", "1.24", "0", "99.9"]
 
 
@@ -121,7 +127,9 @@ def test_unconfirmed_steps_are_told():
 
 
 def test_declared_records():
-    assert "10,000: it is assumed to be public and was declared" in flat(_report(num_records_declared=True))
+    assert "10,000: it is assumed to be public and was declared" in flat(
+        _report(num_records_declared=True)
+    )
     assert "counted from the data" in flat(_report(num_records_declared=False))
     assert "counted from" not in flat(_report())  # What cannot be known is not said.
     assert _report().to_json()["num_records_declared"] is None
@@ -151,7 +159,11 @@ def test_the_ledger_s_own_budget_is_in_the_report():
         "adaptive": False,
         "spent": spent,
     }
-    left = float(re.search(r"Ledger's budget: 4 at delta 1e-07 for all fits and models, (\S+) left", flat(report))[1])
+    left = float(
+        re.search(
+            r"Ledger's budget: 4 at delta 1e-07 for all fits and models, (\S+) left", flat(report)
+        )[1]
+    )
     assert 0.99 * (4.0 - spent) <= left <= 4.0 - spent
     assert "Budget: 2 in total" in flat(report)
     assert "Ledger's budget" not in flat(_report())
@@ -172,7 +184,11 @@ def _events(text):
         rest = text[label.end() :]
         depth = list(itertools.accumulate({"(": 1, ")": -1}.get(sign, 0) for sign in rest))
         end = next(place for place in range(1, len(rest)) if depth[place] == 0 < depth[place - 1])
-        names = {name: getattr(dp_accounting, name) for name in dir(dp_accounting) if name.endswith("DpEvent")}
+        names = {
+            name: getattr(dp_accounting, name)
+            for name in dir(dp_accounting)
+            if name.endswith("DpEvent")
+        }
         found.append(eval(rest[: end + 1], {"__builtins__": {}}, names))
     return found
 
@@ -180,7 +196,9 @@ def _events(text):
 def _recomputed(text):
     """Epsilon from the text of a report, without this package."""
     delta = float(re.search(r"Epsilon spent: \S+ at delta (\S+)", text)[1])
-    relation = NeighboringRelation[re.search(r"Adjacency: (.*?) Epsilon", text)[1].upper().replace(" ", "_")]
+    relation = NeighboringRelation[
+        re.search(r"Adjacency: (.*?) Epsilon", text)[1].upper().replace(" ", "_")
+    ]
     accounting = re.search(r"Accounting: (.*?) Releases", text)[1]
     events = _events(text)
     if "advanced composition" in accounting:
@@ -189,7 +207,9 @@ def _recomputed(text):
         z = getattr(event.event, "event", event.event).noise_multiplier
         inner, last = 0.8 * delta / (q * event.count), 0.2 * delta
         one = math.log1p(q * math.expm1(math.sqrt(2 * math.log(1.25 / inner)) / z))
-        return math.sqrt(2 * event.count * math.log(1 / last)) * one + event.count * one * math.expm1(one)
+        return math.sqrt(
+            2 * event.count * math.log(1 / last)
+        ) * one + event.count * one * math.expm1(one)
     if "RdpAccountant" in accounting:
         accountant = rdp.RdpAccountant(neighboring_relation=relation)
     else:
@@ -216,9 +236,14 @@ def _termwise(scheme):
 
 def _with_metrics(plan):
     joint = JointGaussian(
-        (GaussianPart("gradient", 1.0, plan.sensitivity), GaussianPart("elbo", 3.0, Sensitivity(1.0, 2.0)))
+        (
+            GaussianPart("gradient", 1.0, plan.sensitivity),
+            GaussianPart("elbo", 3.0, Sensitivity(1.0, 2.0)),
+        )
     )
-    sensitivity = Sensitivity(1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier)
+    sensitivity = Sensitivity(
+        1.0 / joint.noise_multiplier, joint.sensitivity.replace / joint.noise_multiplier
+    )
     return plan.replace(sensitivity=sensitivity, metrics=("elbo",))
 
 
@@ -229,22 +254,41 @@ PRICED = {
     "little noise, coarse grid": [PrivacyPlan(PoissonSampling(0.01), 0.7, 100)],
     "poisson, rdp": [PrivacyPlan(POISSON, 1.41234567, 3820, accountant="rdp")],
     "full batch": [PrivacyPlan(FullBatch(), 31.4159265, 200, l2_norm_clip=0.5)],
-    "full batch, rdp, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE, accountant="rdp")],
-    "fixed size": [PrivacyPlan(FixedSizeSampling(5000, 100), 5.4321, 400, REPLACE, accountant="rdp")],
-    "once per epoch, rdp": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE, accountant="rdp")],
-    "term-wise, single draw": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single"), l2_norm_clip=1.0)],
-    "term-wise, blocks": [PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("blocks"), l2_norm_clip=1.0)],
+    "full batch, rdp, replace": [
+        PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE, accountant="rdp")
+    ],
+    "fixed size": [
+        PrivacyPlan(FixedSizeSampling(5000, 100), 5.4321, 400, REPLACE, accountant="rdp")
+    ],
+    "once per epoch, rdp": [
+        PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE, accountant="rdp")
+    ],
+    "term-wise, single draw": [
+        PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("single"), l2_norm_clip=1.0)
+    ],
+    "term-wise, blocks": [
+        PrivacyPlan(POISSON, 9.0, 3820, sensitivity=_termwise("blocks"), l2_norm_clip=1.0)
+    ],
     "metrics": [_with_metrics(PrivacyPlan(POISSON, 1.5, 1000))],
-    "term-wise and metrics": [_with_metrics(PrivacyPlan(POISSON, 9.0, 1000, sensitivity=_termwise("blocks")))],
-    "two plans": [PrivacyPlan(POISSON, 1.5, 500), PrivacyPlan(FullBatch(), 40.0, 30, purpose="means of 3 columns")],
+    "term-wise and metrics": [
+        _with_metrics(PrivacyPlan(POISSON, 9.0, 1000, sensitivity=_termwise("blocks")))
+    ],
+    "two plans": [
+        PrivacyPlan(POISSON, 1.5, 500),
+        PrivacyPlan(FullBatch(), 40.0, 30, purpose="means of 3 columns"),
+    ],
 }
 IN_2C = (
     {  # dp_accounting 0.4.3's PLDAccountant has no replace-one, or another convention for it.
         "poisson, replace": [PrivacyPlan(POISSON, 1.41234567, 3820, REPLACE)],
         "full batch, replace": [PrivacyPlan(FullBatch(), 31.4159265, 200, REPLACE)],
         "once per epoch": [PrivacyPlan(EachRecordOncePerEpoch(20), 11.1, 95, REPLACE)],
-        "term-wise, blocks, replace": [PrivacyPlan(POISSON, 9.0, 3820, REPLACE, _termwise("blocks"))],
-        "term-wise, full batch, replace": [PrivacyPlan(FullBatch(), 90.0, 40, REPLACE, _termwise("blocks"))],
+        "term-wise, blocks, replace": [
+            PrivacyPlan(POISSON, 9.0, 3820, REPLACE, _termwise("blocks"))
+        ],
+        "term-wise, full batch, replace": [
+            PrivacyPlan(FullBatch(), 90.0, 40, REPLACE, _termwise("blocks"))
+        ],
         "two plans, replace": [
             PrivacyPlan(POISSON, 1.5, 500, REPLACE),
             PrivacyPlan(EachRecordOncePerEpoch(20), 30.0, 95, REPLACE),
@@ -255,7 +299,9 @@ IN_2C = (
 )
 
 
-SLOW = ("fixed size",)  # dp_accounting takes ten seconds; its figures are compared in test_reference.py too.
+SLOW = (
+    "fixed size",
+)  # dp_accounting takes ten seconds; its figures are compared in test_reference.py too.
 
 
 @pytest.mark.parametrize(
@@ -273,7 +319,9 @@ def test_epsilon_can_be_recomputed_from_the_text(name):
     assert report.epsilon <= shown <= 1.011 * again
     assert [run["dp_event"] for run in report.to_json()["releases"]] == [
         text.strip()
-        for text in re.findall(r"Event(?:, part \d+)?: (.*?)(?= How, part| Covered by| Metrics:)", flat(report))
+        for text in re.findall(
+            r"Event(?:, part \d+)?: (.*?)(?= How, part| Covered by| Metrics:)", flat(report)
+        )
     ]
     assert max(map(len, str(report).splitlines())) <= 100
 
@@ -293,7 +341,9 @@ def test_words_of_a_term_wise_release_say_how_far_one_record_moves_it():
 
 def test_the_accountant_is_by_default_that_of_the_plans():
     ledger = PrivacyLedger()
-    ledger.reserve(PrivacyPlan(FixedSizeSampling(5000, 100), 5.0, 400, REPLACE, accountant="rdp"), 400)
+    ledger.reserve(
+        PrivacyPlan(FixedSizeSampling(5000, 100), 5.0, 400, REPLACE, accountant="rdp"), 400
+    )
     assert PrivacyReport.from_ledger(ledger, delta=1e-5).accountant == "rdp"
     assert PrivacyReport.from_ledger(PrivacyLedger(), delta=1e-5).accountant == "pld"
 
@@ -310,7 +360,9 @@ def test_several_fits_are_listed():
 
 
 def test_json():
-    data = json.loads(json.dumps(_report(budget_epsilon=5.0, caveats=("x",)).to_json(), allow_nan=False))
+    data = json.loads(
+        json.dumps(_report(budget_epsilon=5.0, caveats=("x",)).to_json(), allow_nan=False)
+    )
     assert data["schema_version"] == 1
     assert data["epsilon"] == PLAN.epsilon(1e-6)
     assert data["neighboring_relation"] == "add_or_remove_one"
@@ -323,7 +375,9 @@ def test_json():
     assert data["not_covered"]
 
 
-@pytest.mark.parametrize("bad", [{"delta": 0.0}, {"caveats": "one"}, {"num_records": 0}, {"budget_epsilon": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{"delta": 0.0}, {"caveats": "one"}, {"num_records": 0}, {"budget_epsilon": -1.0}]
+)
 def test_bad_arguments(bad):
     with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
         _report(**bad)

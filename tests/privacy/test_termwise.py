@@ -82,7 +82,9 @@ def test_the_closed_form_is_the_maximum(shift, encoder_scale, radius, seed):
     u *= radius * rng.uniform(size=(500, 1)) ** 0.2 / np.linalg.norm(u, axis=1, keepdims=True)
     w = rng.standard_normal((500, 3))
     w *= shift * rng.uniform(size=(500, 1)) / np.linalg.norm(w, axis=1, keepdims=True)
-    moved = np.hypot(np.linalg.norm(u[:, :3] + w, axis=1) / encoder_scale, np.linalg.norm(u[:, 3:], axis=1))
+    moved = np.hypot(
+        np.linalg.norm(u[:, :3] + w, axis=1) / encoder_scale, np.linalg.norm(u[:, 3:], axis=1)
+    )
     assert moved.max() <= stated * (1 + 1e-9)
 
 
@@ -114,7 +116,10 @@ def test_every_scheme_states_the_sensitivity_of_its_own_noise(setting, scheme):
     noise = termwise_noise(scheme, **setting)
     beta = setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     beta /= setting["l2_norm_clip"] * setting["num_partitions"]
-    for stated, radius in ((noise.sensitivity.add_or_remove, 1.0), (noise.sensitivity.replace, 2.0)):
+    for stated, radius in (
+        (noise.sensitivity.add_or_remove, 1.0),
+        (noise.sensitivity.replace, 2.0),
+    ):
         found = _brute_force(2 * beta, noise.encoder_scale, radius)
         # Of two draws the sum alone is released: never dearer than both.
         assert found <= stated * (1 + 1e-9)
@@ -152,7 +157,9 @@ def test_no_other_pair_of_scales_is_better(setting, log_scale):
     noise = termwise_noise("blocks", **setting)
     n = setting["num_encoder"], setting["num_rest"]
     least = variance_at_equal_privacy(noise, *n)
-    assert least == pytest.approx((n[0] * noise.encoder_scale**2 + n[1]) * noise.sensitivity.add_or_remove**2)
+    assert least == pytest.approx(
+        (n[0] * noise.encoder_scale**2 + n[1]) * noise.sensitivity.add_or_remove**2
+    )
     shift = 2 * setting["batch_l2_norm_clip"] * setting["expected_batch_size"]
     shift /= setting["l2_norm_clip"] * setting["num_partitions"]
     for factor in (math.exp(log_scale), 1 - 1e-3, 1 + 1e-3):
@@ -167,7 +174,9 @@ def test_the_optimum_agrees_with_a_numeric_search():
     def cost(scale):
         return (300 * scale**2 + 700) * _brute_force(EXAMPLE_SHIFT, scale, 1.0) ** 2
 
-    found = optimize.minimize_scalar(cost, bounds=(0.5, 20.0), method="bounded", options={"xatol": 1e-9})
+    found = optimize.minimize_scalar(
+        cost, bounds=(0.5, 20.0), method="bounded", options={"xatol": 1e-9}
+    )
     assert noise.encoder_scale == pytest.approx(found.x, rel=1e-4)
     paid = variance_at_equal_privacy(noise, 300, 700)
     assert paid == pytest.approx(found.fun, rel=1e-9)
@@ -190,7 +199,12 @@ def test_a_vanishing_batch_term_leaves_the_plain_clip(scheme):
     previous = math.inf
     for clip in (1e-2, 1e-4, 1e-8, 1e-14, 1e-300):
         noise = _noise(scheme, batch_l2_norm_clip=clip)
-        off = abs(noise.encoder_scale - 1) + abs(noise.sensitivity.add_or_remove - 1) + noise.sensitivity.replace - 2
+        off = (
+            abs(noise.encoder_scale - 1)
+            + abs(noise.sensitivity.add_or_remove - 1)
+            + noise.sensitivity.replace
+            - 2
+        )
         assert off <= 1.001 * previous  # never further away
         previous = off
     assert (noise.encoder_scale, noise.sensitivity) == (1.0, Sensitivity())
@@ -220,9 +234,13 @@ def test_two_draws_cost_what_a_joint_release_costs():
     noise = _noise("split")
     tau = math.sqrt(noise.encoder_scale**2 - 1)
     own = Sensitivity(EXAMPLE_SHIFT, EXAMPLE_SHIFT)
-    joint = JointGaussian((GaussianPart("records", 3.0, Sensitivity()), GaussianPart("groups", 3.0 * tau, own)))
+    joint = JointGaussian(
+        (GaussianPart("records", 3.0, Sensitivity()), GaussianPart("groups", 3.0 * tau, own))
+    )
     assert 3.0 / noise.sensitivity.add_or_remove == pytest.approx(joint.noise_multiplier)
-    assert noise.sensitivity.replace / noise.sensitivity.add_or_remove == pytest.approx(joint.sensitivity.replace)
+    assert noise.sensitivity.replace / noise.sensitivity.add_or_remove == pytest.approx(
+        joint.sensitivity.replace
+    )
 
 
 def test_less_variance_at_the_same_epsilon():
@@ -289,7 +307,9 @@ def test_random_neighbours_stay_within_the_statement(scheme, c1, c2):
     largest = 0.0
     for _ in range(100):
         mix = rng.standard_normal((ENCODER + REST, ENCODER))
-        records = rng.standard_normal((RECORDS, ENCODER + REST)) * np.exp(rng.normal(0, 2, size=(RECORDS, 1)))
+        records = rng.standard_normal((RECORDS, ENCODER + REST)) * np.exp(
+            rng.normal(0, 2, size=(RECORDS, 1))
+        )
         groups = rng.integers(GROUPS, size=RECORDS)
         power = rng.uniform(-1, 2)
 
@@ -359,7 +379,11 @@ def test_the_statement_is_attained_and_the_paper_s_is_exceeded(scheme, c1, c2, r
         ({"l2_norm_clip": "1"}, TypeError, "l2_norm_clip='1' is not a number"),
         ({"batch_l2_norm_clip": -1.0}, ValueError, r"batch_l2_norm_clip=-1\.0 must be greater"),
         ({"batch_l2_norm_clip": math.nan}, ValueError, "batch_l2_norm_clip is NaN"),
-        ({"batch_l2_norm_clip": 1e200}, ValueError, "batch_l2_norm_clip=1e.200 .* bring the two clips closer"),
+        (
+            {"batch_l2_norm_clip": 1e200},
+            ValueError,
+            "batch_l2_norm_clip=1e.200 .* bring the two clips closer",
+        ),
         ({"expected_batch_size": 0}, ValueError, "expected_batch_size=0 must"),
         ({"num_partitions": 0}, ValueError, "num_partitions=0 must be at least 1"),
         ({"num_partitions": 2.0}, TypeError, r"num_partitions=2\.0 is not an integer"),
@@ -374,7 +398,9 @@ def test_bad_arguments_are_named(changes, error, message):
 
 
 def test_an_unknown_scheme_lists_the_known_ones():
-    with pytest.raises(ValueError, match="scheme='block' is unknown; pass one of 'blocks', 'single', 'split'"):
+    with pytest.raises(
+        ValueError, match="scheme='block' is unknown; pass one of 'blocks', 'single', 'split'"
+    ):
         _noise("block")
 
 

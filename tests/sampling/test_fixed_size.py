@@ -17,7 +17,9 @@ from tfp_dpvi.sampling.fixed_size import distinct_indices
 def draws(num, count, repeats, seed=0):
     keys = np.random.default_rng(seed).integers(-(2**62), 2**62, size=(repeats, 2))
     one = tf.function(lambda key: distinct_indices(key, num, count))
-    return tf.function(lambda all_keys: tf.map_fn(one, all_keys, fn_output_signature=tf.int64))(keys).numpy()
+    return tf.function(lambda all_keys: tf.map_fn(one, all_keys, fn_output_signature=tf.int64))(
+        keys
+    ).numpy()
 
 
 @pytest.mark.smoke
@@ -33,7 +35,9 @@ def test_every_set_is_equally_likely(num, count):
     assert stats.chisquare(counts).pvalue > 1e-8
 
 
-@pytest.mark.parametrize(("num", "count"), [(100, 24), (100, 26), (10**6, 300), (2**40, 300), (1000, 249)])
+@pytest.mark.parametrize(
+    ("num", "count"), [(100, 24), (100, 26), (10**6, 300), (2**40, 300), (1000, 249)]
+)
 def test_indices_are_distinct_and_in_range(num, count):
     for row in draws(num, count, 20):
         assert len(np.unique(row)) == count
@@ -68,7 +72,8 @@ def test_the_walk_visits_each_drawn_record_once(physical, jit):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [((10, 10), "batch_size"), ((10, 0), "batch_size"), ((10, 3, 0), "physical_batch_size")]
+    ("arguments", "word"),
+    [((10, 10), "batch_size"), ((10, 0), "batch_size"), ((10, 3, 0), "physical_batch_size")],
 )
 def test_bad_sizes(arguments, word):
     with pytest.raises(ValueError, match=word):

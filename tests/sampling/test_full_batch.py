@@ -11,7 +11,14 @@ from tfp_dpvi.sampling import FullBatchSampler
 @pytest.mark.parametrize("jit_compile", [True, False])
 @pytest.mark.parametrize(
     ("count", "physical"),
-    [(1, None), (10, None), pytest.param(10, 3, marks=pytest.mark.smoke), (10, 5), (7, 100), (257, 16)],
+    [
+        (1, None),
+        (10, None),
+        pytest.param(10, 3, marks=pytest.mark.smoke),
+        (10, 5),
+        (7, 100),
+        (257, 16),
+    ],
 )
 def test_every_record_is_visited_exactly_once(count, physical, jit_compile):
     """C3, C4: A and D count each record once; none is dropped where the physical size does not divide N."""

@@ -51,20 +51,26 @@ def test_every_set_of_records_has_its_exact_probability(physical):
     ones = np.array([bin(p).count("1") for p in range(2**count)])
     expected = batches * probability**ones * (1 - probability) ** (count - ones)
     order = np.argsort(-expected, kind="stable")  # So that only rare patterns are pooled.
-    statistics.fits(np.bincount(pattern, minlength=2**count)[order], expected[order], "sets of records")
+    statistics.fits(
+        np.bincount(pattern, minlength=2**count)[order], expected[order], "sets of records"
+    )
 
 
 def test_one_record():
     """C4: N = 1 is included at rate q, and the rest of the batches are empty. False alarms: 1e-9."""
     draws = draw(PoissonSampler(1, 0.25), 0.25, 20_000)
     assert set(draws.index) == {0}
-    statistics.plausible(scipy.stats.binomtest(len(draws.index), 20_000, 0.25).pvalue, "rate of the only record")
+    statistics.plausible(
+        scipy.stats.binomtest(len(draws.index), 20_000, 0.25).pvalue, "rate of the only record"
+    )
 
 
 def test_a_huge_table_is_covered_evenly():
     """C4: at N = 2^34 and q = 1e-9 indices are uniform over the whole table. False alarms: 1e-9."""
     draws = draw(PoissonSampler(2**34, 1e-9), 1e-9, 10_000)
-    statistics.plausible(scipy.stats.kstest((draws.index + 0.5) / 2**34, "uniform").pvalue, "indices")
+    statistics.plausible(
+        scipy.stats.kstest((draws.index + 0.5) / 2**34, "uniform").pvalue, "indices"
+    )
 
 
 def test_batches_depend_on_the_key_alone():

@@ -43,7 +43,11 @@ def fit(dpvi, model, folder):
 
 def found(model):
     report = model.privacy_report()
-    return {"epsilon": report.epsilon, "releases": report.num_releases, "predict": model.predict(X[:5]).tolist()}
+    return {
+        "epsilon": report.epsilon,
+        "releases": report.num_releases,
+        "predict": model.predict(X[:5]).tolist(),
+    }
 
 
 def write(folder):
@@ -66,7 +70,10 @@ def alone(folder):
 
     predict = tf.saved_model.load(f"{folder}/export").predict
     assert "tensorflow_probability" not in sys.modules
-    return {"predict": predict(x=tf.constant(X[:5]))["mean"].numpy().tolist(), "tensorflow": tf.__version__}
+    return {
+        "predict": predict(x=tf.constant(X[:5]))["mean"].numpy().tolist(),
+        "tensorflow": tf.__version__,
+    }
 
 
 if __name__ == "__main__":

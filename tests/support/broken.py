@@ -19,7 +19,9 @@ def _changed(**parts):
 def clip_record(clip, gradient):
     """One gradient at a joint norm of at most the bound, all parts alike."""
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in gradient]))
-    factor = tf.minimum(tf.ones_like(norm), tf.cast(clip.bound, norm.dtype) / tf.maximum(norm, 1e-30))
+    factor = tf.minimum(
+        tf.ones_like(norm), tf.cast(clip.bound, norm.dtype) / tf.maximum(norm, 1e-30)
+    )
     return [part * factor for part in gradient]
 
 
@@ -42,7 +44,9 @@ def repeated_noise(clipped, *, key, **kwargs):
     return optimizers.privatize(clipped, key=tf.zeros_like(key), **kwargs)
 
 
-def noise_shared_by_variables(clipped, *, key, noise_multiplier, expected_batch_size, data_independent, **kwargs):
+def noise_shared_by_variables(
+    clipped, *, key, noise_multiplier, expected_batch_size, data_independent, **kwargs
+):
     quiet = optimizers.privatize(
         clipped,
         key=key,
@@ -139,7 +143,9 @@ def weight_after_clip(record_gradient, records, mask, clip):
         record, keep, weight = inputs
         loss, gradient = record_gradient(record, keep)
         selected, keep = select_finite(gradient, keep & tf.math.is_finite(loss))
-        return tf.where(keep, loss, tf.zeros_like(loss)), [weight * p for p in clip_record(clip, selected)]
+        return tf.where(keep, loss, tf.zeros_like(loss)), [
+            weight * p for p in clip_record(clip, selected)
+        ]
 
     losses, parts = tf.vectorized_map(each, (bare, mask, records["sample_weight"]))
     return ClippedSum(_sums(parts), clip), _seen(losses)
@@ -190,14 +196,19 @@ def _kl_inside(model, key, num_records):
 
     def record_gradient(record, keep):
         loss, gradient = step.record_gradient(record, keep)
-        return loss, [part + exact for part, exact in zip(gradient, step.data_independent, strict=True)]
+        return loss, [
+            part + exact for part, exact in zip(gradient, step.data_independent, strict=True)
+        ]
 
     return StepGradients(record_gradient, step.released, None, step.pull_back)
 
 
 def _second_draw(model, key, num_records):
     """Each record's gradient by one set of draws after that by another."""
-    norms, step = step_gradients(model, key + 1, num_records), step_gradients(model, key, num_records)
+    norms, step = (
+        step_gradients(model, key + 1, num_records),
+        step_gradients(model, key, num_records),
+    )
 
     def record_gradient(record, keep):
         loss, gradient = step.record_gradient(record, keep)
@@ -220,7 +231,9 @@ def _norms_of_first_half(record_gradient, records, mask, clip):
 STEPS = {
     **{name: _changed(clipped_sum=part) for name, part in SUMS.items()},
     "KL inside the clip": _changed(step_gradients=_kl_inside),
-    "a second draw between norm and gradient": _changed(step_gradients=_second_draw, clipped_sum=_norms_of_first_half),
+    "a second draw between norm and gradient": _changed(
+        step_gradients=_second_draw, clipped_sum=_norms_of_first_half
+    ),
 }
 
 
@@ -232,7 +245,9 @@ class Shuffled(PoissonSampler):
 
     def for_each_batch(self, key, visit, initial):
         size = round(self.num_available * self.probability)
-        order = tf.argsort(tf.random.stateless_uniform([self.num_available], key, dtype=tf.float64))[:size]
+        order = tf.argsort(
+            tf.random.stateless_uniform([self.num_available], key, dtype=tf.float64)
+        )[:size]
         pad = -size % self.physical_batch_size
         indices = tf.cast(tf.pad(order, [[0, pad]]), tf.int64)
         carry = initial
@@ -252,7 +267,9 @@ class Truncated(PoissonSampler):
     def for_each_batch(self, key, visit, initial):
         gaps = poisson_gaps(key, [self.physical_batch_size], self.probability, self.num_available)
         indices = tf.cumsum(gaps) - 1
-        return visit(initial, tf.minimum(indices, self.num_available - 1), indices < self.num_available)
+        return visit(
+            initial, tf.minimum(indices, self.num_available - 1), indices < self.num_available
+        )
 
 
 class LastLost(PoissonSampler):
@@ -273,7 +290,9 @@ class GapsRepeated(PoissonSampler):
 
         def body(last, carry):
             indices = last + tf.cumsum(gaps)
-            carry = visit(carry, tf.minimum(indices, self.num_available - 1), indices < self.num_available)
+            carry = visit(
+                carry, tf.minimum(indices, self.num_available - 1), indices < self.num_available
+            )
             return indices[-1], carry
 
         start = (tf.constant(-1, tf.int64), initial)
@@ -284,9 +303,9 @@ class RateTooHigh(PoissonSampler):
     """Samples at a rate 3 % above the one it states."""
 
     def for_each_batch(self, key, visit, initial):
-        return PoissonSampler(self.num_available, 1.03 * self.probability, self.physical_batch_size).for_each_batch(
-            key, visit, initial
-        )
+        return PoissonSampler(
+            self.num_available, 1.03 * self.probability, self.physical_batch_size
+        ).for_each_batch(key, visit, initial)
 
 
 SAMPLERS = {

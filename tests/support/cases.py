@@ -27,7 +27,9 @@ class Case:
     records: Callable[[np.random.Generator, Any], dict[str, np.ndarray]]
 
     def model(self, surrogate, dtype, *, seed=0, **kwargs):
-        model = dpvi.DPVI(self.prior(dtype), self.likelihood, surrogate, seed=seed, **kwargs, clipping="flat")
+        model = dpvi.DPVI(
+            self.prior(dtype), self.likelihood, surrogate, seed=seed, **kwargs, clipping="flat"
+        )
         scatter(model.trainable_variables)
         return model
 
@@ -36,7 +38,9 @@ def scatter(variables, seed=1):
     """Moves variables off their symmetric starts."""
     rng = np.random.default_rng(seed)
     for variable in variables:
-        variable.assign(variable + 0.3 * rng.normal(size=variable.shape).astype(variable.dtype.as_numpy_dtype))
+        variable.assign(
+            variable + 0.3 * rng.normal(size=variable.shape).astype(variable.dtype.as_numpy_dtype)
+        )
 
 
 def normal(shape, scale, dtype):
@@ -90,7 +94,10 @@ def _categorical_by_hand(params, x, y):
 
 def _mixture_prior(dtype):
     return tfd.JointDistributionNamed(
-        {"p": tfd.Dirichlet(np.full(3, 2.0, dtype)), "m": tfd.Independent(tfd.Normal(np.zeros([3, 2], dtype), 1.0), 2)}
+        {
+            "p": tfd.Dirichlet(np.full(3, 2.0, dtype)),
+            "m": tfd.Independent(tfd.Normal(np.zeros([3, 2], dtype), 1.0), 2),
+        }
     )
 
 
@@ -104,7 +111,9 @@ def _mixture_by_hand(params, x, y):
     squares = tf.reduce_sum(tf.square(x - params["m"]), axis=-1)
     # TFP normalises the probabilities, which adds a component to the gradient by them.
     probabilities = params["p"] / tf.reduce_sum(params["p"])
-    return tf.math.log(tf.reduce_sum(probabilities * tf.exp(-0.5 * squares))) - math.log(2 * math.pi)
+    return tf.math.log(tf.reduce_sum(probabilities * tf.exp(-0.5 * squares))) - math.log(
+        2 * math.pi
+    )
 
 
 CASES = {
@@ -124,7 +133,9 @@ CASES = {
         _categorical_prior,
         _categorical,
         _categorical_by_hand,
-        lambda rng, dtype: _inputs(rng, dtype, 2, lambda x: rng.integers(0, 3, len(x)).astype(np.int32)),
+        lambda rng, dtype: _inputs(
+            rng, dtype, 2, lambda x: rng.integers(0, 3, len(x)).astype(np.int32)
+        ),
     ),
     "mixture": Case(
         _mixture_prior,

@@ -40,7 +40,9 @@ def play(server, workers, terms):
     while not server.finished:
         for sent in server.due():
             task = Task.from_bytes(sent.to_bytes(), terms)
-            assert server.receive(task.hospital, answer(task, workers[task.hospital].refine(task))), server.refused
+            assert server.receive(
+                task.hospital, answer(task, workers[task.hospital].refine(task))
+            ), server.refused
     return server
 
 
@@ -58,11 +60,15 @@ def prior_of(width, *, full_rank, scale=2.0):
     return Factor.normal(np.zeros(width), np.diag(variances) if full_rank else variances)
 
 
-def federation(kind=Server, *, full_rank=True, schedule=None, num_hospitals=5, seed=0, correlation=0.0, width=3):
+def federation(
+    kind=Server, *, full_rank=True, schedule=None, num_hospitals=5, seed=0, correlation=0.0, width=3
+):
     """Returns the server at the end of a study of exact workers, its terms, and the pooled posterior in closed form."""
     x, y = regression(num_hospitals, width=width, seed=seed, correlation=correlation)
     terms = Terms("regression", prior_of(width, full_rank=full_rank))
-    workers = {f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))}
+    workers = {
+        f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))
+    }
     server = kind(terms, workers, schedule or Synchronous(rounds=1, damping=1.0))
     play(server, workers, terms)
     flat = x.reshape(-1, width)
@@ -94,27 +100,48 @@ class NoisyWorker:
             by_sd = total * eta + cavity.precision * sd - 1.0 / sd
             both = np.concatenate([by_mean, by_sd * sd * (1.0 - share)]) / len(self.x)
             first, second = 0.9 * first + 0.1 * both, 0.999 * second + 0.001 * both**2
-            move = self.rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-7)
+            move = (
+                self.rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-7)
+            )
             mean, raw = mean - move[: q.num], raw - move[q.num :]
         return Factor.normal(mean, (self.bound / (1.0 + np.exp(-raw))) ** 2) / q
 
 
-def private_study(schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False):
+def private_study(
+    schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False
+):
     """Runs private hospitals in NumPy; returns the server and the mean test log-likelihood after each update."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num + 2000, width))
     y = rng.random(len(x)) < 1.0 / (1.0 + np.exp(-x @ rng.normal(size=width)))
     where = rng.integers(num_hospitals, size=num)
     if by_label:
-        where = np.where(rng.random(num) < np.where(y[:num], 0.95, 0.05), where // 2, num_hospitals - 1 - where // 2)
-    plan = PrivacyPlan.calibrate(epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds)
+        where = np.where(
+            rng.random(num) < np.where(y[:num], 0.95, 0.05),
+            where // 2,
+            num_hospitals - 1 - where // 2,
+        )
+    plan = PrivacyPlan.calibrate(
+        epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds
+    )
     terms = Terms("private", prior_of(width, full_rank=False))
-    settings = {"noise": plan.noise_multiplier, "rng": rng, "bound": np.sqrt(2.0) * terms.prior.stddev}
-    workers = {f"h{h}": NoisyWorker(x[:num][where == h], y[:num][where == h], **settings) for h in range(num_hospitals)}
+    settings = {
+        "noise": plan.noise_multiplier,
+        "rng": rng,
+        "bound": np.sqrt(2.0) * terms.prior.stddev,
+    }
+    workers = {
+        f"h{h}": NoisyWorker(x[:num][where == h], y[:num][where == h], **settings)
+        for h in range(num_hospitals)
+    }
     server = play(Server(terms, workers, schedule), workers, terms)
 
     def log_likelihood(posterior):
         logits = x[num:] @ posterior.sample(100, np.random.default_rng(1)).T
-        return float(np.log(np.exp(-np.logaddexp(0.0, np.where(y[num:, None], -logits, logits))).mean(1)).mean())
+        return float(
+            np.log(
+                np.exp(-np.logaddexp(0.0, np.where(y[num:, None], -logits, logits))).mean(1)
+            ).mean()
+        )
 
     return server, [log_likelihood(round.posterior) for round in server.history]

@@ -24,7 +24,9 @@ def gaussian_delta(epsilon: float, shift: float) -> float:
 
 def delta_of(plan, epsilon: float) -> float:
     """Returns the delta at which a `PrivacyPlan` has this epsilon, by bisection from 1e-9 to 0.5."""
-    found = optimize.brentq(lambda log: plan.epsilon(math.exp(log)) - epsilon, math.log(1e-9), math.log(0.5), xtol=1e-9)
+    found = optimize.brentq(
+        lambda log: plan.epsilon(math.exp(log)) - epsilon, math.log(1e-9), math.log(0.5), xtol=1e-9
+    )
     return math.exp(found)
 
 
@@ -37,7 +39,9 @@ def gaussian_epsilon(delta: float, shift: float) -> float:
     high = 0.5 * shift**2 + shift * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
     while gaussian_delta(high, shift) > delta:
         high *= 2.0
-    root = optimize.brentq(lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14)
+    root = optimize.brentq(
+        lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14
+    )
     result = root * (1.0 + 1e-12)
     while gaussian_delta(result, shift) > delta:
         result *= 1.0 + 1e-12

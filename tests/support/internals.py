@@ -43,7 +43,9 @@ class StepGradients:
     pull_back: Any = None
 
 
-def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_records, jit_compile=False):
+def step_of(
+    of_step, variables, optimizer, sampler, *, expected_batch_size, num_records, jit_compile=False
+):
     """The traced step of `fit` by itself: `run(key, first step, number of steps, noise multiplier, records)`.
 
     Args:
@@ -68,7 +70,9 @@ def step_of(of_step, variables, optimizer, sampler, *, expected_batch_size, num_
     def run_steps(key, step, num_steps, multiplier, records):
         state = initial_state(mechanism, step)._replace(accumulated=())
         multiplier = tf.constant(multiplier, tf.float64)
-        return steps(state, tf.constant(num_steps, tf.int64), records, tf.constant(key, tf.int64), multiplier)
+        return steps(
+            state, tf.constant(num_steps, tf.int64), records, tf.constant(key, tf.int64), multiplier
+        )
 
     return run_steps
 

@@ -36,10 +36,14 @@ class JointGaussian:
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation over the joint add-or-remove sensitivity."""
-        return joint_noise_multiplier([p.standard_deviation / p.sensitivity.add_or_remove for p in self.parts])
+        return joint_noise_multiplier(
+            [p.standard_deviation / p.sensitivity.add_or_remove for p in self.parts]
+        )
 
     @property
     def sensitivity(self) -> Sensitivity:
         """A = 1 and the joint replacement distance in the same unit."""
-        replace = joint_noise_multiplier([p.standard_deviation / p.sensitivity.replace for p in self.parts])
+        replace = joint_noise_multiplier(
+            [p.standard_deviation / p.sensitivity.replace for p in self.parts]
+        )
         return Sensitivity(1.0, self.noise_multiplier / replace)

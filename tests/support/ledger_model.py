@@ -112,21 +112,32 @@ class Run:
             charged[PLANS.index(entry.plan)] += entry.steps
         for plan in range(len(PLANS)):
             low = self.granted[plan]
-            assert low <= charged[plan] <= low + self.unknown[plan], (plan, low, charged[plan], self.unknown[plan])
+            assert low <= charged[plan] <= low + self.unknown[plan], (
+                plan,
+                low,
+                charged[plan],
+                self.unknown[plan],
+            )
         assert ledger.epsilon(BUDGET[1]) <= BUDGET[0] * (1 + 1e-9), ledger.epsilon(BUDGET[1])
         # A crashed reservation stays charged, or never was.
         self.granted, self.unknown = charged, Counter()
 
     def act(self, depth):
         rng = self.rng
-        name = rng.choice(["reserve"] * 6 + ["confirm"] * 3 + ["crash", "crash", "fork", "threads", "reopen"])
+        name = rng.choice(
+            ["reserve"] * 6 + ["confirm"] * 3 + ["crash", "crash", "fork", "threads", "reopen"]
+        )
         if depth > 2 and name != "confirm":
             return
         getattr(self, name)(depth)
 
     def reserve(self, depth):
         index = self.rng.randrange(len(self.open))
-        ledger, plan, steps = self.open[index], self.rng.randrange(len(PLANS)), self.rng.randint(1, 4)
+        ledger, plan, steps = (
+            self.open[index],
+            self.rng.randrange(len(PLANS)),
+            self.rng.randint(1, 4),
+        )
         inner = self.rng.choice([0, 0, 1, 2])
 
         def others():
@@ -135,7 +146,9 @@ class Run:
 
         ledger.between = others
         try:
-            token = ledger.reserve(PLANS[plan], steps, budgets=[BUDGET] if self.rng.random() < 0.3 else [])
+            token = ledger.reserve(
+                PLANS[plan], steps, budgets=[BUDGET] if self.rng.random() < 0.3 else []
+            )
         except BudgetExhaustedError:
             return
         finally:
@@ -160,7 +173,8 @@ class Run:
     def threads(self, depth):
         """Two threads reserve at the same time, on one object or on two."""
         wishes = [
-            (self.rng.choice(self.open), self.rng.randrange(len(PLANS)), self.rng.randint(1, 3)) for _ in range(2)
+            (self.rng.choice(self.open), self.rng.randrange(len(PLANS)), self.rng.randint(1, 3))
+            for _ in range(2)
         ]
         barrier, errors, got = threading.Barrier(2), [], []
 
@@ -194,7 +208,10 @@ class Run:
 
     def _child(self, kill_at):
         inherited = self.rng.choice([*self.open, None])
-        wishes = [(self.rng.randrange(len(PLANS)), self.rng.randint(1, 3)) for _ in range(self.rng.randint(1, 2))]
+        wishes = [
+            (self.rng.randrange(len(PLANS)), self.rng.randint(1, 3))
+            for _ in range(self.rng.randint(1, 2))
+        ]
         run = [self.rng.randint(0, steps) for _, steps in wishes]
         receive, send = os.pipe()
         child = os.fork()

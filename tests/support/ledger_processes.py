@@ -13,7 +13,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def start(arguments, script):
     """Starts Python on a script."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env=environment,
@@ -67,7 +70,9 @@ def check_spenders(where, processes):
         for z, steps in found.items():
             granted[float(z)] = granted.get(float(z), 0) + steps
     with PrivacyLedger(where) as ledger:
-        assert {e.plan.noise_multiplier: e.steps for e in ledger.entries} == {z: n for z, n in granted.items() if n}
+        assert {e.plan.noise_multiplier: e.steps for e in ledger.entries} == {
+            z: n for z, n in granted.items() if n
+        }
         assert ledger.unconfirmed_steps == 0
         assert 1.35 < ledger.epsilon(1e-5) <= 1.5
     assert busy > 1  # Else they came one after the other.

@@ -22,7 +22,9 @@ def made(build, shape, num=5, dtype="float32", integers=0):
     try:
         keras.utils.set_random_seed(0)
         model = build()
-        draws = rng.integers(0, integers, [num, *shape]) if integers else rng.normal(size=[num, *shape])
+        draws = (
+            rng.integers(0, integers, [num, *shape]) if integers else rng.normal(size=[num, *shape])
+        )
         x = tf.constant(draws.astype("int32" if integers else dtype))
         model(x)
     finally:
@@ -42,7 +44,8 @@ def one_by_one(model, x):
         return tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
 
     return [
-        [tf.convert_to_tensor(part).numpy().astype("float64") for part in gradient(x[i : i + 1])] for i in range(len(x))
+        [tf.convert_to_tensor(part).numpy().astype("float64") for part in gradient(x[i : i + 1])]
+        for i in range(len(x))
     ]
 
 
@@ -54,7 +57,9 @@ def tried(model, x, mapped=False, loss=losses_of):
     """The layers' gradients after their trial on synthetic records like these."""
     rng = np.random.default_rng(1)
     shape = [3, *x.shape[1:]]
-    like = tf.constant(rng.integers(0, 2, shape) if x.dtype.is_integer else rng.uniform(size=shape), x.dtype)
+    like = tf.constant(
+        rng.integers(0, 2, shape) if x.dtype.is_integer else rng.uniform(size=shape), x.dtype
+    )
     gradients = LayerGradients(layers_of(model), model.trainable_variables, mapped=mapped)
     return gradients.checked(lambda part: loss(model, part), like)
 
@@ -75,9 +80,13 @@ def check(model, x, mapped=False, rtol=2e-4):
     whole = [part.numpy() for part in clipped(x, tf.constant(everyone))]
     factors = np.minimum(1.0, clip / norms)
     for number, got in enumerate(whole):
-        wanted = sum(factor * gradient[number] for factor, gradient in zip(factors, each, strict=True))
+        wanted = sum(
+            factor * gradient[number] for factor, gradient in zip(factors, each, strict=True)
+        )
         atol = rtol * max(np.abs(wanted).max(), 0.01 * clip)
-        np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol, err_msg=model.trainable_variables[number].name)
+        np.testing.assert_allclose(
+            got, wanted, rtol=rtol, atol=atol, err_msg=model.trainable_variables[number].name
+        )
     for left_out in range(len(x)):
         without = clipped(x, tf.constant(np.arange(len(x)) != left_out))
         moved = norm_of([a - b.numpy() for a, b in zip(whole, without, strict=True)])

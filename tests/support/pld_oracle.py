@@ -98,7 +98,11 @@ class Composer:
 
     def _transform(self, window_size: int) -> tuple[int, list[np.ndarray]]:
         # A few sizes only, so that a curve over many step counts transforms little.
-        size = int(fft.next_fast_len(math.ceil(2.0 ** (math.ceil(2.0 * math.log2(window_size)) / 2.0)), real=True))
+        size = int(
+            fft.next_fast_len(
+                math.ceil(2.0 ** (math.ceil(2.0 * math.log2(window_size)) / 2.0)), real=True
+            )
+        )
         if size not in self._spectra:
             self._spectra[size] = [_spectrum(loss, size) for loss in self._losses]
         return size, self._spectra[size]
@@ -212,7 +216,9 @@ def composers(pairs: Sequence[tuple[GaussianPair, int]], step: float) -> list[Co
 
 
 @functools.lru_cache(maxsize=4)
-def curves(releases: tuple[tuple[float, float, int], ...], replace: bool, step: float) -> tuple[HockeyStick, ...]:
+def curves(
+    releases: tuple[tuple[float, float, int], ...], replace: bool, step: float
+) -> tuple[HockeyStick, ...]:
     """One curve per direction of releases (q, z, count), q = 1 for all records; z is over the clip."""
     pairs = [(GaussianPair(q, 1.0 / z, replace), n) for q, z, n in releases if q < 1.0]
     shift = shift_of(releases, replace)
@@ -224,10 +230,14 @@ def curves(releases: tuple[tuple[float, float, int], ...], replace: bool, step: 
 
 def shift_of(releases: Sequence[tuple[float, float, int]], replace: bool) -> float:
     """Sensitivity over standard deviation of all releases on all records together."""
-    return (2.0 if replace else 1.0) * math.sqrt(math.fsum(n / z**2 for q, z, n in releases if q == 1.0))
+    return (2.0 if replace else 1.0) * math.sqrt(
+        math.fsum(n / z**2 for q, z, n in releases if q == 1.0)
+    )
 
 
-def epsilon(releases: Sequence[tuple[float, float, int]], delta: float, replace: bool, step: float = STEP) -> float:
+def epsilon(
+    releases: Sequence[tuple[float, float, int]], delta: float, replace: bool, step: float = STEP
+) -> float:
     """Epsilon of releases (q, z, count); in closed form where all of them take every record."""
     releases = tuple(sorted(r for r in releases if r[2]))
     if all(q == 1.0 for q, _, _ in releases):
@@ -235,7 +245,9 @@ def epsilon(releases: Sequence[tuple[float, float, int]], delta: float, replace:
     return max(curve.epsilon(delta) for curve in curves(releases, replace, step))
 
 
-def delta(releases: Sequence[tuple[float, float, int]], epsilon: float, replace: bool, step: float = STEP) -> float:
+def delta(
+    releases: Sequence[tuple[float, float, int]], epsilon: float, replace: bool, step: float = STEP
+) -> float:
     """Delta of releases (q, z, count)."""
     releases = tuple(sorted(r for r in releases if r[2]))
     if all(q == 1.0 for q, _, _ in releases):

@@ -54,7 +54,11 @@ class GaussianPair:
         small = t < 30.0
         near = np.log1p(self.probability * np.expm1(np.where(small, t, 0.0)))
         if self.probability > 0.5:
-            near = np.where(t < -1.0, np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + t), near)
+            near = np.where(
+                t < -1.0,
+                np.logaddexp(math.log1p(-self.probability), math.log(self.probability) + t),
+                near,
+            )
         rest = (1.0 - self.probability) * np.exp(-np.where(small, 30.0, t))
         return np.where(small, near, t + np.log(self.probability + rest))
 
@@ -90,7 +94,9 @@ class GaussianPair:
         with np.errstate(divide="ignore", invalid="ignore"):
             # (e^l - 1 + q) / q, in the form whose digits do not cancel: the second where losses are near log(1 - q).
             inside = np.where(
-                loss > -0.5, np.expm1(np.minimum(loss, 30.0)) / q + 1.0, (np.exp(np.minimum(loss, 0.0)) - (1.0 - q)) / q
+                loss > -0.5,
+                np.expm1(np.minimum(loss, 30.0)) / q + 1.0,
+                (np.exp(np.minimum(loss, 0.0)) - (1.0 - q)) / q,
             )
             near = np.log(np.where(inside > 0.0, inside, 0.0))
             far = loss + np.log1p(-(1.0 - q) * np.exp(-np.maximum(loss, 1.0))) - math.log(q)
@@ -143,7 +149,12 @@ def _log_expm1(x: np.ndarray) -> np.ndarray:
 
 
 def _by_quadrature(
-    pair: GaussianPair, left: np.ndarray, width: np.ndarray, base: np.ndarray, step: float, points: int
+    pair: GaussianPair,
+    left: np.ndarray,
+    width: np.ndarray,
+    base: np.ndarray,
+    step: float,
+    points: int,
 ) -> np.ndarray:
     """Integrates over cells in which everything is smooth; all terms are positive."""
     sums = np.zeros((4, left.size))
@@ -158,7 +169,9 @@ def _by_quadrature(
     return sums
 
 
-def _by_masses(pair: GaussianPair, left: np.ndarray, right: np.ndarray, base: np.ndarray, step: float) -> np.ndarray:
+def _by_masses(
+    pair: GaussianPair, left: np.ndarray, right: np.ndarray, base: np.ndarray, step: float
+) -> np.ndarray:
     """The same from the cells' exact masses; wide cells (where the loss is flat) lose no digits."""
     log_upper, log_lower = pair.log_masses(left, right)
     upper, lower = np.exp(log_upper), np.exp(log_lower + base)
@@ -180,7 +193,9 @@ def _log_normal_mass(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.where(right > left, top + np.log(-np.expm1(special.log_ndtr(low) - top)), -np.inf)
 
 
-def discretise(pair: GaussianPair, step: float, tail_mass: float = 1e-21) -> tuple[DiscreteLoss, ...]:
+def discretise(
+    pair: GaussianPair, step: float, tail_mass: float = 1e-21
+) -> tuple[DiscreteLoss, ...]:
     """Discretises the privacy loss of a pair: one entry if symmetric, else (remove, add).
 
     Formal guarantee: for every epsilon the hockey-stick divergence of the returned loss is at least
@@ -211,7 +226,9 @@ def discretise(pair: GaussianPair, step: float, tail_mass: float = 1e-21) -> tup
     many = grid.size > _MANY_CELLS
     narrow = width <= (0.02 if many else 0.25) / max(1.0, pair.shift)
     sums = np.empty((4, width.size))
-    sums[:, narrow] = _by_quadrature(pair, edges[:-1][narrow], width[narrow], base[narrow], step, 2 if many else 4)
+    sums[:, narrow] = _by_quadrature(
+        pair, edges[:-1][narrow], width[narrow], base[narrow], step, 2 if many else 4
+    )
     wide = ~narrow
     sums[:, wide] = _by_masses(pair, edges[:-1][wide], edges[1:][wide], base[wide], step)
     above, below, above_lower, below_lower = sums

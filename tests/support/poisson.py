@@ -38,7 +38,9 @@ def drawer(sampler, max_visits, *, jit_compile=True):
     def visit(carry, indices, mask):
         seen, visits = carry
         at = size * tf.minimum(visits, max_visits - 1) + tf.range(size)
-        return tf.tensor_scatter_nd_update(seen, at[:, None], tf.where(mask, indices, -1)), visits + 1
+        return tf.tensor_scatter_nd_update(
+            seen, at[:, None], tf.where(mask, indices, -1)
+        ), visits + 1
 
     def one(key):
         return sampler.for_each_batch(
@@ -53,7 +55,9 @@ def drawer(sampler, max_visits, *, jit_compile=True):
 
 
 def make_keys(num):
-    return tf.random.stateless_uniform([num, 2], statistics.fresh_key(), minval=None, maxval=None, dtype=tf.int64)
+    return tf.random.stateless_uniform(
+        [num, 2], statistics.fresh_key(), minval=None, maxval=None, dtype=tf.int64
+    )
 
 
 def draw(sampler, probability, num, *, jit_compile=True):
@@ -108,12 +112,21 @@ def check_poisson(sampler, probability, num, *, jit_compile=True):
         overlaps = 2 * max(0, pairs - lag)
         variance = num * (pairs * q**2 * (1 - q**2) + overlaps * (q**3 - q**4))
         if mean > 1000:
-            statistics.standard_score((together - mean) / math.sqrt(variance), f"pairs of records {lag} apart")
+            statistics.standard_score(
+                (together - mean) / math.sqrt(variance), f"pairs of records {lag} apart"
+            )
         else:
-            low, high = scipy.stats.poisson.cdf(together, mean), scipy.stats.poisson.sf(together - 1, mean)
+            low, high = (
+                scipy.stats.poisson.cdf(together, mean),
+                scipy.stats.poisson.sf(together - 1, mean),
+            )
             statistics.plausible(2 * min(low, high), f"pairs of records {lag} apart")
     first_half = np.bincount(batch[index < count // 2], minlength=num) - count // 2 * probability
-    second_half = np.bincount(batch[index >= count // 2], minlength=num) - (count - count // 2) * probability
+    second_half = (
+        np.bincount(batch[index >= count // 2], minlength=num) - (count - count // 2) * probability
+    )
     statistics.uncorrelated(first_half, second_half, "sizes of the halves of a batch")
-    statistics.uncorrelated(draws.sizes[1:] - count * q, draws.sizes[:-1] - count * q, "sizes of consecutive batches")
+    statistics.uncorrelated(
+        draws.sizes[1:] - count * q, draws.sizes[:-1] - count * q, "sizes of consecutive batches"
+    )
     return draws

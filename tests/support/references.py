@@ -58,7 +58,9 @@ class Line(dpvi.DPModel):
         return tf.square(self(tf.cast(x, self.kind)[None])[0, 0] - tf.cast(y, self.kind))
 
     def data_independent_loss(self, num_records):
-        return tf.add_n([tf.reduce_sum(tf.square(v)) for v in self.trainable_variables]) / num_records
+        return (
+            tf.add_n([tf.reduce_sum(tf.square(v)) for v in self.trainable_variables]) / num_records
+        )
 
     def get_config(self):
         return {**super().get_config(), "kind": self.kind}
@@ -67,7 +69,9 @@ class Line(dpvi.DPModel):
 @dpvi.register("references_prior")
 def prior(dtype="float64"):
     zero, one = np.zeros([], dtype), np.ones([], dtype)
-    return tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(zero, 2 * one), WIDTH), "b": tfd.Normal(zero, one)})
+    return tfd.JointDistributionNamed(
+        {"w": tfd.Sample(tfd.Normal(zero, 2 * one), WIDTH), "b": tfd.Normal(zero, one)}
+    )
 
 
 @dpvi.register("references_likelihood")
@@ -82,7 +86,9 @@ def encoder():
             keras.layers.Input([WIDTH]),
             keras.layers.Dense(4, activation="relu"),
             keras.layers.Dense(2 * CODES),
-            tfpl.DistributionLambda(lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))),
+            tfpl.DistributionLambda(
+                lambda t: tfd.MultivariateNormalDiag(t[..., :2], tf.nn.softplus(t[..., 2:]))
+            ),
         ]
     )
 
@@ -115,7 +121,9 @@ def scattered(model, seed=1):
     """Fixed starts, whatever initialisers draw."""
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
-        variable.assign((0.4 * rng.normal(size=variable.shape)).astype(variable.dtype.as_numpy_dtype))
+        variable.assign(
+            (0.4 * rng.normal(size=variable.shape)).astype(variable.dtype.as_numpy_dtype)
+        )
     return model
 
 
@@ -130,7 +138,9 @@ def full_rank(prior):
     bijector = prior.experimental_default_event_space_bijector()
     start = tf.nest.map_structure(tf.zeros_like, bijector.inverse(prior.sample(seed=(0, 0))))
     zero, one = np.float64(0.0), np.float64(1.0)
-    base = tf.nest.map_structure(lambda part: tfd.Sample(surrogates._Normal(zero, one), sample_shape=part.shape), start)
+    base = tf.nest.map_structure(
+        lambda part: tfd.Sample(surrogates._Normal(zero, one), sample_shape=part.shape), start
+    )
     parts = iter([tf.reshape(part, [-1]) for part in tf.nest.flatten(start)])
     return tfp.experimental.vi.build_affine_surrogate_posterior_from_base_distribution(
         base,
@@ -164,12 +174,22 @@ def certain_vae(dtype="float64", *, images=False, **kwargs):
             make.Conv2D(2, 3, 2, activation="relu", dtype=dtype),
             make.Flatten(),
         ]
-        last = [make.Dense(9, dtype=dtype), make.Reshape([3, 3, 1]), make.Conv2DTranspose(1, 3, 2, "same", dtype=dtype)]
+        last = [
+            make.Dense(9, dtype=dtype),
+            make.Reshape([3, 3, 1]),
+            make.Conv2DTranspose(1, 3, 2, "same", dtype=dtype),
+        ]
         shape = [6, 6, 1]
     else:
-        first, last, shape = [make.Input([WIDTH], dtype=dtype)], [make.Dense(WIDTH, dtype=dtype)], [WIDTH]
+        first, last, shape = (
+            [make.Input([WIDTH], dtype=dtype)],
+            [make.Dense(WIDTH, dtype=dtype)],
+            [WIDTH],
+        )
     inward = keras.Sequential([*first, make.Dense(CODES, dtype=dtype)])
-    outward = keras.Sequential([make.Input([CODES], dtype=dtype), make.Dense(4, activation="tanh", dtype=dtype), *last])
+    outward = keras.Sequential(
+        [make.Input([CODES], dtype=dtype), make.Dense(4, activation="tanh", dtype=dtype), *last]
+    )
 
     def encode(x):
         return tfd.VectorDeterministic(inward(x))
@@ -317,7 +337,10 @@ def change_by_hand(case, model):
 def gradient(loss, variables):
     with tf.GradientTape() as tape:
         value = loss()
-    return [np.asarray(g, np.float64) for g in tape.gradient(value, variables, unconnected_gradients="zero")]
+    return [
+        np.asarray(g, np.float64)
+        for g in tape.gradient(value, variables, unconnected_gradients="zero")
+    ]
 
 
 def shortened(vector, clip):
@@ -330,7 +353,9 @@ def clipped(parts, variables, optimizer):
     if optimizer.clipping == "normalized":
         return whole * clip / (np.linalg.norm(whole) + 0.01)
     if optimizer.clipping == "per_layer":  # Record by record, each variable is a layer of its own.
-        return np.concatenate([shortened(part.ravel(), clip / math.sqrt(len(variables))) for part in parts])
+        return np.concatenate(
+            [shortened(part.ravel(), clip / math.sqrt(len(variables))) for part in parts]
+        )
     return shortened(whole, clip)
 
 
@@ -355,7 +380,10 @@ def plans():
     """Arguments of `PrivacyPlan.calibrate` by name; those that this stack has no price for are left out."""
     kinds, replace = dpvi.privacy, NeighboringRelation.REPLACE_ONE
     poisson, full, fixed = kinds.PoissonSampling, kinds.FullBatch, kinds.FixedSizeSampling
-    both_terms, with_metric = kinds.Sensitivity(1.8, 2.9), kinds.Sensitivity(math.sqrt(1.01), math.sqrt(4.04))
+    both_terms, with_metric = (
+        kinds.Sensitivity(1.8, 2.9),
+        kinds.Sensitivity(math.sqrt(1.01), math.sqrt(4.04)),
+    )
     before = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0)), 50
     )
@@ -409,7 +437,12 @@ def poisson_with_metric():
 
 def full_batch_replaced():
     model = line("float64")
-    model.compile(adam(4.0), delta=1e-6, neighboring_relation=NeighboringRelation.REPLACE_ONE, jit_compile=False)
+    model.compile(
+        adam(4.0),
+        delta=1e-6,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        jit_compile=False,
+    )
     model.fit(X, Y, batch_size=N, epochs=3, verbose=0)
     return model
 
@@ -448,9 +481,15 @@ REPORTS = {
 def figures(value, place=""):
     """Every number of a JSON value by its place; words may be chosen anew."""
     if isinstance(value, dict):
-        return {k: v for key, part in value.items() for k, v in figures(part, f"{place}/{key}").items()}
+        return {
+            k: v for key, part in value.items() for k, v in figures(part, f"{place}/{key}").items()
+        }
     if isinstance(value, list | tuple):
-        return {k: v for number, part in enumerate(value) for k, v in figures(part, f"{place}/{number}").items()}
+        return {
+            k: v
+            for number, part in enumerate(value)
+            for k, v in figures(part, f"{place}/{number}").items()
+        }
     named = isinstance(value, bool | int | float) and not place.endswith("schema_version")
     return {place: value} if named else {}
 
@@ -500,7 +539,9 @@ def write_files(folder):
         found[name] = facts(model)
     with tempfile.TemporaryDirectory() as elsewhere:
         path = pathlib.Path(elsewhere) / LEDGER
-        with dpvi.PrivacyLedger(path, dataset_id="references", budget_epsilon=9.0, budget_delta=1e-5) as ledger:
+        with dpvi.PrivacyLedger(
+            path, dataset_id="references", budget_epsilon=9.0, budget_delta=1e-5
+        ) as ledger:
             model = line()
             model.compile(adam(3.0), delta=1e-5, ledger=ledger, jit_compile=False)
             model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
@@ -514,7 +555,9 @@ def write_figures(folder):
     found = {
         "sums": {name: change(case)[0].tolist() for name, case in SUMS.items()},
         "noise": {name: calibrated(plan) for name, plan in plans().items()},
-        "reports": {name: figures(make().privacy_report().to_json()) for name, make in REPORTS.items()},
+        "reports": {
+            name: figures(make().privacy_report().to_json()) for name, make in REPORTS.items()
+        },
     }
     (folder / f"{STACK}.json").write_text(json.dumps(found, indent=1) + "\n")
 

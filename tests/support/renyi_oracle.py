@@ -11,7 +11,9 @@ from support.pld_pairs import GaussianPair
 _MARGIN = 12.0
 
 
-def poisson_rdp(q: float, noise_multiplier: float, orders: Sequence[float], *, replace: bool) -> np.ndarray:
+def poisson_rdp(
+    q: float, noise_multiplier: float, orders: Sequence[float], *, replace: bool
+) -> np.ndarray:
     """Returns the Renyi divergence of one release at each order: of the mixture from the plain Gaussian, if not `replace`.
 
     The integrand is a mixture of bells of width about 1 that lie between -u (2a - 1) and u (2a - 1); the

@@ -22,7 +22,11 @@ def raw_sums(subject=REAL, *, jit_compile=False):
         return record["loss"], [record["x"][:2], tf.reshape(record["x"][2:], [3, 1])]
 
     def compute(x, loss, mask, clip):
-        return list(subject.clipped_sum(record_gradient, {"x": x, "loss": loss}, mask, Clip(clip))[0].tensors)
+        return list(
+            subject.clipped_sum(record_gradient, {"x": x, "loss": loss}, mask, Clip(clip))[
+                0
+            ].tensors
+        )
 
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
 
@@ -70,26 +74,47 @@ def check_neighbours(sums, records, other, at, clip, sensitivity=(1.0, 2.0)):
     for name, part in replaced.items():
         part[at] = other[name][at]
     full, removed, swapped = (
-        sums(*arguments, clip) for arguments in [(records, mask), (records, without), (replaced, mask)]
+        sums(*arguments, clip)
+        for arguments in [(records, mask), (records, without), (replaced, mask)]
     )
     coordinates = sum(np.size(part) for part in full)
     allowed = slack(np.asarray(full[0]).dtype, num, coordinates)
     for parts in (full, removed, swapped):
         assert all(np.all(np.isfinite(part)) for part in parts), "a sum is not finite"
     a, d = sensitivity
-    assert norm(full, removed) <= (a + allowed) * clip, f"presence moves the sum by {norm(full, removed) / clip:.6g} C"
+    assert norm(full, removed) <= (a + allowed) * clip, (
+        f"presence moves the sum by {norm(full, removed) / clip:.6g} C"
+    )
     assert norm(swapped, removed) <= (a + allowed) * clip, "presence of the replacement"
     assert norm(full, swapped) <= (d + allowed) * clip, (
         f"replacement moves the sum by {norm(full, swapped) / clip:.6g} C"
     )
     for data, parts in ((records, full), (replaced, swapped)):
-        if any(not np.all(np.isfinite(part[at])) for part in data.values() if part.dtype.kind == "f"):
+        if any(
+            not np.all(np.isfinite(part[at])) for part in data.values() if part.dtype.kind == "f"
+        ):
             for part, reference in zip(parts, removed, strict=True):
-                np.testing.assert_array_equal(part, reference, err_msg="a bad record contributes exactly zero")
+                np.testing.assert_array_equal(
+                    part, reference, err_msg="a bad record contributes exactly zero"
+                )
     return full, removed
 
 
-SPECIAL = (0.0, 1.0, -1.0, 1e-3, 1e30, -1e30, 3e38, -3e38, 1e-42, 1e-38, math.nan, math.inf, -math.inf)
+SPECIAL = (
+    0.0,
+    1.0,
+    -1.0,
+    1e-3,
+    1e30,
+    -1e30,
+    3e38,
+    -3e38,
+    1e-42,
+    1e-38,
+    math.nan,
+    math.inf,
+    -math.inf,
+)
 
 
 def odd_values(rng, shape, dtype, share=0.3):
@@ -105,7 +130,10 @@ def check_raw_replay(subject=REAL, *, dtype=np.float32, jit_compile=False, trial
     function = raw_sums(subject, jit_compile=jit_compile)
 
     def sums(records, mask, clip):
-        return [part.numpy() for part in function(records["x"], records["loss"], mask, np.asarray(clip, dtype))]
+        return [
+            part.numpy()
+            for part in function(records["x"], records["loss"], mask, np.asarray(clip, dtype))
+        ]
 
     def draw():
         loss = np.where(rng.random(6) < 0.2, rng.choice(SPECIAL, size=6), 1.0).astype(dtype)

@@ -12,7 +12,13 @@ needs_poisson_replace_one = pytest.mark.skipif(
 )
 
 #: Both adjacencies as parameters of a test of Poisson sampling.
-POISSON_RELATIONS = ["add_or_remove_one", pytest.param("replace_one", marks=needs_poisson_replace_one)]
+POISSON_RELATIONS = [
+    "add_or_remove_one",
+    pytest.param("replace_one", marks=needs_poisson_replace_one),
+]
 
 #: The adjacencies under which Poisson sampling has a price here, for hypothesis.
-PRICED_POISSON_RELATIONS = ["add_or_remove_one", *(["replace_one"] if PRICES_POISSON_REPLACE_ONE else [])]
+PRICED_POISSON_RELATIONS = [
+    "add_or_remove_one",
+    *(["replace_one"] if PRICES_POISSON_REPLACE_ONE else []),
+]

@@ -49,7 +49,11 @@ def binomial_sizes(sizes, num, probability, what):
     low, high = scipy.stats.binom.ppf([1e-12, 1 - 1e-12], num, probability).astype(int)
     low, high = min(low, sizes.min()), max(high, sizes.max())
     expected = scipy.stats.binom.pmf(np.arange(low, high + 1), num, probability)
-    fits(np.bincount(sizes - low, minlength=high - low + 1), len(sizes) * expected / expected.sum(), what)
+    fits(
+        np.bincount(sizes - low, minlength=high - low + 1),
+        len(sizes) * expected / expected.sum(),
+        what,
+    )
 
 
 def standard_deviation(values, expected, what, *, within=0.01):
@@ -63,7 +67,9 @@ def standard_deviation(values, expected, what, *, within=0.01):
     squares = np.sum((values / expected) ** 2)
     plausible(2 * min(scipy.stats.chi2.sf(squares, num), scipy.stats.chi2.cdf(squares, num)), what)
     ratio = np.sqrt(squares / num)
-    assert abs(ratio - 1.0) < within, f"{what}: standard deviation is {ratio:.4f} times what it must be"
+    assert abs(ratio - 1.0) < within, (
+        f"{what}: standard deviation is {ratio:.4f} times what it must be"
+    )
 
 
 def standard_normal(values, what):

@@ -44,7 +44,9 @@ class Steps:
         self.dtype, self.subject = dtype, subject
         self.variables = [tf.Variable(np.zeros(shape, dtype)) for shape in SHAPES]
         self.sampler = FirstRecords()
-        optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=CLIP, noise_multiplier=MULTIPLIER)
+        optimizer = DPKerasSGDOptimizer(
+            learning_rate=1.0, l2_norm_clip=CLIP, noise_multiplier=MULTIPLIER
+        )
         optimizer.build(self.variables)
         self.run = internals.step_of(
             self._gradients,
@@ -74,7 +76,9 @@ class Steps:
         records = {"x": tf.ones([24], self.dtype)}
         with self.subject.installed():
             self.run(key, step, num_steps, multiplier, records)
-        return -np.concatenate([variable.numpy().ravel() for variable in self.variables]).astype(np.float64)
+        return -np.concatenate([variable.numpy().ravel() for variable in self.variables]).astype(
+            np.float64
+        )
 
     def noise(self, key, step, size):
         return self(key, step, size) - self(key, step, size, multiplier=0.0)
@@ -89,7 +93,9 @@ def check_noise(steps):
         quiet = steps(key, 0, size, multiplier=0.0)
         # Each record is clipped to C over all coordinates together.
         mean = size * CLIP / np.sqrt(TOTAL) / EXPECTED
-        np.testing.assert_allclose(quiet, mean + EXACT, rtol=1e-5, err_msg=f"released mean of {size} records")
+        np.testing.assert_allclose(
+            quiet, mean + EXACT, rtol=1e-5, err_msg=f"released mean of {size} records"
+        )
         noisy = steps(key, 0, size)
         assert np.all(np.isfinite(noisy))
         noises.append(noisy - quiet)
@@ -112,10 +118,14 @@ def check_fresh_noise(steps):
     noise = noises[0]
     statistics.uncorrelated(noise[:100_000], noise[100_000:200_000], "noise of two variables")
     for lag in (1, 2, 3, 4, 64, 1000):
-        statistics.uncorrelated(noise[lag:100_000], noise[: 100_000 - lag], f"noise of coordinates {lag} apart")
+        statistics.uncorrelated(
+            noise[lag:100_000], noise[: 100_000 - lag], f"noise of coordinates {lag} apart"
+        )
     variance = MULTIPLIER**2 + 0.0
     five = steps(key, 0, 0, num_steps=5) - steps(key, 0, 0, num_steps=5, multiplier=0.0)
-    statistics.standard_deviation(five, np.sqrt(5 * variance) * CLIP / EXPECTED, "noise of five steps in one call")
+    statistics.standard_deviation(
+        five, np.sqrt(5 * variance) * CLIP / EXPECTED, "noise of five steps in one call"
+    )
 
 
 @functools.cache
@@ -150,14 +160,24 @@ class Watch(keras.callbacks.Callback):
         self.last = now
 
 
-def fit_indicator(model, x, *, batch_size, steps, clip=1.0, multiplier=1.0, num_records=None, **kwargs):
+def fit_indicator(
+    model, x, *, batch_size, steps, clip=1.0, multiplier=1.0, num_records=None, **kwargs
+):
     """Fits with plain SGD at rate 1: returns the released mean of each step, [steps, width]."""
     compile_kwargs = {"steps_per_execution": 1, **kwargs}
     if model.optimizer is None:
-        optimizer = DPKerasSGDOptimizer(learning_rate=1.0, l2_norm_clip=clip, noise_multiplier=multiplier)
+        optimizer = DPKerasSGDOptimizer(
+            learning_rate=1.0, l2_norm_clip=clip, noise_multiplier=multiplier
+        )
         model.compile(optimizer, **compile_kwargs)
     watch = Watch()
     model.fit(
-        x, batch_size=batch_size, epochs=1, steps_per_epoch=steps, num_records=num_records, verbose=0, callbacks=[watch]
+        x,
+        batch_size=batch_size,
+        epochs=1,
+        steps_per_epoch=steps,
+        num_records=num_records,
+        verbose=0,
+        callbacks=[watch],
     )
     return np.stack(watch.changes)

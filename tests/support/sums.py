@@ -38,7 +38,10 @@ def sums_function(model, num_draws, subject, jit_compile):
             steps = {"aligned": subject.step_gradients(model, key, PUBLIC_NUM)}
             draws = list(steps["aligned"].released)
             params = single_draws(model, draws, num_draws)
-            terms = [model.surrogate_posterior.log_prob(draw) - model.prior.log_prob(draw) for draw in params]
+            terms = [
+                model.surrogate_posterior.log_prob(draw) - model.prior.log_prob(draw)
+                for draw in params
+            ]
             divergence = tf.add_n(terms) / (num_draws * PUBLIC_NUM)
         model.gradients = "vectorized"
         steps["vectorized"] = subject.step_gradients(model, key, PUBLIC_NUM)
@@ -51,7 +54,9 @@ def sums_function(model, num_draws, subject, jit_compile):
         by_hand = {
             "draws": draws,
             "jacobian": [
-                tape.jacobian(draw, variables, experimental_use_pfor=False, unconnected_gradients="zero")
+                tape.jacobian(
+                    draw, variables, experimental_use_pfor=False, unconnected_gradients="zero"
+                )
                 for draw in draws
             ],
             "exact": tape.gradient(divergence, variables, unconnected_gradients="zero"),
@@ -89,7 +94,17 @@ def close(ours, reference, scale, rtol, what):
     assert np.all(error <= rtol * scale), f"{what}: off by {np.max(error / scale):.3g} of its terms"
 
 
-def check_sums(name, model, *, subject=REAL, num_draws=1, weighted=True, jit_compile=False, rtol=1e-10, masked=(2,)):
+def check_sums(
+    name,
+    model,
+    *,
+    subject=REAL,
+    num_draws=1,
+    weighted=True,
+    jit_compile=False,
+    rtol=1e-10,
+    masked=(2,),
+):
     """C1, C2, C5: clipped *sums* of records' own weighted terms equal a loop over records by hand, in both engines."""
     case, dtype = CASES[name], model.trainable_variables[0].dtype.as_numpy_dtype
     records = case.records(np.random.default_rng(3), dtype)
@@ -108,7 +123,11 @@ def check_sums(name, model, *, subject=REAL, num_draws=1, weighted=True, jit_com
             jacobian = np.concatenate(
                 [
                     np.concatenate(
-                        [np.asarray(part, np.float64).reshape(draw.shape.num_elements(), -1) for part in row], 1
+                        [
+                            np.asarray(part, np.float64).reshape(draw.shape.num_elements(), -1)
+                            for part in row
+                        ],
+                        1,
                     )
                     for draw, row in zip(by_hand["draws"], by_hand["jacobian"], strict=True)
                 ]
@@ -118,8 +137,20 @@ def check_sums(name, model, *, subject=REAL, num_draws=1, weighted=True, jit_com
             assert clip != CLIPS[0] or np.sum(norms > clip) >= 3, "the case must clip something"
             contributions = clip_by_hand(vectors, np.float64(clip))
             scale = np.abs(contributions).sum(0) + 0.1 * np.linalg.norm(contributions, axis=1).sum()
-            close(flat(sums[engine]), contributions.sum(0), scale, rtol, f"{engine} sum at clip {clip}")
+            close(
+                flat(sums[engine]),
+                contributions.sum(0),
+                scale,
+                rtol,
+                f"{engine} sum at clip {clip}",
+            )
             reference = flat(by_hand["exact"])
-            close(flat(exact[engine]), reference, np.linalg.norm(reference), 10 * rtol, "exact gradient of the KL term")
+            close(
+                flat(exact[engine]),
+                reference,
+                np.linalg.norm(reference),
+                10 * rtol,
+                "exact gradient of the KL term",
+            )
         reference = clip_by_hand(by_draws, np.float64(clip)).sum(0) @ jacobian
         close(flat(pulled), reference, np.linalg.norm(reference), 10 * rtol, "pulled back sum")

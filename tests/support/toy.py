@@ -29,18 +29,24 @@ class Toy(dpvi.DPModel):
 
 
 def adam(noise=None, *, clip=1.0, rate=0.05, **kwargs):
-    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs)
+    return dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs
+    )
 
 
 def sgd(noise=None, *, clip=1.0, rate=0.05, **kwargs):
-    return dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs)
+    return dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs
+    )
 
 
 def toy(noise=None, *, epsilon=1.0, delta=1e-5, seed=None, optimizer=None, **settings):
     """Compiled without XLA, to a noise multiplier or else to an epsilon."""
     model = Toy(seed=seed)
     target = {} if noise is not None else {"epsilon": epsilon}
-    model.compile(optimizer or adam(noise), **{"delta": delta, "jit_compile": False, **target, **settings})
+    model.compile(
+        optimizer or adam(noise), **{"delta": delta, "jit_compile": False, **target, **settings}
+    )
     return model
 
 

@@ -46,11 +46,15 @@ def linear(**kwargs):
 
 
 def make(encoder=None, decoder=None, prior=None, **kwargs):
-    return dpvi.DPVAE(encoder or dense_encoder(), decoder or dense_decoder(), prior or standard(), **kwargs)
+    return dpvi.DPVAE(
+        encoder or dense_encoder(), decoder or dense_decoder(), prior or standard(), **kwargs
+    )
 
 
 def optimizer(noise=1.0, clip=0.5, rate=0.01, **kwargs):
-    return dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs)
+    return dpvi.optimizers.DPKerasAdamOptimizer(
+        l2_norm_clip=clip, noise_multiplier=noise, learning_rate=rate, **kwargs
+    )
 
 
 def compiled(model=None, how=None, **kwargs):
@@ -61,7 +65,9 @@ def compiled(model=None, how=None, **kwargs):
 
 def fitted(model=None, x=X, how=None, y=None, **kwargs):
     compile_with = {
-        key: kwargs.pop(key) for key in ("jit_compile", "physical_batch_size", "run_eagerly") if key in kwargs
+        key: kwargs.pop(key)
+        for key in ("jit_compile", "physical_batch_size", "run_eagerly")
+        if key in kwargs
     }
     model = compiled(model, how, **compile_with)
     model.fit(x, y, **{"batch_size": 20, "epochs": 2, "verbose": 0, **kwargs})
@@ -90,12 +96,16 @@ def check_against_single_records(model, records, clip, key=(3, 4)):
     def single(tensors):
         with tf.GradientTape(persistent=True) as tape:
             losses = tf.unstack(
-                internals.terms_of(model, tensors["x"], key, model.num_draws, y=tensors.get("y")).losses
+                internals.terms_of(
+                    model, tensors["x"], key, model.num_draws, y=tensors.get("y")
+                ).losses
             )
         return [tape.gradient(loss, variables, unconnected_gradients="zero") for loss in losses]
 
     def flat(parts):
-        return np.concatenate([tf.convert_to_tensor(part).numpy().ravel().astype("float64") for part in parts])
+        return np.concatenate(
+            [tf.convert_to_tensor(part).numpy().ravel().astype("float64") for part in parts]
+        )
 
     each = np.stack([flat(parts) for parts in single(tensors)])
     norms = np.linalg.norm(each, axis=1, keepdims=True)
@@ -118,7 +128,9 @@ def check_against_single_records(model, records, clip, key=(3, 4)):
             for part in changed.values():
                 if part.dtype.kind == "f":
                     part[at] = value
-            other = flat(clipped(tf.nest.map_structure(tf.constant, changed), tf.ones([num], tf.bool)))
+            other = flat(
+                clipped(tf.nest.map_structure(tf.constant, changed), tf.ones([num], tf.bool))
+            )
             assert np.isfinite(other).all()
             assert np.linalg.norm(other - without) <= clip * (1 + 1e-4)
     assert len(traced) == 1

@@ -94,7 +94,10 @@ def test_shapes(shape):
     drawn = mixture.sample(shape, seed=(1, 2))
     assert drawn.shape == [*shape, 4]
     assert mixture.log_prob(drawn).shape == list(shape)
-    assert mixture.components_distribution.log_prob(np.zeros([*shape, 1, 4], "int32")).shape == [*shape, K]
+    assert mixture.components_distribution.log_prob(np.zeros([*shape, 1, 4], "int32")).shape == [
+        *shape,
+        K,
+    ]
     np.testing.assert_allclose(
         mixture.components_distribution.log_prob(np.zeros([7, K, 4], "int32"))[3],
         mixture.components_distribution.log_prob(np.zeros([7, 1, 4], "int32"))[3],
@@ -122,7 +125,9 @@ def test_the_prior_is_dirichlet():
     assert draws["levels"].shape == [4000, K, 16]
     for logits in (draws["weights"], draws["levels"][:, 1, :3]):
         share = scipy.special.softmax(np.asarray(logits, float), axis=-1)[:, 0]
-        statistics.plausible(scipy.stats.kstest(share, scipy.stats.beta(2, 4).cdf).pvalue, "Dirichlet prior")
+        statistics.plausible(
+            scipy.stats.kstest(share, scipy.stats.beta(2, 4).cdf).pvalue, "Dirichlet prior"
+        )
     values = tf.nest.map_structure(lambda part: part[0], draws)
     assert prior.log_prob(values).shape == []
     assert {part.dtype for part in tf.nest.flatten(draws)} == {tf.float32}
@@ -139,13 +144,19 @@ def test_a_records_gradient_is_bounded():
         def one(record, parts=parts, params=params):
             with tf.GradientTape() as tape:
                 tape.watch(parts)
-                log_prob = likelihood({**params, "weights": parts[0], "levels": parts[1]}).log_prob(record[None])[0]
+                log_prob = likelihood({**params, "weights": parts[0], "levels": parts[1]}).log_prob(
+                    record[None]
+                )[0]
             return tape.gradient(log_prob, parts)
 
         gradients = tf.vectorized_map(one, records)
-        norms = np.sqrt(sum(np.sum(np.square(part.numpy()).reshape(len(records), -1), 1) for part in gradients))
+        norms = np.sqrt(
+            sum(np.sum(np.square(part.numpy()).reshape(len(records), -1), 1) for part in gradients)
+        )
         assert np.isfinite(norms).all()
-        assert norms.max() <= np.sqrt(2 * 7) + 1e-4  # Weights, four columns, and two Bernoullis of missing values.
+        assert (
+            norms.max() <= np.sqrt(2 * 7) + 1e-4
+        )  # Weights, four columns, and two Bernoullis of missing values.
 
 
 def test_a_missing_value_says_nothing_about_its_column():
@@ -162,12 +173,17 @@ def test_a_missing_value_says_nothing_about_its_column():
 
 def test_the_start_is_random_and_spread_over_the_target():
     table = make_table()
-    one, other = starting_point(table, 6, target="c", seed=1), starting_point(table, 6, target="c", seed=1)
+    one, other = (
+        starting_point(table, 6, target="c", seed=1),
+        starting_point(table, 6, target="c", seed=1),
+    )
     np.testing.assert_array_equal(one["levels"], other["levels"])
     assert np.all(starting_point(table, 6)["levels"] != starting_point(table, 6)["levels"])
     np.testing.assert_array_equal(one["levels"][:, 7:9].argmax(1), [0, 1, 0, 1, 0, 1])
     prior = make_prior(table, 6)
-    tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a.shape, b), dict(one), dict(prior.event_shape))
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_array_equal(a.shape, b), dict(one), dict(prior.event_shape)
+    )
     with pytest.raises(ValueError, match="target='e'"):
         starting_point(table, 6, target="e")
 

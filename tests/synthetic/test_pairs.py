@@ -83,10 +83,14 @@ def test_counts_are_those_of_a_loop():
 def test_shares_of_a_mixture_are_those_of_its_log_prob():
     params = make_prior(TABLE, 3).sample(seed=[1, 2])
     mixture, pairs = make_likelihood(TABLE)(params), Pairs(Segments.of(TABLE))
-    every = np.array(list(itertools.product([-1, 0, 1, 2], [-1, 0, 1, 2], [0, 1], [0, 1, 2])), np.int32)
+    every = np.array(
+        list(itertools.product([-1, 0, 1, 2], [-1, 0, 1, 2], [0, 1], [0, 1, 2])), np.int32
+    )
     weights = np.exp(mixture.log_prob(every).numpy())
     assert weights.sum() == pytest.approx(1.0, abs=1e-5)
-    expected = sum(weight * pairs.counts(record[None]) for weight, record in zip(weights, every, strict=True))
+    expected = sum(
+        weight * pairs.counts(record[None]) for weight, record in zip(weights, every, strict=True)
+    )
     taken = pairs.weights() > 0.0
     np.testing.assert_allclose(pairs.shares(params).numpy()[taken], expected[taken], atol=1e-6)
 
@@ -100,7 +104,9 @@ def test_the_likelihood_is_a_normals_and_knows_the_weights():
     for (i, j), weight in np.ndenumerate(pairs.weights()):
         if weight:
             count = noisy[i, j] / weight
-            total -= 0.5 * (count - 200 * shares[i, j]) ** 2 / ((5.0 / weight) ** 2 + max(count, 1.0))
+            total -= (
+                0.5 * (count - 200 * shares[i, j]) ** 2 / ((5.0 / weight) ** 2 + max(count, 1.0))
+            )
     assert released.log_likelihood(params).numpy() == pytest.approx(total, rel=1e-4)
     several = tf.nest.map_structure(lambda part: tf.stack([part, part]), params)
     assert released.log_likelihood(several).shape == [2]
@@ -115,11 +121,16 @@ def test_plans_of_counts_spend_one_budget(relation):
     releases = [("histograms", 3.0, 0.1), ("pairs", 10.0, 0.9)]
     first, second = plan_counts(releases, epsilon=1.0, delta=1e-5, neighboring_relation=relation)
     assert 0.998 <= second.epsilon(1e-5, [first.dp_event]) <= 1.0
-    (alone,) = plan_counts([("pairs", 10.0, 1.0)], epsilon=1.0, delta=1e-5, neighboring_relation=relation)
+    (alone,) = plan_counts(
+        [("pairs", 10.0, 1.0)], epsilon=1.0, delta=1e-5, neighboring_relation=relation
+    )
     assert first.deviation == pytest.approx(3.0 / math.sqrt(0.1) * alone.deviation / 10.0)
     assert second.deviation == pytest.approx(alone.deviation / math.sqrt(0.9), rel=1e-3)
     # A record adds at most 1 to the sum of squares, and a replaced one moves it by 2.
-    assert (second.sensitivity.add_or_remove, second.sensitivity.replace) == (1.0, pytest.approx(math.sqrt(2.0)))
+    assert (second.sensitivity.add_or_remove, second.sensitivity.replace) == (
+        1.0,
+        pytest.approx(math.sqrt(2.0)),
+    )
 
 
 # ---------------------------------------------------------------------- levels
@@ -149,8 +160,12 @@ def test_one_record_moves_histograms_by_what_is_stated(column):
 def test_whatever_the_noise_there_are_as_many_levels_and_every_value_has_one(column, deviation):
     fine = column.fine
     heavy = GENERATOR.integers(0, fine.num_levels)
-    levels = np.where(GENERATOR.random(2000) < 0.5, heavy, GENERATOR.integers(0, fine.num_levels, 2000))
-    noisy = [part + deviation * GENERATOR.normal(size=len(part)) for part in histograms(column, levels)]
+    levels = np.where(
+        GENERATOR.random(2000) < 0.5, heavy, GENERATOR.integers(0, fine.num_levels, 2000)
+    )
+    noisy = [
+        part + deviation * GENERATOR.normal(size=len(part)) for part in histograms(column, levels)
+    ]
     chosen = group(column, noisy, deviation)
     num = column.max_levels if isinstance(column, Categorical) else column.num_levels
     assert chosen.num_levels == num
@@ -178,8 +193,12 @@ def test_quantile_bins_hold_about_as_many_records(seed, bins, width):
 
 def test_declared_spikes_are_alone():
     column = Continuous(0.0, 10.0, bins=5, spikes=[2.5, 7.0])
-    chosen = group(column, [np.zeros_like(part) for part in histograms(column, np.zeros(0, int))], 0.0)
-    codes = chosen.encode("a", np.array([2.5, 7.0, np.nextafter(2.5, 0), np.nextafter(2.5, 9), 0.0, 10.0]))
+    chosen = group(
+        column, [np.zeros_like(part) for part in histograms(column, np.zeros(0, int))], 0.0
+    )
+    codes = chosen.encode(
+        "a", np.array([2.5, 7.0, np.nextafter(2.5, 0), np.nextafter(2.5, 9), 0.0, 10.0])
+    )
     assert np.sum(codes == codes[0]) == np.sum(codes == codes[1]) == 1
     assert set(chosen.values(np.full(50, codes[0]), GENERATOR)) == {2.5}
 
@@ -194,7 +213,9 @@ def test_crowded_bins_are_found():
     assert crowded(wide, masses) == (300, 400)
     assert crowded(wide, np.ones(10)) is None
     assert crowded(Integer(0, 9, bins=10), masses) is None  # One number each.
-    assert crowded(Integer(0, 999, bins=[300, 400, 500, 600]), masses[:5]) is None  # The user's own.
+    assert (
+        crowded(Integer(0, 999, bins=[300, 400, 500, 600]), masses[:5]) is None
+    )  # The user's own.
     assert crowded(Binary(), np.array([99.0, 1.0])) is None
 
 
@@ -207,7 +228,9 @@ def test_dates_there_and_back():
     codes = column.encode("day", values)
     assert codes.tolist() == [2, 4, -1]
     assert column.values(codes[:2], GENERATOR).tolist() == values.astype("M8[D]").tolist()[:2]
-    with pytest.raises(ValueError, match=r"'day' has 2024-03-03.*bounds \[2024-02-27, 2024-03-02\]"):
+    with pytest.raises(
+        ValueError, match=r"'day' has 2024-03-03.*bounds \[2024-02-27, 2024-03-02\]"
+    ):
         column.encode("day", np.array(["2024-03-03"], "M8[D]"))
     with pytest.raises(ValueError, match="lower='tomorrow' is no date"):
         Date("tomorrow", "2024-01-01")
@@ -220,16 +243,23 @@ def test_dates_in_frames():
     from tfp_dpvi.synthetic import Layout
 
     table = Table(
-        {"day": Date("2024-01-01", "2024-12-31", missing=True), "hour": Date("2024-01-01", "2024-01-02", unit="h")}
+        {
+            "day": Date("2024-01-01", "2024-12-31", missing=True),
+            "hour": Date("2024-01-01", "2024-01-02", unit="h"),
+        }
     )
     frame = pandas.DataFrame(
         {
             "day": pandas.to_datetime(["2024-05-01", None, "2024-12-31"]),
-            "hour": pandas.to_datetime(["2024-01-01 05:00", "2024-01-01 00:00", "2024-01-02 00:00"]),
+            "hour": pandas.to_datetime(
+                ["2024-01-01 05:00", "2024-01-01 00:00", "2024-01-02 00:00"]
+            ),
         }
     )
     layout = Layout.from_config(Layout.of(frame, table).to_config())
-    codes = Table({name: column.fine or column for name, column in table.columns.items()}).encode(frame)
+    codes = Table({name: column.fine or column for name, column in table.columns.items()}).encode(
+        frame
+    )
     back = Table({name: column.fine or column for name, column in table.columns.items()}).decode(
         codes, layout, GENERATOR
     )

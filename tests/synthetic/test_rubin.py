@@ -47,7 +47,9 @@ def exact_coverage(m, level=0.95):
     spread = (1 + 1 / m) * 2 * scipy.stats.chi2.ppf(grid, m - 1) / (m - 1)
     positive = spread > 1.0
     freedom = np.where(positive, np.maximum((m - 1) * (1 - 1 / spread) ** 2, 1.0), m - 1)
-    half = scipy.stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(np.where(positive, spread - 1.0, 1.0))
+    half = scipy.stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(
+        np.where(positive, spread - 1.0, 1.0)
+    )
     return np.mean(2 * scipy.stats.norm.cdf(half / np.sqrt(1 + 2 / m)) - 1)
 
 
@@ -65,7 +67,9 @@ def check_coverage(rule, repeats=40_000, num=200, m=20):
     covered = int(np.sum((low <= 0) & (high >= 0)))
     expected = exact_coverage(m)
     statistics.plausible(scipy.stats.binom.cdf(covered, repeats, expected), "coverage is too low")
-    statistics.plausible(scipy.stats.binom.sf(covered - 1, repeats, expected), "coverage is too high")
+    statistics.plausible(
+        scipy.stats.binom.sf(covered - 1, repeats, expected), "coverage is too high"
+    )
 
 
 def test_the_published_rule_is_conservative_for_few_sets():

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import statistics
 
-from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Integer, Layout, Table, group, histograms
+from tfp_dpvi.synthetic import (
+    Binary,
+    Categorical,
+    Continuous,
+    Integer,
+    Layout,
+    Table,
+    group,
+    histograms,
+)
 
 GENERATOR = np.random.default_rng(0)
 
@@ -39,7 +48,9 @@ def make_data(num=200):
         "smokes": generator.random(num) < 0.3,
         "school": school,
         "grade": generator.integers(1, 4, num).astype("int8"),
-        "gain": np.where(generator.random(num) < 0.9, 0, generator.integers(0, 100000, num)).astype("int32"),
+        "gain": np.where(generator.random(num) < 0.9, 0, generator.integers(0, 100000, num)).astype(
+            "int32"
+        ),
     }
 
 
@@ -95,7 +106,11 @@ def test_data_frames():
 def test_pandas_strings_and_missing_integers():
     pandas = pytest.importorskip("pandas")
     table = Table(
-        {"a": Categorical(["x", "y"], missing=True), "b": Integer(0, 9, missing=True), "c": Binary(missing=True)}
+        {
+            "a": Categorical(["x", "y"], missing=True),
+            "b": Integer(0, 9, missing=True),
+            "c": Binary(missing=True),
+        }
     )
     frame = pandas.DataFrame(
         {
@@ -158,7 +173,10 @@ def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width
     assert codes[0] == 0
     assert codes[-1] == bins - 1
     many = np.repeat(codes, 20, axis=0)
-    if kind == "float32" and float(np.spacing(np.float32(max(abs(lower), abs(column.upper))))) > width / 4:
+    if (
+        kind == "float32"
+        and float(np.spacing(np.float32(max(abs(lower), abs(column.upper))))) > width / 4
+    ):
         return  # The dtype cannot tell the bounds apart.
     back = table.decode(many, Layout.of({"a": values.astype(kind)}, table), GENERATOR)
     table.encode(back)  # Nothing is out of bounds.
@@ -179,12 +197,16 @@ def test_edges_at_the_bounds_are_refused():
 def test_numbers_are_uniform_within_their_bin():
     codes = np.zeros(20_000, int)
     statistics.fits(
-        np.bincount(Integer(0, 100, bins=[6, 50]).values(codes, np.random.default_rng(None)), minlength=6),
+        np.bincount(
+            Integer(0, 100, bins=[6, 50]).values(codes, np.random.default_rng(None)), minlength=6
+        ),
         np.full(6, 20_000 / 6),
         "integers within a bin",
     )
     drawn = Continuous(0, 100, bins=[6, 50]).values(codes, np.random.default_rng(None))
-    statistics.fits(np.histogram(drawn, 12, (0, 6))[0], np.full(12, 20_000 / 12), "numbers within a bin")
+    statistics.fits(
+        np.histogram(drawn, 12, (0, 6))[0], np.full(12, 20_000 / 12), "numbers within a bin"
+    )
 
 
 # ---------------------------------------------------------------------- refusals
@@ -294,7 +316,10 @@ def test_categories_of_the_records_are_refused_for_numbers():
         ("income", Continuous(0.0, 100.0), [1.25, 17.333, 1.25]),
         ("sex", Binary(), [1, 1, 1]),
     ):
-        table, frame = Table({name: column}), pandas.DataFrame({name: pandas.Series(values).astype("category")})
+        table, frame = (
+            Table({name: column}),
+            pandas.DataFrame({name: pandas.Series(values).astype("category")}),
+        )
         with pytest.raises(ValueError, match="dtype category"):
             Layout.of(frame, table)
 
@@ -329,6 +354,8 @@ def test_a_heap_at_a_bound_survives_noise_that_may_hide_others():
         values = generator.normal(50_000, 12_000, 4000).clip(0, 99_000).round()
         values[:num] = 99_999
         exact = histograms(column, column.fine.bins_of(values))
-        noisy = ([part + 14.0 * generator.normal(size=len(part)) for part in exact] for _ in range(100))
+        noisy = (
+            [part + 14.0 * generator.normal(size=len(part)) for part in exact] for _ in range(100)
+        )
         alone = sum(group(column, counts, 14.0).column.edges[-2] == 99_999 for counts in noisy)
         assert alone >= 75 if num else alone == 0

@@ -60,7 +60,9 @@ class DatasetData:
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(f"sampling={sampling!r} needs a finite dataset: leave out repeat().")
         self.num_records, self.steps_per_epoch = num_records, steps_per_epoch
-        self.batch_size = num_records / steps_per_epoch if probability is None else probability * num_records
+        self.batch_size = (
+            num_records / steps_per_epoch if probability is None else probability * num_records
+        )
         self._dataset, self._dtype = dataset, dtype
         self._rows = physical_batch_size or math.ceil(1.3 * self.batch_size) + 8
         self._iterator: Iterator[Any] | None = None
@@ -87,7 +89,11 @@ class DatasetData:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            wanted = "endless: a batch used twice is no new sample" if endless else f"of {self.steps_per_epoch} batches"
+            wanted = (
+                "endless: a batch used twice is no new sample"
+                if endless
+                else f"of {self.steps_per_epoch} batches"
+            )
             raise ValueError(
                 f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
                 "charged and drew no noise. Make the dataset yield as many batches as fit runs."
@@ -101,10 +107,14 @@ class DatasetData:
 
     def _padded(self, element: tf.Tensor) -> tuple[dict[str, tf.Tensor], int]:
         """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, no record dropped."""
-        named = tf.nest.map_structure(lambda part: tf.cast(part, self._kind(part.dtype)), _named(element))
+        named = tf.nest.map_structure(
+            lambda part: tf.cast(part, self._kind(part.dtype)), _named(element)
+        )
         sizes = {int(part.shape[0]) for part in tf.nest.flatten(named)}
         if len(sizes) != 1:
-            raise ValueError(f"A batch of the dataset has parts of different lengths: {sorted(sizes)}.")
+            raise ValueError(
+                f"A batch of the dataset has parts of different lengths: {sorted(sizes)}."
+            )
         size = sizes.pop()
         rows = max(1, math.ceil(size / self._rows)) * self._rows
 
@@ -132,11 +142,15 @@ class DatasetData:
 def _named(element: Structure) -> dict[str, Structure]:
     parts = element if isinstance(element, tuple) else (element,)
     if not 1 <= len(parts) <= 3:
-        raise ValueError(f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, sample_weight).")
+        raise ValueError(
+            f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, sample_weight)."
+        )
     return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
-def _declared_scheme(sampling: str, probability: float | None, steps_per_epoch: int) -> SamplingScheme:
+def _declared_scheme(
+    sampling: str, probability: float | None, steps_per_epoch: int
+) -> SamplingScheme:
     if sampling == "poisson":
         if probability is None:
             raise ValueError(
@@ -144,5 +158,7 @@ def _declared_scheme(sampling: str, probability: float | None, steps_per_epoch: 
             )
         return PoissonSampling(probability)
     if probability is not None:
-        raise ValueError(f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.')
+        raise ValueError(
+            f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.'
+        )
     return EachRecordOncePerEpoch(steps_per_epoch)

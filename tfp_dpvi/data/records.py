@@ -26,7 +26,11 @@ class Records:
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""
-        return [part for part in tf.nest.flatten((self.x, self.y, self.sample_weight)) if part is not None]
+        return [
+            part
+            for part in tf.nest.flatten((self.x, self.y, self.sample_weight))
+            if part is not None
+        ]
 
     def tensors(self) -> dict[str, tf.Tensor]:
         """Returns tensors under the keys "x", "y" and "sample_weight"; a missing part has no key."""
@@ -75,7 +79,12 @@ class ArrayData:
 
 
 def make_records(
-    x: Structure, y: Structure | None, sample_weight: np.ndarray | None, *, dtype: np.dtype, validate: bool
+    x: Structure,
+    y: Structure | None,
+    sample_weight: np.ndarray | None,
+    *,
+    dtype: np.dtype,
+    validate: bool,
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
@@ -126,7 +135,10 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
         if not value:
             raise ValueError(f"{name} is an empty {type(value).__name__}: pass at least one array.")
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        made = {key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict)) for key, part in items}
+        made = {
+            key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict))
+            for key, part in items
+        }
         return made if isinstance(value, dict) else tuple(made.values())
     try:
         array = np.asarray(value)
@@ -139,7 +151,9 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
             f"{name} has dtype {array.dtype}, which is not numeric: use {name}.astype('float32'), or code categories as integers."
         )
     if array.ndim == 0:
-        raise ValueError(f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record.")
+        raise ValueError(
+            f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record."
+        )
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)

@@ -18,7 +18,9 @@ from tfp_dpvi._tf import Structure, mapped_file, tf
 from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
-RESIDENT_BYTES = 2**31  # Memory maps up to this size are loaded into the device's memory, faster than any disk.
+RESIDENT_BYTES = (
+    2**31
+)  # Memory maps up to this size are loaded into the device's memory, faster than any disk.
 _AHEAD = 8  # Steps whose rows the operating system prefetches.
 _READY = 4  # Batches that are ready before the loop needs them.
 
@@ -26,7 +28,12 @@ _READY = 4  # Batches that are ready before the loop needs them.
 def is_source(value: Any) -> bool:
     """Returns whether `value` is an indexable source and no array: it has `source[indices]` and a length."""
     plain = isinstance(value, list | tuple | dict | str | bytes | tf.Tensor | tf.data.Dataset)
-    return not plain and not hasattr(value, "__array__") and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return (
+        not plain
+        and not hasattr(value, "__array__")
+        and hasattr(value, "__getitem__")
+        and hasattr(value, "__len__")
+    )
 
 
 def _is_mapped(leaf: object) -> bool:
@@ -39,7 +46,9 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
     leaves = tf.nest.flatten(parts)
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
-        raise ValueError("stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays.")
+        raise ValueError(
+            "stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays."
+        )
     mapped = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
     return sources or (mapped > RESIDENT_BYTES if stream is None else bool(stream))
 
@@ -54,15 +63,23 @@ class RecordSource:
       ValueError: lengths differ, no records, or rows that are no numeric arrays.
     """
 
-    def __init__(self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype) -> None:
+    def __init__(
+        self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype
+    ) -> None:
         given = {"x": x, "y": y, "sample_weight": sample_weight}
-        lists = {name: np.asarray(part) if isinstance(part, list) else part for name, part in given.items()}
+        lists = {
+            name: np.asarray(part) if isinstance(part, list) else part
+            for name, part in given.items()
+        }
         self._parts = {name: part for name, part in lists.items() if part is not None}
         self.num = common_length(self._parts)
         if sample_weight is not None:
             self._parts["sample_weight"] = check_weights(sample_weight, self.num).astype(dtype)
         leaves = tf.nest.flatten(self._parts)
-        self._leaves = [leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf) for leaf in leaves]
+        self._leaves = [
+            leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
+            for leaf in leaves
+        ]
         self._dtype = np.dtype(dtype)
         for leaf in filter(_is_mapped, self._leaves):
             if hasattr(mmap, "MADV_RANDOM"):
@@ -70,7 +87,9 @@ class RecordSource:
         self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
 
     def _row(self, number: int, leaf: Any) -> np.ndarray:
-        row = leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
+        row = (
+            leaf[:1] if isinstance(leaf, np.ndarray) else np.asarray(leaf[np.zeros([1], np.int64)])
+        )
         if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
             raise ValueError(
                 f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: return one row of "
@@ -150,22 +169,37 @@ class StreamedData:
     resumable: bool = True
 
     def __init__(
-        self, source: RecordSource, draws: Sampler, num_records: int, batch_size: float, steps_per_epoch: int
+        self,
+        source: RecordSource,
+        draws: Sampler,
+        num_records: int,
+        batch_size: float,
+        steps_per_epoch: int,
     ) -> None:
         if isinstance(draws, FullBatchSampler):
             raise ValueError(
                 f"batch_size is not below the number of streamed records, {source.num}: choose a smaller one, or pass arrays."
             )
-        self.num_records, self.batch_size, self.steps_per_epoch = num_records, batch_size, steps_per_epoch
+        self.num_records, self.batch_size, self.steps_per_epoch = (
+            num_records,
+            batch_size,
+            steps_per_epoch,
+        )
         self.records = source.probe
         self._source, self._scheme, self._size = source, draws.scheme, draws.physical_batch_size
         # A sample exceeds this room once in 10^15 steps, and is then traced anew.
         mean = source.num * batch_size / num_records
         batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
-        self._draws, self._batches, self._drawer = draws, batches, functools.cache(self._make_drawer)
+        self._draws, self._batches, self._drawer = (
+            draws,
+            batches,
+            functools.cache(self._make_drawer),
+        )
         self._rows = self._size * batches
         self.sampler: Sampler = DeclaredBatchSampler(self._rows, self._scheme, self._size)
-        self.tensors = tf.nest.map_structure(tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows))
+        self.tensors = tf.nest.map_structure(
+            tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows)
+        )
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
     def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
@@ -194,9 +228,13 @@ class StreamedData:
     def _make_drawer(self, batches: int, compiled: bool) -> Callable[..., Any]:
         shape = [batches, self._size]
 
-        def record(carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def record(
+            carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
             pieces, masks, number = carry
-            at = [[tf.minimum(number, batches - 1)]]  # An overflow is counted, and the draw repeated with more room.
+            at = [
+                [tf.minimum(number, batches - 1)]
+            ]  # An overflow is counted, and the draw repeated with more room.
             pieces = tf.tensor_scatter_nd_update(pieces, at, [tf.cast(indices, tf.int64)])
             return pieces, tf.tensor_scatter_nd_update(masks, at, [mask]), number + 1
 
@@ -214,7 +252,9 @@ class StreamedData:
         """
         batches = self._batches
         while True:
-            pieces, masks, number = self._drawer(batches, compiled)(key, tf.constant(step, tf.int64))
+            pieces, masks, number = self._drawer(batches, compiled)(
+                key, tf.constant(step, tf.int64)
+            )
             if number <= batches:
                 return pieces.numpy()[masks.numpy()], int(number)
             batches = int(number)

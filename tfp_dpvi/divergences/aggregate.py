@@ -17,11 +17,16 @@ def _log_mixture(log_probs: tf.Tensor, weights: tf.Tensor, present: tf.Tensor) -
     absent = tf.where(present, tf.constant(-np.inf, log_probs.dtype), tf.zeros([], log_probs.dtype))
     total = tf.reduce_sum(weights)
     log_total = tf.math.log(tf.where(present, total, tf.ones_like(total)))
-    return tf.reduce_logsumexp(tf.where(chosen, log_probs + log_weights, absent), axis=1) - log_total
+    return (
+        tf.reduce_logsumexp(tf.where(chosen, log_probs + log_weights, absent), axis=1) - log_total
+    )
 
 
 def kl_from_prior(
-    prior: tfd.Distribution, prior_samples: tf.Tensor, posterior: tfd.Distribution, weights: tf.Tensor | None = None
+    prior: tfd.Distribution,
+    prior_samples: tf.Tensor,
+    posterior: tfd.Distribution,
+    weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Estimates KL(p || q) of a prior p from the aggregated posterior q, by draws from the prior.
 
@@ -40,16 +45,24 @@ def kl_from_prior(
     """
     prior_samples = points(prior_samples, "prior_samples")
     if prior_samples.shape[0] == 0:
-        raise ValueError(f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the prior.")
+        raise ValueError(
+            f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the prior."
+        )
     dimensions = prior_samples.shape[1:]
     check_distribution(prior, "prior", tf.TensorShape([]), dimensions, prior_samples.dtype)
-    check_distribution(posterior, "posterior", tf.TensorShape([None]), dimensions, prior_samples.dtype)
+    check_distribution(
+        posterior, "posterior", tf.TensorShape([None]), dimensions, prior_samples.dtype
+    )
     rows = tf.ones(posterior.batch_shape_tensor(), prior_samples.dtype)
     weights = rows if weights is None else row_weights(weights, rows, "weights")
     # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of weight zero may have NaN
     # parameters, and then the gradient of its log-probability is NaN at its copy of a point.
     z = prior_samples[:, tf.newaxis, :]
-    log_probs = posterior.log_prob(tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z)))  # [m, n]
+    log_probs = posterior.log_prob(
+        tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
+    )  # [m, n]
     _, present = shares(weights)
-    value = tf.reduce_mean(prior.log_prob(prior_samples) - _log_mixture(log_probs, weights, present))
+    value = tf.reduce_mean(
+        prior.log_prob(prior_samples) - _log_mixture(log_probs, weights, present)
+    )
     return tf.where(present, value, tf.zeros_like(value))

@@ -15,7 +15,9 @@ def points(value: tf.Tensor, name: str, *, like: tf.Tensor | None = None) -> tf.
             f"{name} has dtype {value.dtype.name} and shape {value.shape}: it must be float32 or float64 [number of points, number "
             f"of dimensions]. Use tf.cast, and for instance {name}[:, tf.newaxis]."
         )
-    if like is not None and (value.dtype != like.dtype or not value.shape[1:].is_compatible_with(like.shape[1:])):
+    if like is not None and (
+        value.dtype != like.dtype or not value.shape[1:].is_compatible_with(like.shape[1:])
+    ):
         raise ValueError(
             f"{name} has dtype {value.dtype.name} and shape {value.shape}, its counterpart {like.dtype.name} and {like.shape}: both need "
             "the same dtype and number of dimensions."
@@ -28,7 +30,11 @@ def row_weights(value: tf.Tensor | None, rows: tf.Tensor, name: str) -> tf.Tenso
     if value is None:
         return tf.ones(tf.shape(rows)[:1], rows.dtype)
     value = tf.convert_to_tensor(value, dtype_hint=rows.dtype)
-    if value.dtype != rows.dtype or value.shape.rank != 1 or not value.shape.is_compatible_with(rows.shape[:1]):
+    if (
+        value.dtype != rows.dtype
+        or value.shape.rank != 1
+        or not value.shape.is_compatible_with(rows.shape[:1])
+    ):
         raise ValueError(
             f"{name} has dtype {value.dtype.name} and shape {value.shape}, its rows {rows.dtype.name} and {rows.shape}: it needs one "
             "weight per row, of the same dtype."
@@ -72,13 +78,19 @@ class Codes:
 
 
 def check_distribution(
-    distribution: tfd.Distribution, name: str, batch: tf.TensorShape, event: tf.TensorShape, dtype: tf.DType
+    distribution: tfd.Distribution,
+    name: str,
+    batch: tf.TensorShape,
+    event: tf.TensorShape,
+    dtype: tf.DType,
 ) -> None:
     """Raises unless `distribution` is a TFP distribution with these static shapes and this dtype."""
     if not isinstance(distribution, tfd.Distribution):
         raise TypeError(f"{name} must be a TFP distribution, got {distribution!r}.")
     shapes, kind = (distribution.batch_shape, distribution.event_shape), distribution.dtype
-    fits = isinstance(shapes[1], tf.TensorShape) and all(map(tf.TensorShape.is_compatible_with, shapes, (batch, event)))
+    fits = isinstance(shapes[1], tf.TensorShape) and all(
+        map(tf.TensorShape.is_compatible_with, shapes, (batch, event))
+    )
     if not fits or tf.as_dtype(kind) != dtype:
         raise ValueError(
             f"{name} {distribution.name!r} has batch shape {shapes[0]}, event shape {shapes[1]} and dtype {kind}; it needs {batch}, "

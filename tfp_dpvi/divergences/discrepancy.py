@@ -14,7 +14,9 @@ SCALES: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
     """Returns the scales as floats; raises `ValueError` or `TypeError` unless they are positive numbers."""
-    values = tuple(check.positive("scales", s) for s in (scales if isinstance(scales, Iterable) else (scales,)))
+    values = tuple(
+        check.positive("scales", s) for s in (scales if isinstance(scales, Iterable) else (scales,))
+    )
     if not values:
         raise ValueError(f"scales={scales!r} is empty; pass positive numbers, such as {SCALES}.")
     return values
@@ -28,11 +30,18 @@ def _squared_discrepancy(
     y_weights: tf.Tensor | None,
 ) -> tf.Tensor:
     """Returns |mean embedding of x - mean embedding of y|^2, from the inner product of two weighted embeddings."""
-    x_weights, y_weights = row_weights(x_weights, x, "x_weights"), row_weights(y_weights, y, "y_weights")
+    x_weights, y_weights = (
+        row_weights(x_weights, x, "x_weights"),
+        row_weights(y_weights, y, "y_weights"),
+    )
     x_shares, x_present = shares(x_weights)
     y_shares, y_present = shares(y_weights)
     x, y = present_rows(x, x_weights), present_rows(y, y_weights)
-    value = inner(x_shares, x, x_shares, x) - 2 * inner(x_shares, x, y_shares, y) + inner(y_shares, y, y_shares, y)
+    value = (
+        inner(x_shares, x, x_shares, x)
+        - 2 * inner(x_shares, x, y_shares, y)
+        + inner(y_shares, y, y_shares, y)
+    )
     # Rounding must not make the square negative; the gradient is unchanged.
     value += tf.stop_gradient(tf.nn.relu(-value))
     return tf.where(x_present & y_present, value, tf.zeros_like(value))
@@ -72,8 +81,13 @@ def mmd(
         # Squared length scales grow with the dimension, as squared distances do.
         dimensions = tf.cast(tf.shape(x)[1], x.dtype)
         lengths = tf.sqrt(tf.constant(SCALES, x.dtype) * dimensions)
-        kernel = tfp.math.psd_kernels.RationalQuadratic(length_scale=lengths, scale_mixture_rate=tf.ones([], x.dtype))
-    if not isinstance(kernel, tfp.math.psd_kernels.PositiveSemidefiniteKernel) or kernel.feature_ndims != 1:
+        kernel = tfp.math.psd_kernels.RationalQuadratic(
+            length_scale=lengths, scale_mixture_rate=tf.ones([], x.dtype)
+        )
+    if (
+        not isinstance(kernel, tfp.math.psd_kernels.PositiveSemidefiniteKernel)
+        or kernel.feature_ndims != 1
+    ):
         raise TypeError(f"kernel={kernel!r} must be a kernel of tfp.math.psd_kernels on vectors.")
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:

@@ -32,10 +32,17 @@ def sparse_prior(
       A TFP distribution with event shape [dim]. Its samples are not reparameterised.
     """
     dim = check.count("dim", dim, 1)
-    sparsity = check.real("sparsity", sparsity, "pass a probability in [0, 1], the weight of the narrow normal")
+    sparsity = check.real(
+        "sparsity", sparsity, "pass a probability in [0, 1], the weight of the narrow normal"
+    )
     if not 0.0 <= sparsity <= 1.0:
-        raise ValueError(f"sparsity={sparsity!r} must lie in [0, 1]: it is the weight of the narrow normal.")
-    spike_scale, slab_scale = check.positive("spike_scale", spike_scale), check.positive("slab_scale", slab_scale)
+        raise ValueError(
+            f"sparsity={sparsity!r} must lie in [0, 1]: it is the weight of the narrow normal."
+        )
+    spike_scale, slab_scale = (
+        check.positive("spike_scale", spike_scale),
+        check.positive("slab_scale", slab_scale),
+    )
     kind = tf.as_dtype(dtype)
     mixture = tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * dim, kind)),
@@ -79,12 +86,20 @@ def clustered_prior(
     try:
         scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
     except ValueError:
-        raise ValueError(f"scale={scale!r} must be a scalar, [d], [k, 1] or [k, d] for {centres.shape} locs.") from None
+        raise ValueError(
+            f"scale={scale!r} must be a scalar, [d], [k, 1] or [k, d] for {centres.shape} locs."
+        ) from None
     if not (np.isfinite(scales) & (scales > 0)).all():
-        raise ValueError(f"scale={scale!r} must be positive and finite: the clusters' standard deviations.")
+        raise ValueError(
+            f"scale={scale!r} must be positive and finite: the clusters' standard deviations."
+        )
     clusters = len(centres)
     weights = np.full(clusters, 1 / clusters) if probs is None else np.asarray(probs, np.float64)
-    if weights.shape != (clusters,) or not (weights >= 0).all() or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5):
+    if (
+        weights.shape != (clusters,)
+        or not (weights >= 0).all()
+        or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5)
+    ):
         raise ValueError(
             f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by their sum."
         )
@@ -120,22 +135,36 @@ class VampPrior:
             if isinstance(value, tuple):
                 return tuple(map(start, value))
             array = np.asarray(value)  # A list of numbers is one array.
-            return tf.Variable(array.astype(dtype), name="pseudo_inputs") if array.dtype.kind == "f" else array
+            return (
+                tf.Variable(array.astype(dtype), name="pseudo_inputs")
+                if array.dtype.kind == "f"
+                else array
+            )
 
-        return _Vamp(encoder, start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)))
+        return _Vamp(
+            encoder,
+            start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)),
+        )
 
 
 class _Vamp(Derived):
     """The mixture of `encoder(*inputs)`."""
 
-    def __init__(self, encoder: Callable[..., tfd.Distribution], inputs: Structure, name: str = "VampPrior") -> None:
+    def __init__(
+        self, encoder: Callable[..., tfd.Distribution], inputs: Structure, name: str = "VampPrior"
+    ) -> None:
         parameters = dict(locals())
         self._encoder, self._inputs = encoder, inputs
-        shapes, rows = tf.nest.map_structure(lambda part: part.shape, inputs), tf.nest.flatten(inputs)[0].shape[0]
+        shapes, rows = (
+            tf.nest.map_structure(lambda part: part.shape, inputs),
+            tf.nest.flatten(inputs)[0].shape[0],
+        )
         try:
             one = self._posteriors()
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            raise ValueError(f"prior: the encoder failed on VampPrior's pseudo_inputs, {shapes}: {error}") from error
+            raise ValueError(
+                f"prior: the encoder failed on VampPrior's pseudo_inputs, {shapes}: {error}"
+            ) from error
         if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
             raise ValueError(
                 f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape {shapes}; it must return a TFP "

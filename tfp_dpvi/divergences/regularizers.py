@@ -40,7 +40,9 @@ class DimensionwiseMMD:
 
     def __call__(self, codes: Codes) -> tf.Tensor:
         """Returns the discrepancy of the group's draws."""
-        return dimensionwise_mmd(codes.samples, codes.prior_samples, self.scales, x_weights=codes.weights)
+        return dimensionwise_mmd(
+            codes.samples, codes.prior_samples, self.scales, x_weights=codes.weights
+        )
 
 
 @dataclasses.dataclass(frozen=True)

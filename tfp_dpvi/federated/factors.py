@@ -18,7 +18,9 @@ class Factor:
     """
 
     shift: np.ndarray  # float64 of shape [d]: precision times mean.
-    precision: np.ndarray  # float64, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
+    precision: (
+        np.ndarray
+    )  # float64, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
 
     def __post_init__(self) -> None:
         shift, precision = np.array(self.shift, np.float64), np.array(self.precision, np.float64)
@@ -95,7 +97,9 @@ class Factor:
     def mean(self) -> np.ndarray:
         """Mean [d] of a proper factor."""
         return np.asarray(
-            np.linalg.solve(self.precision, self.shift) if self.full_rank else self.shift / self.precision
+            np.linalg.solve(self.precision, self.shift)
+            if self.full_rank
+            else self.shift / self.precision
         )
 
     @property
@@ -106,7 +110,9 @@ class Factor:
     @property
     def stddev(self) -> np.ndarray:
         """Standard deviations [d] of a proper factor."""
-        return np.asarray(np.sqrt(np.diagonal(self.covariance) if self.full_rank else self.covariance))
+        return np.asarray(
+            np.sqrt(np.diagonal(self.covariance) if self.full_rank else self.covariance)
+        )
 
     def sample(self, num: int, rng: np.random.Generator) -> np.ndarray:
         """Returns draws [num, d] from a proper factor."""
@@ -124,7 +130,9 @@ def _inverse(matrix: np.ndarray) -> np.ndarray:
 
 def product(factors: list[Factor]) -> Factor:
     """Returns the product of one factor or more."""
-    return Factor(np.sum([one.shift for one in factors], 0), np.sum([one.precision for one in factors], 0))
+    return Factor(
+        np.sum([one.shift for one in factors], 0), np.sum([one.precision for one in factors], 0)
+    )
 
 
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:

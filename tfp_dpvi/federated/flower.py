@@ -25,7 +25,9 @@ try:
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 except ImportError as error:
-    raise ImportError("federated learning on Flower needs it: pip install 'tfp-dpvi[federated]'.") from error
+    raise ImportError(
+        "federated learning on Flower needs it: pip install 'tfp-dpvi[federated]'."
+    ) from error
 
 _LOG = logging.getLogger("tfp_dpvi")
 _RECORD, _FIELD = "tfp_dpvi", "message"
@@ -107,7 +109,9 @@ class FlowerRun:
         until = time.monotonic() + at_most
         while len(self.nodes) < num_hospitals:
             if time.monotonic() > until:
-                raise TimeoutError(f"{len(self.nodes)} of {num_hospitals} hospitals joined within {at_most:g} s.")
+                raise TimeoutError(
+                    f"{len(self.nodes)} of {num_hospitals} hospitals joined within {at_most:g} s."
+                )
             self._step()
 
     def play(self, show: Callable[[Server], None] | None = None) -> None:
@@ -116,7 +120,9 @@ class FlowerRun:
         while not self.server.finished:
             for task in self.server.due():
                 if task.hospital in self.nodes:
-                    self._push(self.nodes[task.hospital], "train", task.to_bytes(), self._timeout, task)
+                    self._push(
+                        self.nodes[task.hospital], "train", task.to_bytes(), self._timeout, task
+                    )
                 else:  # Of the roster, and not here yet.
                     time.sleep(self._pause)
                     self.server.give_up(task.request)
@@ -125,7 +131,9 @@ class FlowerRun:
                 show(self.server)
             seen = len(self.server.history)
 
-    def _push(self, node: int, kind: str, message: bytes, timeout: float, task: Task | None = None) -> None:
+    def _push(
+        self, node: int, kind: str, message: bytes, timeout: float, task: Task | None = None
+    ) -> None:
         sent = Message(_content(message), dst_node_id=node, message_type=kind, ttl=timeout + 60.0)
         (identity,) = self._grid.push_messages([sent])
         self._open[identity] = _Sent(node, time.monotonic() + timeout, task)
@@ -146,7 +154,11 @@ class FlowerRun:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK
-            known = {*self.nodes.values(), *self._left_out, *(sent.node for sent in self._open.values())}
+            known = {
+                *self.nodes.values(),
+                *self._left_out,
+                *(sent.node for sent in self._open.values()),
+            }
             for node in set(self._grid.get_node_ids()) - known:
                 self._push(node, "query", b"", _LATEST_NAME)
 
@@ -168,8 +180,15 @@ class FlowerRun:
 
     def _join(self, node: int, name: str) -> None:
         wanted = name if self._roster is None else self._roster.get(node)
-        if wanted != name or name in self.nodes or not (name.isprintable() and name.strip()) or len(name) > 200:
-            _LOG.warning("Node %d says that it is %r, which it is not: it is left out.", node, name[:200])
+        if (
+            wanted != name
+            or name in self.nodes
+            or not (name.isprintable() and name.strip())
+            or len(name) > 200
+        ):
+            _LOG.warning(
+                "Node %d says that it is %r, which it is not: it is left out.", node, name[:200]
+            )
             self._left_out.add(node)
         else:
             self.nodes[name] = node

@@ -96,16 +96,28 @@ class Hospital:
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
         """Makes the lifetime plan of this hospital in this study: with the ledger's noise if it comes back, else calibrated."""
-        purpose = f"releases for the study {self.study.terms.name!r} ({self.study.terms.identity[:8]})"
-        self._releases, self._plan = draft.num_releases // self.rounds, draft.replace(purpose=purpose)
+        purpose = (
+            f"releases for the study {self.study.terms.name!r} ({self.study.terms.identity[:8]})"
+        )
+        self._releases, self._plan = (
+            draft.num_releases // self.rounds,
+            draft.replace(purpose=purpose),
+        )
         if self.epsilon is None:
             return
         held = [one.plan for one in self.ledger.entries if _kind(one.plan) == _kind(self._plan)]
         if held:
             self._plan = held[0].replace(num_releases=draft.num_releases)
         else:
-            self.num_calibrations += 1  # Without names, so that hospitals of one simulation share what is computed.
-            plan = _calibrated(draft.replace(num_records=None), self.epsilon, self.delta, tuple(self.ledger.events()))
+            self.num_calibrations += (
+                1  # Without names, so that hospitals of one simulation share what is computed.
+            )
+            plan = _calibrated(
+                draft.replace(num_records=None),
+                self.epsilon,
+                self.delta,
+                tuple(self.ledger.events()),
+            )
             self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
 
     # ------------------------------------------------------------------ in each round
@@ -116,7 +128,10 @@ class Hospital:
         Raises `MessageError` if the message is refused; no privacy was spent.
         """
         task = Task.from_bytes(message, self.study.terms)
-        need(task.hospital == self.name, f"the task is for {task.hospital!r}, and this is {self.name!r}.")
+        need(
+            task.hospital == self.name,
+            f"the task is for {task.hospital!r}, and this is {self.name!r}.",
+        )
         with self._lock:
             if task.request not in self._last:
                 self._last = {task.request: self.refine(task).to_bytes()}
@@ -130,7 +145,9 @@ class Hospital:
                 change = self._change(task)
         except BudgetExhaustedError as error:
             reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"[:MOST_TEXT]
-        return Reply(task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason)
+        return Reply(
+            task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason
+        )
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
@@ -138,8 +155,13 @@ class Hospital:
             return contextlib.nullcontext()
         if not self.rounds_left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan, budget = self._plan.replace(num_releases=self.rounds_left * self._releases), (self.epsilon, self.delta)
-        return self.ledger.reserved(plan, self._releases, seeded=self._seed is not None, budgets=[budget])
+        plan, budget = (
+            self._plan.replace(num_releases=self.rounds_left * self._releases),
+            (self.epsilon, self.delta),
+        )
+        return self.ledger.reserved(
+            plan, self._releases, seeded=self._seed is not None, budgets=[budget]
+        )
 
     def _change(self, task: Task) -> Factor:
         return self._refiner.refine(task.posterior, task.cavity, self._mechanism, self._tensors)
@@ -171,10 +193,19 @@ class Hospital:
 
 
 @functools.lru_cache(maxsize=64)
-def _calibrated(plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[DpEvent, ...]) -> PrivacyPlan:
+def _calibrated(
+    plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[DpEvent, ...]
+) -> PrivacyPlan:
     return plan.calibrated(epsilon, delta, events)
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
     """Returns the parts of a plan that a hospital which comes back must find again: neither noise nor number of releases."""
-    return plan.purpose, plan.sampling, plan.neighboring_relation, plan.sensitivity, plan.accountant, plan.num_records
+    return (
+        plan.purpose,
+        plan.sampling,
+        plan.neighboring_relation,
+        plan.sensitivity,
+        plan.accountant,
+        plan.num_records,
+    )

@@ -34,16 +34,21 @@ class Family:
         self._full_rank, self._largest_start = study.full_rank, study.initial_stddev
         self._bound = (np.sqrt(2.0) * prior.stddev).astype(dtype.as_numpy_dtype)
         self._shift, self._precision = (
-            tf.Variable(tf.zeros(part.shape, dtype), trainable=False) for part in (prior.shift, prior.precision)
+            tf.Variable(tf.zeros(part.shape, dtype), trainable=False)
+            for part in (prior.shift, prior.precision)
         )
         self._loc = tf.Variable(tf.zeros([prior.num], dtype), name="loc")
-        start: Any = np.eye(prior.num, dtype=self._bound.dtype) if self._full_rank else self._bound / 2.0
+        start: Any = (
+            np.eye(prior.num, dtype=self._bound.dtype) if self._full_rank else self._bound / 2.0
+        )
         below = tfp.bijectors.Chain([tfp.bijectors.Scale(self._bound), tfp.bijectors.Sigmoid()])
         to_scale = tfp.bijectors.FillScaleTriL() if self._full_rank else below
         self._scale = tfp.util.TransformedVariable(start, to_scale, name="scale")
         kind = tfd.MultivariateNormalTriL if self._full_rank else tfd.MultivariateNormalDiag
         normal = kind(self._loc, self._scale)
-        self.distribution = tfd.TransformedDistribution(normal, study.coordinates.bijector, name="surrogate")
+        self.distribution = tfd.TransformedDistribution(
+            normal, study.coordinates.bijector, name="surrogate"
+        )
 
     def start(self, posterior: Factor, cavity: Factor) -> None:
         """Sets the cavity, and the normal to a posterior with standard deviations of at most the study's `initial_stddev`."""
@@ -58,18 +63,34 @@ class Family:
 
     def factor(self) -> Factor:
         """Returns the normal; raises `ValueError` if it is not finite."""
-        loc, scale = (tf.convert_to_tensor(part).numpy().astype(np.float64) for part in (self._loc, self._scale))
+        loc, scale = (
+            tf.convert_to_tensor(part).numpy().astype(np.float64)
+            for part in (self._loc, self._scale)
+        )
         return Factor.normal(loc, scale @ scale.T if self._full_rank else scale**2)
 
     def divergence(self) -> tf.Tensor:
         """Returns KL(q || cavity) up to a constant."""
-        loc, scale, precision = (tf.convert_to_tensor(part) for part in (self._loc, self._scale, self._precision))
+        loc, scale, precision = (
+            tf.convert_to_tensor(part) for part in (self._loc, self._scale, self._precision)
+        )
         if self._full_rank:
             spread = tf.reduce_sum(scale * tf.matmul(precision, scale))
-            away, diagonal = tf.reduce_sum(loc * tf.linalg.matvec(precision, loc)), tf.linalg.diag_part(scale)
+            away, diagonal = (
+                tf.reduce_sum(loc * tf.linalg.matvec(precision, loc)),
+                tf.linalg.diag_part(scale),
+            )
         else:
-            spread, away, diagonal = tf.reduce_sum(precision * scale**2), tf.reduce_sum(precision * loc**2), scale
-        return (spread + away) / 2.0 - tf.reduce_sum(self._shift * loc) - tf.reduce_sum(tf.math.log(diagonal))
+            spread, away, diagonal = (
+                tf.reduce_sum(precision * scale**2),
+                tf.reduce_sum(precision * loc**2),
+                scale,
+            )
+        return (
+            (spread + away) / 2.0
+            - tf.reduce_sum(self._shift * loc)
+            - tf.reduce_sum(tf.math.log(diagonal))
+        )
 
 
 class LocalModel(DPVI):
@@ -82,7 +103,11 @@ class LocalModel(DPVI):
     def __init__(self, study: Study, *, seed: int | None = None) -> None:
         family = Family(study)
         super().__init__(
-            study.prior, study.likelihood, lambda prior: family.distribution, clipping=study.clipping, seed=seed
+            study.prior,
+            study.likelihood,
+            lambda prior: family.distribution,
+            clipping=study.clipping,
+            seed=seed,
         )
         self.family = family
 
@@ -96,10 +121,14 @@ class LocalModel(DPVI):
                 tape.watch(variables)
                 divergence = self.family.divergence() / spec.num_records
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
-            return dataclasses.replace(gradient, data_independent=exact, data_independent_loss=divergence)
+            return dataclasses.replace(
+                gradient, data_independent=exact, data_independent_loss=divergence
+            )
 
         # Nothing is released beside the gradient: the posterior is the surrogate.
-        return dataclasses.replace(theirs, draw=draw, joint=(), identity=("cavity", theirs.identity))
+        return dataclasses.replace(
+            theirs, draw=draw, joint=(), identity=("cavity", theirs.identity)
+        )
 
 
 class Refiner:
@@ -109,7 +138,9 @@ class Refiner:
         self.study, self._seed, self._lock = study, seed, threading.Lock()
         self._model = LocalModel(study, seed=seed)
         self._optimizer = type(study.optimizer).from_config(study.optimizer.get_config())
-        self.private = math.isfinite(self._optimizer.clip.bound)  # Without a clip nothing is, and nothing is charged.
+        self.private = math.isfinite(
+            self._optimizer.clip.bound
+        )  # Without a clip nothing is, and nothing is charged.
         epsilon = 1.0 if self.private else None  # Each hospital calibrates to its own.
         self._model.compile(self._optimizer, epsilon=epsilon, delta=1e-5, jit_compile=False)
         self._optimizer.build(self._model.trainable_variables)
@@ -121,7 +152,11 @@ class Refiner:
         self._done = 0
 
     def data(
-        self, x: Structure, y: Structure | None, num_records: int | None, weight: np.ndarray | None = None
+        self,
+        x: Structure,
+        y: Structure | None,
+        num_records: int | None,
+        weight: np.ndarray | None = None,
     ) -> Data:
         """Returns records, checked, with their sampler. A declared `num_records` hides the exact one."""
         batch_size = self.study.batch_size or num_records or len(tf.nest.flatten(x)[0])
@@ -131,10 +166,15 @@ class Refiner:
         """Returns the release of one step, without its noise."""
         return dataclasses.replace(self._model.mechanism(data), neighboring_relation=relation)
 
-    def refine(self, posterior: Factor, cavity: Factor, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> Factor:
+    def refine(
+        self, posterior: Factor, cavity: Factor, mechanism: Mechanism, tensors: dict[str, tf.Tensor]
+    ) -> Factor:
         """Runs a round's steps from a posterior against a cavity, with the optimizer as new; returns the change."""
         with self._lock:
-            steps, number = self.compiled.steps_for(mechanism, tensors), self.study.terms.local_steps
+            steps, number = (
+                self.compiled.steps_for(mechanism, tensors),
+                self.study.terms.local_steps,
+            )
             nothing = Factor.one(posterior.num, full_rank=posterior.full_rank)
             try:
                 self._model.family.start(posterior, cavity)
@@ -143,7 +183,10 @@ class Refiner:
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
                 variable.assign(value)
             # A fresh key for every round; of a seed's one key, no number comes twice.
-            state, key = initial_state(mechanism, self._done, number), tf.constant(new_key(self._seed))
+            state, key = (
+                initial_state(mechanism, self._done, number),
+                tf.constant(new_key(self._seed)),
+            )
             self._done += number
             steps(state, tf.constant(number, tf.int64), tensors, key, mechanism.noise)
             # A fit that ran away changes nothing: no record may decide whether there is an answer (C8).

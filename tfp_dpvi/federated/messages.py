@@ -38,7 +38,9 @@ class Terms:
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
         if not self.prior.proper:
-            raise ValueError("prior is no normal distribution: its precision must be positive definite.")
+            raise ValueError(
+                "prior is no normal distribution: its precision must be positive definite."
+            )
         object.__setattr__(self, "local_steps", check.count("local_steps", self.local_steps, 1))
         object.__setattr__(self, "most_change", check.positive("most_change", self.most_change))
         check.one_of("privacy", self.privacy, ("worker", "messages"))
@@ -106,7 +108,10 @@ class Task(_Message):
     def from_bytes(cls, message: bytes, terms: Terms) -> Task:
         """Reads a message; raises `MessageError`."""
         fields = _read(cls, message, terms)
-        task = cls(**fields | {name: _factor(name, fields[name], terms.prior) for name in ("posterior", "cavity")})
+        task = cls(
+            **fields
+            | {name: _factor(name, fields[name], terms.prior) for name in ("posterior", "cavity")}
+        )
         need(task.posterior.proper, "the posterior of the task is no normal distribution.")
         return task
 
@@ -115,8 +120,12 @@ class Task(_Message):
 class Reply(_Message):
     """A hospital's answer to a task, whose first four attributes it repeats."""
 
-    change: Factor | None  # By which to multiply its factor and the posterior, before damping; None if it declines.
-    epsilon: float = math.inf  # What it states to have spent so far; infinite where nothing is private.
+    change: (
+        Factor | None
+    )  # By which to multiply its factor and the posterior, before damping; None if it declines.
+    epsilon: float = (
+        math.inf
+    )  # What it states to have spent so far; infinite where nothing is private.
     delta: float = 0.0
     reason: str = ""  # Why it declines.
 
@@ -126,7 +135,10 @@ class Reply(_Message):
         fields = _read(cls, message, terms)
         for name in ("epsilon", "delta"):
             value = fields[name]
-            need(isinstance(value, float) and value >= 0.0, f"{name}={value!r:.99} is not a number of at least 0.")
+            need(
+                isinstance(value, float) and value >= 0.0,
+                f"{name}={value!r:.99} is not a number of at least 0.",
+            )
         if fields["change"] is not None:
             change = fields["change"] = _factor("change", fields["change"], terms.prior)
             most_change = terms.most_change
@@ -147,15 +159,22 @@ def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
         fields = json.loads(message)
     wanted = {"kind", *(field.name for field in dataclasses.fields(kind))}
     name = kind.__name__
-    need(isinstance(fields, dict) and fields.pop("kind", None) == name, f"the message is no {name} in JSON.")
     need(
-        fields.keys() == wanted - {"kind"}, f"the {name} has the fields {sorted(fields)!r:.200}, not {sorted(wanted)}."
+        isinstance(fields, dict) and fields.pop("kind", None) == name,
+        f"the message is no {name} in JSON.",
+    )
+    need(
+        fields.keys() == wanted - {"kind"},
+        f"the {name} has the fields {sorted(fields)!r:.200}, not {sorted(wanted)}.",
     )
     study, number = fields["study"], fields["number"]
     need(study == terms.identity, f"study={study!r:.99} is not this one ({terms.identity}).")
     for name in fields.keys() & {"hospital", "request", "reason"}:
         text = fields[name]
-        need(isinstance(text, str) and text.isprintable() and len(text) <= MOST_TEXT, f"{name} is not a short text.")
+        need(
+            isinstance(text, str) and text.isprintable() and len(text) <= MOST_TEXT,
+            f"{name} is not a short text.",
+        )
     need(type(number) is int and number >= 0, f"number={number!r:.99} is not a count.")
     return fields
 
@@ -166,5 +185,8 @@ def _factor(name: str, value: Any, prior: Factor) -> Factor:
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"{name} is no factor: {error}") from None
     shapes = [[one.shift.shape, one.precision.shape] for one in (factor, prior)]
-    need(shapes[0] == shapes[1], f"{name} has shapes {shapes[0]}, and the study's factors {shapes[1]}.")
+    need(
+        shapes[0] == shapes[1],
+        f"{name} has shapes {shapes[0]}, and the study's factors {shapes[1]}.",
+    )
     return factor

@@ -38,13 +38,19 @@ class MessageHospital(Hospital):
             )
         records, number = self._refiner.data(x, y, num_records).records, self.study.num_shards
         self.num_records, self._messages = num_records or records.num, 0
-        draft = PrivacyPlan(FullBatch(), 1.0, self.rounds, self._relation, Sensitivity(2.0, 2.0), "pld", self._clip)
+        draft = PrivacyPlan(
+            FullBatch(), 1.0, self.rounds, self._relation, Sensitivity(2.0, 2.0), "pld", self._clip
+        )
         self._calibrate(draft.replace(num_records=self.num_records))
         if self.epsilon is not None:
             self._check_feasible()
         size = shard_size(self.num_records, number)
         shards = divide(
-            records.x, records.y, assign(records.num, number, np.random.default_rng(self._seed)), number, size
+            records.x,
+            records.y,
+            assign(records.num, number, np.random.default_rng(self._seed)),
+            number,
+            size,
         )
         parts = [self._refiner.data(each["x"], each["y"], size, each["weight"]) for each in shards]
         self._mechanism = self._refiner.mechanism(parts[0], self._relation)
@@ -74,16 +80,25 @@ class MessageHospital(Hospital):
         key = _random.fold_in(tf.constant(_random.new_key(self._seed)), tf.constant(self._messages))
         self._messages += 1
         shapes = [total.shift.shape, total.precision.shape]
-        shift, precision = (self._plan.deviation * part.numpy() for part in _random.normals(key, shapes, tf.float64))
-        if total.full_rank:  # The upper half is what is released: no longer than the matrix, and noisy as a whole.
+        shift, precision = (
+            self._plan.deviation * part.numpy() for part in _random.normals(key, shapes, tf.float64)
+        )
+        if (
+            total.full_rank
+        ):  # The upper half is what is released: no longer than the matrix, and noisy as a whole.
             precision = np.triu(precision) + np.triu(precision, 1).T
         return total * Factor(shift, precision)
 
     def _clipped_sum(self, task: Task) -> Factor:
         """Returns the sum over shards of clipped changes, each against the posterior without that shard's share of the factor."""
         cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self._parts))
-        changes = [self._refiner.refine(task.posterior, cavity, self._mechanism, part) for part in self._parts]
-        return product([change ** min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes])
+        changes = [
+            self._refiner.refine(task.posterior, cavity, self._mechanism, part)
+            for part in self._parts
+        ]
+        return product(
+            [change ** min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]
+        )
 
 
 def assign(num: int, num_shards: int, rng: np.random.Generator) -> np.ndarray:
@@ -91,7 +106,9 @@ def assign(num: int, num_shards: int, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(num_shards, size=num)
 
 
-def divide(x: Structure, y: Structure | None, shards: np.ndarray, num_shards: int, size: int) -> list[dict[str, Any]]:
+def divide(
+    x: Structure, y: Structure | None, shards: np.ndarray, num_shards: int, size: int
+) -> list[dict[str, Any]]:
     """Returns the records of each shard as arguments of `fit`, padded to a public size with records of weight 0.
 
     Records beyond that size are left out: at the size of `shard_size`, one in 1e14 (more, if fewer records are declared).

@@ -23,7 +23,9 @@ def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0)
                 raise TimeoutError(f"no reply within {timeout:g} s")
             reply = connection.recv_bytes()
     except (OSError, EOFError) as error:
-        raise WorkerError(f"the worker at {path} does not answer: {error or type(error).__name__}.") from None
+        raise WorkerError(
+            f"the worker at {path} does not answer: {error or type(error).__name__}."
+        ) from None
     if reply[:1] != b"+":
         raise WorkerError(f"the worker refused: {reply[1:].decode(errors='replace')}")
     return reply[1:]

@@ -24,7 +24,9 @@ class Schedule:
     damping: float = 0.2  # The share of a change that is taken in the first round, in (0, 1].
     decay: float = 1.0  # The share in the last round over that in the first, in (0, 1].
     most_ahead: int = 1  # Rounds ahead of the slowest that answers: how stale a change, how many an absent one loses.
-    waits: ClassVar[bool] = True  # Whether changes are applied once every hospital that was asked has answered.
+    waits: ClassVar[bool] = (
+        True  # Whether changes are applied once every hospital that was asked has answered.
+    )
     one_by_one: ClassVar[bool] = False  # Whether one hospital is asked at a time.
 
     def __post_init__(self) -> None:
@@ -131,7 +133,9 @@ class Server:
         check.text("hospital", hospital, "pass a hospital's name")
         if hospital not in self.factors:
             self._asked[hospital] = min((self._asked[one] for one in self._answering()), default=0)
-            self.factors[hospital] = Factor.one(self.terms.prior.num, full_rank=self.terms.prior.full_rank)
+            self.factors[hospital] = Factor.one(
+                self.terms.prior.num, full_rank=self.terms.prior.full_rank
+            )
 
     def _answering(self) -> list[str]:
         """Returns the hospitals that answered last time, or, if there is none, all that take part."""
@@ -156,7 +160,11 @@ class Server:
         tasks, posterior = [], self.posterior
         for hospital in self._next():
             cavity, request = posterior / self.factors[hospital], uuid.uuid4().hex
-            tasks.append(Task(self.terms.identity, hospital, request, self._asked[hospital], posterior, cavity))
+            tasks.append(
+                Task(
+                    self.terms.identity, hospital, request, self._asked[hospital], posterior, cavity
+                )
+            )
             self._asked[hospital] += 1
             self._open[request] = hospital
         return tasks
@@ -169,11 +177,20 @@ class Server:
         try:
             reply = Reply.from_bytes(message, self.terms)
             need(sender in self.factors, f"hospital {sender!r} is not in the study.")
-            need(reply.hospital == sender, f"it is signed {reply.hospital!r}, and {sender!r} sent it.")
+            need(
+                reply.hospital == sender,
+                f"it is signed {reply.hospital!r}, and {sender!r} sent it.",
+            )
             asked = self._open.get(reply.request)
-            need(asked is not None, f"request {reply.request!r} is not open: it was answered, given up, or never sent.")
+            need(
+                asked is not None,
+                f"request {reply.request!r} is not open: it was answered, given up, or never sent.",
+            )
             need(asked == sender, f"request {reply.request!r} went to another hospital.")
-            need(reply.number == self._asked[sender] - 1, f"number={reply.number} is not that of the request.")
+            need(
+                reply.number == self._asked[sender] - 1,
+                f"number={reply.number} is not that of the request.",
+            )
             self.epsilon[sender] = reply.epsilon
         except MessageError as error:
             self.refused.append(f"{sender}: {error}")

@@ -42,7 +42,9 @@ class History:
         _draw(self.rounds, path, names)
 
 
-def hospital_of(study: Study, x: Structure, y: Structure | None = None, **settings: Any) -> Hospital:
+def hospital_of(
+    study: Study, x: Structure, y: Structure | None = None, **settings: Any
+) -> Hospital:
     """Returns a hospital with the study's kind of privacy; arguments as of `Hospital`."""
     kind = MessageHospital if study.terms.privacy == "messages" else Hospital
     return kind(study, x, y, **settings)
@@ -87,10 +89,14 @@ def simulate(
     server = Server(study.terms, made, schedule, evaluate=evaluate, refine_prior=refine_prior)
     _play(server, made, verbose, np.random.default_rng(seed))
     reports = {name: one.privacy_report() for name, one in made.items() if one.epsilon is not None}
-    return History(server.history, server.posterior, server.epsilon, server.retired, server.refused, reports)
+    return History(
+        server.history, server.posterior, server.epsilon, server.retired, server.refused, reports
+    )
 
 
-def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator) -> None:
+def _play(
+    server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator
+) -> None:
     """Runs a study to its end. Asynchronous hospitals take exponential times, each with its own mean."""
     steps, shown_now = server.schedule.rounds * len(hospitals), ["epsilon", "guard", "evaluation"]
     bar = keras.utils.Progbar(steps, verbose=verbose, unit_name="reply", stateful_metrics=shown_now)
@@ -100,7 +106,9 @@ def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.
     while not server.finished:
         under_way += server.due()
         at = 0
-        if not server.schedule.waits:  # Of exponential times the next to end is each with a probability like its speed.
+        if (
+            not server.schedule.waits
+        ):  # Of exponential times the next to end is each with a probability like its speed.
             speeds = np.array([speed[task.hospital] for task in under_way])
             at = int(rng.choice(len(under_way), p=speeds / speeds.sum()))
         task = under_way.pop(at)
@@ -109,12 +117,16 @@ def _play(server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.
         shown = {"epsilon": max(server.epsilon.values(), default=0.0)}
         if server.history:
             last = server.history[-1]
-            shown |= {"guard": last.guard} | ({} if last.evaluation is None else {"evaluation": last.evaluation})
+            shown |= {"guard": last.guard} | (
+                {} if last.evaluation is None else {"evaluation": last.evaluation}
+            )
         answered += 1
         bar.update(answered, shown.items(), finalize=server.finished)
 
 
-def _draw(rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None) -> None:
+def _draw(
+    rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None
+) -> None:
     from matplotlib import figure
 
     if not rounds:
@@ -122,14 +134,21 @@ def _draw(rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence
     page = figure.Figure(figsize=(11, 7), layout="constrained")
     parameters, factors, epsilon, evaluation = page.subplots(2, 2).flat
     updates = np.array([one.number for one in rounds])
-    means, spreads = (np.array([getattr(one.posterior, each) for one in rounds]) for each in ("mean", "stddev"))
+    means, spreads = (
+        np.array([getattr(one.posterior, each) for one in rounds]) for each in ("mean", "stddev")
+    )
     for at in range(min(_MOST_SHOWN, means.shape[1])):
         label = names[at] if names else f"z[{at}]"
-        parameters.errorbar(updates + 0.06 * at, means[:, at], spreads[:, at], label=label, capsize=2)
+        parameters.errorbar(
+            updates + 0.06 * at, means[:, at], spreads[:, at], label=label, capsize=2
+        )
     for hospital in rounds[-1].factors:
         having = [one for one in rounds if hospital in one.factors]
         found = [one.factors[hospital] for one in having]
-        total = [np.trace(factor.precision) if factor.full_rank else factor.precision.sum() for factor in found]
+        total = [
+            np.trace(factor.precision) if factor.full_rank else factor.precision.sum()
+            for factor in found
+        ]
         factors.plot([one.number for one in having], total, label=hospital)
         epsilon.plot(updates, [one.epsilon.get(hospital, 0.0) for one in rounds], label=hospital)
     evaluation.plot(updates, [one.guard for one in rounds], "k:", label="guard")

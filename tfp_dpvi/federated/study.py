@@ -82,7 +82,9 @@ class Study:
             raise ValueError(
                 f"message_clip={message_clip!r} with privacy={privacy!r}: it goes with 'messages' alone; pass both."
             )
-        self.message_clip = None if message_clip is None else check.positive("message_clip", message_clip)
+        self.message_clip = (
+            None if message_clip is None else check.positive("message_clip", message_clip)
+        )
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
         stands_for, self.normal_prior = self._prior_factor()
@@ -90,17 +92,28 @@ class Study:
 
     def _digest(self) -> str:
         """Returns a digest of the settings that hospitals must share; functions go by their names."""
-        optimizer = [type(self.optimizer).__name__, keras.utils.serialize_keras_object(self.optimizer)]
+        optimizer = [
+            type(self.optimizer).__name__,
+            keras.utils.serialize_keras_object(self.optimizer),
+        ]
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
-        settings = [getattr(self.likelihood, "__qualname__", ""), optimizer, *(getattr(self, each) for each in names)]
-        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        settings = [
+            getattr(self.likelihood, "__qualname__", ""),
+            optimizer,
+            *(getattr(self, each) for each in names),
+        ]
+        return hashlib.sha256(
+            json.dumps(settings, sort_keys=True, default=str).encode()
+        ).hexdigest()[:16]
 
     # ------------------------------------------------------------------ the prior
 
     def _prior_factor(self) -> tuple[Factor, bool]:
         """Returns the prior over the unconstrained parameters and True; or a normal of its mean and variances, and False."""
         draws = self.coordinates.prior_draws(_PRIOR_DRAWS)
-        draws = draws[np.isfinite(draws).all(axis=1)]  # A draw at the edge of the support lies at infinity.
+        draws = draws[
+            np.isfinite(draws).all(axis=1)
+        ]  # A draw at the edge of the support lies at infinity.
         found = gaussian_prior(self._log_prior, draws)
         if found is not None:
             precision = _rounded(found[0], np.abs(found[0]).max())
@@ -108,7 +121,10 @@ class Study:
             shift = _rounded(found[1], np.sqrt(diagonal))
             if self.full_rank or not (precision - np.diag(diagonal)).any():
                 return Factor(shift, precision if self.full_rank else diagonal), True
-        mean, variances = _rounded(draws.mean(0), draws.std(0)), _rounded(draws.var(0), draws.var(0))
+        mean, variances = (
+            _rounded(draws.mean(0), draws.std(0)),
+            _rounded(draws.var(0), draws.var(0)),
+        )
         return Factor.normal(mean, np.diag(variances) if self.full_rank else variances), False
 
     def refine_prior(self, cavity: Factor, present: Factor) -> Factor:
@@ -155,12 +171,16 @@ class Study:
         normal = kind(factor.mean.astype(dtype), spread.astype(dtype))
         return tfd.TransformedDistribution(normal, self.coordinates.bijector, name="posterior")
 
-    def predictive(self, factor: Factor, x: Structure, *, num_draws: int = 200, seed: int = 0) -> PosteriorPredictive:
+    def predictive(
+        self, factor: Factor, x: Structure, *, num_draws: int = 200, seed: int = 0
+    ) -> PosteriorPredictive:
         """Returns the posterior predictive distribution at public inputs `x`, from draws."""
         draws = posterior_draws(self.posterior(factor), num_draws, seed)
         return PosteriorPredictive(lambda params: self.likelihood(params, x), draws, num_draws)
 
-    def mean_log_likelihood(self, factor: Factor, x: Structure, y: Structure, *, num_draws: int = 200) -> float:
+    def mean_log_likelihood(
+        self, factor: Factor, x: Structure, y: Structure, *, num_draws: int = 200
+    ) -> float:
         """Returns the mean posterior predictive log density of public records, for `simulate(evaluate=)`."""
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
 

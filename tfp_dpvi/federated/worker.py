@@ -46,7 +46,9 @@ def serve(hospital: Hospital, path: str | os.PathLike[str], *, requests: int | N
             try:
                 with listener.accept() as connection:
                     if connection.poll(_QUIET):
-                        connection.send_bytes(_reply(hospital, connection.recv_bytes(hospital.study.terms.most_bytes)))
+                        connection.send_bytes(
+                            _reply(hospital, connection.recv_bytes(hospital.study.terms.most_bytes))
+                        )
             except (OSError, EOFError) as error:
                 _LOG.warning("A connection broke: %s", error)
 
@@ -61,12 +63,18 @@ def _reply(hospital: Hospital, message: bytes) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tfp_dpvi.federated.worker", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tfp_dpvi.federated.worker", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--study", required=True, help="module:function that returns the study")
     parser.add_argument("--data", required=True, help="npz file with x and, where there is one, y")
     parser.add_argument("--name", required=True, help="of the hospital")
-    parser.add_argument("--ledger", required=True, help="file or database URL; it outlives this process")
-    parser.add_argument("--epsilon", type=float, required=True, help="the most that these records may ever cost")
+    parser.add_argument(
+        "--ledger", required=True, help="file or database URL; it outlives this process"
+    )
+    parser.add_argument(
+        "--epsilon", type=float, required=True, help="the most that these records may ever cost"
+    )
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--rounds", type=int, default=10, help="rounds that this hospital allows")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
@@ -78,9 +86,17 @@ def main(arguments: list[str] | None = None) -> int:
     with np.load(options.data, allow_pickle=False) as held:
         x, y = held["x"], held.get("y")
     with PrivacyLedger(options.ledger) as ledger:
-        budget = {"epsilon": options.epsilon, "delta": options.delta, "rounds": options.rounds, "ledger": ledger}
+        budget = {
+            "epsilon": options.epsilon,
+            "delta": options.delta,
+            "rounds": options.rounds,
+            "ledger": ledger,
+        }
         hospital = hospital_of(study, x, y, name=options.name, **budget)
-        print(f"{hospital.name}: {hospital.rounds_left} rounds left, epsilon {hospital.spent:.4g} spent", flush=True)
+        print(
+            f"{hospital.name}: {hospital.rounds_left} rounds left, epsilon {hospital.spent:.4g} spent",
+            flush=True,
+        )
         serve(hospital, options.socket)
     return 0
 

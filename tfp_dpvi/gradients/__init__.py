@@ -10,7 +10,12 @@ from tfp_dpvi.gradients.clip import (
     select_finite,
 )
 from tfp_dpvi.gradients.ghost import LayerGradients, Pass
-from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shapes, refuse_writes, strictly
+from tfp_dpvi.gradients.isolation import (
+    VaryingShapeError,
+    refuse_dynamic_shapes,
+    refuse_writes,
+    strictly,
+)
 from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
 from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, Whole, layers_of
 from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired

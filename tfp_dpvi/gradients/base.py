@@ -14,9 +14,15 @@ class PerExample(NamedTuple):
 
     losses: tf.Tensor  # float [n], weights included; 0 where not kept.
     clipped: tf.Tensor  # bool [n]: whether the gradient's norm exceeded the clip.
-    kept: tf.Tensor  # bool [n]: False for padding and for examples that contribute nothing (contract C8).
-    gradients: Sequence[tf.Tensor] | None = None  # Clipped, [n, ...], 0 where not kept; None if never formed.
-    norms: tf.Tensor | None = None  # float [n], the l2 norms before the clip, 0 where not kept; None as above.
+    kept: (
+        tf.Tensor
+    )  # bool [n]: False for padding and for examples that contribute nothing (contract C8).
+    gradients: Sequence[tf.Tensor] | None = (
+        None  # Clipped, [n, ...], 0 where not kept; None if never formed.
+    )
+    norms: tf.Tensor | None = (
+        None  # float [n], the l2 norms before the clip, 0 where not kept; None as above.
+    )
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:
@@ -36,7 +42,9 @@ def take_apart(
     plain = getattr(distribution, "tensor_distribution", distribution)  # TFP layers wrap it.
     try:
         whole = tfp.experimental.as_composite(with_full_parameters(plain))
-        parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)]
+        parts = [
+            tf.convert_to_tensor(part) for part in tf.nest.flatten(whole, expand_composites=True)
+        ]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeError(
             f"{type(distribution).__name__} cannot be split by record ({error}): use one of TFP's own distributions."

@@ -25,7 +25,9 @@ CLIPPINGS: dict[str, Scheme] = {}
 
 _SMALLEST = 1e-12  # Far below this bound, float32 would flush noise to zero.
 _STABILITY = 0.01
-_TENSOR_FLOAT_32 = 2.0**-10  # Machine epsilon of TensorFloat-32 matrix products, which round their factors.
+_TENSOR_FLOAT_32 = (
+    2.0**-10
+)  # Machine epsilon of TensorFloat-32 matrix products, which round their factors.
 
 
 def register_clipping(name: str, scheme: Scheme) -> None:
@@ -63,15 +65,23 @@ class Clip:
         check.one_of("clipping", self.clipping, CLIPPINGS)
         if tf.is_tensor(bound):
             return
-        if not isinstance(bound, numbers.Real) or isinstance(bound, bool) or not float(bound) >= _SMALLEST:
+        if (
+            not isinstance(bound, numbers.Real)
+            or isinstance(bound, bool)
+            or not float(bound) >= _SMALLEST
+        ):
             raise ValueError(
                 f"l2_norm_clip must be a positive number, got {bound!r}: start with 1.0 (math.inf for runs that are not private)."
             )
         if math.isinf(bound) and self.clipping != "flat":
-            raise ValueError(f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}.")
+            raise ValueError(
+                f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}."
+            )
         object.__setattr__(self, "bound", float(bound))
 
-    def factors(self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None) -> list[tf.Tensor]:
+    def factors(
+        self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None
+    ) -> list[tf.Tensor]:
         """Returns the factor of each part of a gradient; finite where the norms are.
 
         `squared_norms` are the parts' squared l2 norms, float tensors of one shape (over examples); `layers` names each part's
@@ -86,9 +96,15 @@ class Clip:
         if scheme in _BUILT_IN:
             return list(scheme(squared_norms, bound, layers))
         # One example at a time, so that no factor depends on another's norm, and selected where it is not finite.
-        factors = tf.vectorized_map(lambda own: list(scheme(own, bound, layers)), list(squared_norms))
-        factors = [tf.where(tf.math.is_finite(factor), factor, tf.zeros_like(factor)) for factor in factors]
-        joint = tf.sqrt(tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)]))
+        factors = tf.vectorized_map(
+            lambda own: list(scheme(own, bound, layers)), list(squared_norms)
+        )
+        factors = [
+            tf.where(tf.math.is_finite(factor), factor, tf.zeros_like(factor)) for factor in factors
+        ]
+        joint = tf.sqrt(
+            tf.add_n([tf.square(f) * s for f, s in zip(factors, squared_norms, strict=True)])
+        )
         return [factor * _down_to(bound, joint) for factor in factors]
 
 
@@ -96,20 +112,28 @@ def _down_to(bound: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     return tf.where(norm > bound, bound / norm, tf.ones_like(norm))
 
 
-def _flat(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+def _flat(
+    squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]
+) -> list[tf.Tensor]:
     return [_down_to(bound, tf.sqrt(tf.add_n(squared_norms)))] * len(layers)
 
 
-def _per_layer(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+def _per_layer(
+    squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]
+) -> list[tf.Tensor]:
     parts: dict[str, list[tf.Tensor]] = {}
     for layer, square in zip(layers, squared_norms, strict=True):
         parts.setdefault(layer, []).append(square)
     share = bound / len(parts) ** 0.5
-    factors = {layer: _down_to(share, tf.sqrt(tf.add_n(squares))) for layer, squares in parts.items()}
+    factors = {
+        layer: _down_to(share, tf.sqrt(tf.add_n(squares))) for layer, squares in parts.items()
+    }
     return [factors[layer] for layer in layers]
 
 
-def _normalized(squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]) -> list[tf.Tensor]:
+def _normalized(
+    squared_norms: Sequence[tf.Tensor], bound: tf.Tensor, layers: Sequence[str]
+) -> list[tf.Tensor]:
     return [bound / (tf.sqrt(tf.add_n(squared_norms)) + _STABILITY)] * len(layers)
 
 
@@ -136,8 +160,12 @@ class ClippedSum:
     clip: Clip  # The bound C on one example's joint l2 norm over all tensors.
     #: A and D in units of C, of the tensors divided by `noise_scales`.
     sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)
-    noise_scales: Sequence[float] | None = None  # Each tensor's noise over `noise_multiplier * C`; None for 1.
-    num_joint: int = 0  # Joint releases: the last of the tensors, which are no part of the gradient.
+    noise_scales: Sequence[float] | None = (
+        None  # Each tensor's noise over `noise_multiplier * C`; None for 1.
+    )
+    num_joint: int = (
+        0  # Joint releases: the last of the tensors, which are no part of the gradient.
+    )
 
     def __post_init__(self) -> None:
         refuse_low_precision(self.tensors)
@@ -156,10 +184,14 @@ def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
 def layer_names(variables: Sequence[tf.Variable]) -> list[str]:
     """Returns each Keras variable's layer, as its name says, or its number if the name has no layer."""
     names = [variable.name for variable in variables]
-    return [name.rsplit("/", 1)[0] if "/" in name else f"{number}" for number, name in enumerate(names)]
+    return [
+        name.rsplit("/", 1)[0] if "/" in name else f"{number}" for number, name in enumerate(names)
+    ]
 
 
-def select_finite(gradient: Sequence[tf.Tensor], keep: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+def select_finite(
+    gradient: Sequence[tf.Tensor], keep: tf.Tensor
+) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Replaces a record's gradient by zeros if it has a NaN or Inf, or if the scalar `keep` is False (contract C8).
 
     Returns the gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was kept.

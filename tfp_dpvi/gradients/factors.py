@@ -31,7 +31,11 @@ class Groups:
 
     def positions(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers rows by group: [n, T, D] -> [b, m T, D], zero-padded."""
-        chosen = tf.where(self.present[:, :, None, None], tf.gather(values, self.members), tf.zeros([], values.dtype))
+        chosen = tf.where(
+            self.present[:, :, None, None],
+            tf.gather(values, self.members),
+            tf.zeros([], values.dtype),
+        )
         shape = tf.shape(chosen)
         flat = tf.reshape(chosen, [self.num, shape[1] * shape[2], shape[3]])
         flat.set_shape([self.num, None, values.shape[2]])
@@ -103,12 +107,18 @@ class Outer(Contribution):
 
     @classmethod
     def of_cheaper_form(
-        cls, shape: tuple[int, ...], left: tf.Tensor, right: tf.Tensor, positions: float | None = None
+        cls,
+        shape: tuple[int, ...],
+        left: tf.Tensor,
+        right: tf.Tensor,
+        positions: float | None = None,
     ) -> Contribution:
         """Returns these factors, or gradients if those give norms at less cost; `positions` estimates T if it is not static."""
         outer = cls(shape, left, right)
         positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
-        if positions == 1 or (positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d):
+        if positions == 1 or (
+            positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d
+        ):
             return outer
         return outer.materialize()
 
@@ -128,7 +138,9 @@ class Outer(Contribution):
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
-        left, right = (part if finite else _select(weights, part) for part in (self.left, self.right))
+        left, right = (
+            part if finite else _select(weights, part) for part in (self.left, self.right)
+        )
         if self.left.shape[2] < self.right.shape[2]:
             left *= weights[:, None, None]
         else:
@@ -165,7 +177,10 @@ class Lookup(Contribution):
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], values.dtype)
         # The sum of a token's rows, at each of its positions, and the rounding of a sum in another order.
-        found = tf.sqrt(tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2) + d * tiny(values.dtype))
+        found = tf.sqrt(
+            tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2)
+            + d * tiny(values.dtype)
+        )
         times, most = tf.reduce_sum(same, axis=2), tf.linalg.matvec(same, tf.sqrt(squares))
         found += rounding_of_pairs(2.0 * times + d, values.dtype) * most
         return tf.reduce_sum(tf.square(found) / times, axis=1)
@@ -198,19 +213,28 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, Outer) for part in parts):
-        left, right = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("left", "right"))
+        left, right = (
+            tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("left", "right")
+        )
         return Outer.of_cheaper_form(parts[0].shape, left, right)
     if all(isinstance(part, Lookup) for part in parts):
-        ids, values = (tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values"))
+        ids, values = (
+            tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values")
+        )
         return Lookup(parts[0].shape, ids, values)
     return Direct(parts[0].shape, tf.add_n([part.materialize().values for part in parts]))
 
 
-def total(parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor) -> list[tf.Tensor]:
+def total(
+    parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor
+) -> list[tf.Tensor]:
     """Returns the weighted sum of each variable's gradients; skips the selection if all factors are finite."""
 
     def sums(finite: bool) -> list[tf.Tensor]:
-        return [part.weighted_sum(each, finite=finite) for part, each in zip(parts, weights, strict=True)]
+        return [
+            part.weighted_sum(each, finite=finite)
+            for part, each in zip(parts, weights, strict=True)
+        ]
 
     return tf.cond(tf.reduce_all(finite), lambda: sums(True), lambda: sums(False))
 
@@ -228,7 +252,9 @@ def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
     # Another dtype for the second sum keeps compilers from fusing both into one running sum, which rounds far more.
-    found = tf.cast(tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype)
+    found = tf.cast(
+        tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype
+    )
     # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on every device.
     found = tf.where(found < 0, tf.zeros_like(found), found)
     return found + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)

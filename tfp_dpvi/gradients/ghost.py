@@ -13,7 +13,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, Structure, calls_seen, keras, losses_added, own_weights, refuse_late_functions, tf
+from tfp_dpvi._tf import (
+    Layer,
+    Structure,
+    calls_seen,
+    keras,
+    losses_added,
+    own_weights,
+    refuse_late_functions,
+    tf,
+)
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
 from tfp_dpvi.gradients.factors import Contribution, combined, total
@@ -52,9 +61,13 @@ class LayerGradients:
     mapped: bool = False  # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
     #: Rows per record for each call of a layer, in order; None to infer them from a static number of records.
     rows_each: tuple[int, ...] | None = None
-    units: tuple[Layer, ...] = ()  # Layers besides recurrent ones that are vectorized as a whole with their sublayers.
+    units: tuple[
+        Layer, ...
+    ] = ()  # Layers besides recurrent ones that are vectorized as a whole with their sublayers.
     bytes_each: int = 0  # Approximate memory of one record in a pass.
-    slow: tuple[Layer, ...] = ()  # Layers without a rule, whose per-example gradients are materialized.
+    slow: tuple[
+        Layer, ...
+    ] = ()  # Layers without a rule, whose per-example gradients are materialized.
     slowdown: float = 1.0  # Approximate time of a step relative to one without privacy.
 
     @property
@@ -69,20 +82,27 @@ class LayerGradients:
         )
 
     def run(
-        self, function: Callable[[], _Result], num_records: int | None = None, watch: Sequence[tf.Variable] = ()
+        self,
+        function: Callable[[], _Result],
+        num_records: int | None = None,
+        watch: Sequence[tf.Variable] = (),
     ) -> Pass[_Result]:
         """Calls `function` once and records its layers' calls; the pass's tape also watches `watch`."""
         one: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
-        layers = [layer for layer in self.layers if one.weights(layer) or is_batch_normalization(layer)]
+        layers = [
+            layer for layer in self.layers if one.weights(layer) or is_batch_normalization(layer)
+        ]
         with one.tape, calls_seen(layers, one.watched):
             one.tape.watch(watch)
             try:
                 with refuse_late_functions(self.layers):
                     one.result = function()
             except UnsupportedLayerError as error:
-                raise one.refusal or error from None  # Without Keras's additions to a layer's error.
+                raise (
+                    one.refusal or error
+                ) from None  # Without Keras's additions to a layer's error.
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
                 raise UnsupportedLayerError(
@@ -143,7 +163,9 @@ class LayerGradients:
         # A concrete function: TensorFlow would warn of many traces if several models are made.
         odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
         if odd:
-            raise UnsupportedLayerError("The loss of synthetic records between 0 and 1 is not finite.")
+            raise UnsupportedLayerError(
+                "The loss of synthetic records between 0 and 1 is not finite."
+            )
         tolerance = _TOLERANCE[self.variables[0].dtype.name]
         for variable, found in zip(self.variables, rows, strict=True):
             sums, too_small, too_large, scale = map(float, found)
@@ -154,10 +176,19 @@ class LayerGradients:
                     f"records their sum has a relative error of {sums:.2g}, and the largest squared norm is too small by "
                     f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} (allowed: {tolerance:g}, "
                     f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
-                    next((layer for layer in self.layers if any(own is variable for own in own_weights(layer))), None),
+                    next(
+                        (
+                            layer
+                            for layer in self.layers
+                            if any(own is variable for own in own_weights(layer))
+                        ),
+                        None,
+                    ),
                 )
         one = passes[0]
-        size = sum((probe.shape.num_elements() or 0) * probe.dtype.size for probe in one.probes)  # In bytes.
+        size = sum(
+            (probe.shape.num_elements() or 0) * probe.dtype.size for probe in one.probes
+        )  # In bytes.
         learned = dataclasses.replace(
             self,
             rows_each=tuple(one.rows_each),
@@ -184,9 +215,12 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
         for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
     ]
     values = [
-        tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each]) for number in range(len(variables))
+        tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
+        for number in range(len(variables))
     ]
-    squares = [tf.reduce_sum(tf.reshape(tf.square(part), [num_records, -1]), axis=1) for part in values]
+    squares = [
+        tf.reduce_sum(tf.reshape(tf.square(part), [num_records, -1]), axis=1) for part in values
+    ]
     largest = tf.reduce_max([tf.reduce_max(tf.abs(part)) for part in values])
     longest = tf.reduce_max(tf.add_n(squares))
     rows = []
@@ -195,14 +229,23 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
         mine = tf.zeros_like(wanted) if part is None else part.weighted_sum(weights)
         squared = tf.zeros_like(square) if part is None else part.squared_norms()
         scale = tf.reduce_max(tf.abs(value))
-        size, norm = tf.maximum(scale, _FLOOR * largest), tf.maximum(tf.reduce_max(square), _FLOOR * longest)
-        too_small, too_large = tf.reduce_max(square - squared) / norm, tf.reduce_max(squared - square) / norm
+        size, norm = (
+            tf.maximum(scale, _FLOOR * largest),
+            tf.maximum(tf.reduce_max(square), _FLOOR * longest),
+        )
+        too_small, too_large = (
+            tf.reduce_max(square - squared) / norm,
+            tf.reduce_max(squared - square) / norm,
+        )
         rows.append([tf.reduce_max(tf.abs(mine - wanted)) / size, too_small, too_large, scale])
     return rows
 
 
 def _check_independence(
-    gradients: LayerGradients, function: Callable[[Structure], tf.Tensor], x: Structure, tolerance: float
+    gradients: LayerGradients,
+    function: Callable[[Structure], tf.Tensor],
+    x: Structure,
+    tolerance: float,
 ) -> bool:
     """Raises if one record's values change others' losses or gradients; returns whether layers draw, which hides it."""
     twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
@@ -215,21 +258,31 @@ def _check_independence(
         weights = tf.cast(keep, one.result.dtype)
         parts = [part for part in one.contributions(one.result, weights) if part is not None]
         norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
-        return [tf.boolean_mask(one.result, keep), *norms, *[part.weighted_sum(weights) for part in parts]]
+        return [
+            tf.boolean_mask(one.result, keep),
+            *norms,
+            *[part.weighted_sum(weights) for part in parts],
+        ]
 
     # The same number of rows as in training.
-    signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice)
+    signature = tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
+    )
     traced = tf.function(measures, input_signature=[signature], autograph=False)
 
     def replaced(value: float, category: int) -> list[np.ndarray]:
         def change(part: tf.Tensor) -> tf.Tensor:
-            other = tf.fill(part[:1].shape, tf.cast(category if part.dtype.is_integer else value, part.dtype))
+            other = tf.fill(
+                part[:1].shape, tf.cast(category if part.dtype.is_integer else value, part.dtype)
+            )
             return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
 
         return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]
 
     def moved(before: np.ndarray, now: np.ndarray) -> bool:
-        return bool(before.size) and bool(np.abs(now - before).max() > tolerance * np.abs(before).max())
+        return bool(before.size) and bool(
+            np.abs(now - before).max() > tolerance * np.abs(before).max()
+        )
 
     base = replaced(0.5, 0)
     # A layer's draws change values by more than rounding, which varies between threads.
@@ -299,7 +352,11 @@ class Pass(Generic[_Result]):
             if not variables:
                 return original(inputs, *args, **kwargs)
             # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
-            rule = None if mapped and type(layer) is not keras.layers.Embedding else RULES.get(type(layer))
+            rule = (
+                None
+                if mapped and type(layer) is not keras.layers.Embedding
+                else RULES.get(type(layer))
+            )
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
@@ -314,7 +371,9 @@ class Pass(Generic[_Result]):
                 finally:
                     self._inside = False
             self.tape.watch(probed.probes)
-            tensors = [one for one in [*tf.nest.flatten(inputs), *probed.probes] if tf.is_tensor(one)]
+            tensors = [
+                one for one in [*tf.nest.flatten(inputs), *probed.probes] if tf.is_tensor(one)
+            ]
             places = max(one.shape[1:-1].num_elements() or 1 for one in tensors)
             is_table = isinstance(layer, keras.layers.Embedding)
             size = 0 if is_table else sum(variable.shape.num_elements() for variable in variables)
@@ -366,9 +425,13 @@ class Pass(Generic[_Result]):
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
         """Returns, for each variable, the records' contributions to the gradient of `sum(weights * values)`."""
-        found = self.tape.gradient(values, self.probes, output_gradients=weights, unconnected_gradients="zero")
+        found = self.tape.gradient(
+            values, self.probes, output_gradients=weights, unconnected_gradients="zero"
+        )
         at_probes = iter(found)
-        parts: dict[tf.Variable, list[Contribution]] = {variable.ref(): [] for variable in self.gradients.variables}
+        parts: dict[tf.Variable, list[Contribution]] = {
+            variable.ref(): [] for variable in self.gradients.variables
+        }
         for call, rows in zip(self.calls, self.rows_each, strict=True):
             own = [next(at_probes) for _ in call.probed.probes]
             for variable, part in call.probed.contributions(own, ByRecord(rows)):
@@ -392,7 +455,11 @@ class Pass(Generic[_Result]):
         keep = mask & tf.math.is_finite(losses * weights)
         variables = self.gradients.variables
         parts = self.contributions(losses, tf.where(keep, weights, tf.zeros_like(weights)))
-        used = {variable.ref(): part for variable, part in zip(variables, parts, strict=True) if part is not None}
+        used = {
+            variable.ref(): part
+            for variable, part in zip(variables, parts, strict=True)
+            if part is not None
+        }
         squares = [part.squared_norms() for part in used.values()]
         finite = tf.math.is_finite(tf.add_n(squares))
         keep &= finite
@@ -400,5 +467,8 @@ class Pass(Generic[_Result]):
         examples = PerExample.of(losses * weights, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
         sums = dict(zip(used, total(list(used.values()), factors, finite), strict=True))
-        tensors = [sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype)) for variable in variables]
+        tensors = [
+            sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype))
+            for variable in variables
+        ]
         return ClippedSum(tensors, clip), examples

@@ -19,7 +19,9 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
     A record's group depends on no other record, so adding or removing a record does not change the others' groups. (Splitting
     a shuffled batch would, and with them every group's gradient.)
     """
-    return tf.random.stateless_uniform([num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM)
+    return tf.random.stateless_uniform(
+        [num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM
+    )
 
 
 def with_rows(
@@ -27,10 +29,14 @@ def with_rows(
 ) -> tfd.Distribution:
     """Applies `of_rows` to a distribution's parameters that have `num` rows (None if unknown); errors of `take_apart`."""
     parts, joined = take_apart(distribution)
-    return joined([of_rows(part) if part.shape.rank and part.shape[0] == num else part for part in parts])
+    return joined(
+        [of_rows(part) if part.shape.rank and part.shape[0] == num else part for part in parts]
+    )
 
 
-def members_of(groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float) -> Groups:
+def members_of(
+    groups: tf.Tensor, mask: tf.Tensor, num_groups: int, expected_batch_size: float
+) -> Groups:
     """Returns the `Groups` of an assignment [n]; `mask` is False for padding, which belongs to no group."""
     of_each = tf.where(mask, groups, num_groups)
     ordered = tf.argsort(of_each, stable=True)
@@ -81,11 +87,18 @@ def _factors(clip: Clip, of_groups: Sequence[Contribution]) -> tuple[list[tf.Ten
     """Returns each variable's factors, 0 for a group whose norm is not finite, and which norms are finite."""
     squares = [part.squared_norms() for part in of_groups]
     finite = tf.math.is_finite(tf.add_n(squares))
-    return [tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)], finite
+    return [
+        tf.where(finite, factor, tf.zeros_like(factor)) for factor in clip.factors(squares)
+    ], finite
 
 
 def _loop_over_groups(
-    parts: Sequence[Contribution], groups: tf.Tensor, mask: tf.Tensor, num_groups: int, clip: Clip, dtype: tf.DType
+    parts: Sequence[Contribution],
+    groups: tf.Tensor,
+    mask: tf.Tensor,
+    num_groups: int,
+    clip: Clip,
+    dtype: tf.DType,
 ) -> list[tf.Tensor]:
     def body(group: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weights = tf.cast((groups == group) & mask, dtype)
@@ -95,4 +108,6 @@ def _loop_over_groups(
         return group + 1, [before + part for before, part in zip(sums, clipped, strict=True)]
 
     start = [tf.zeros(part.shape, dtype) for part in parts]
-    return tf.while_loop(lambda group, _: group < num_groups, body, (tf.constant(0), start), parallel_iterations=1)[1]
+    return tf.while_loop(
+        lambda group, _: group < num_groups, body, (tf.constant(0), start), parallel_iterations=1
+    )[1]

@@ -74,7 +74,9 @@ def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
     for op in operations_since(graph, num_known):
         if _varies(op, strict, variables, of_record=op.graph is graph):
             more = (
-                " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA." if strict else ""
+                " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA."
+                if strict
+                else ""
             )
             raise ValueError(
                 f"The loss of a record computes a tensor whose shape depends on the record's values ({op.name}), as "
@@ -109,7 +111,10 @@ def _depends_on(variables: set[str], op: tf.Operation) -> bool:
         seen.add(one.name)
         if one.name in variables:
             return True
-        if one.type not in ("Shape", "ShapeN", "Size", "Rank") or not one.inputs[0].shape.is_fully_defined():
+        if (
+            one.type not in ("Shape", "ShapeN", "Size", "Rank")
+            or not one.inputs[0].shape.is_fully_defined()
+        ):
             waiting += [value.op for value in one.inputs]
     return False
 

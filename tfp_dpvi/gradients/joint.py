@@ -20,7 +20,9 @@ class Released(NamedTuple):
     gradient: Sequence[tf.Tensor]  # The noisy mean gradient, before it is pulled back.
     step: tf.Tensor  # int64 scalar, the number of the step in this fit.
     num_steps: tf.Tensor  # int64 scalar, the number of steps that the fit plans; 0 if unknown.
-    data_independent_loss: tf.Tensor  # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
+    data_independent_loss: (
+        tf.Tensor
+    )  # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
     public: Structure = ()  # `StepGradient.public`, for instance the draws of the parameters.
 
 
@@ -82,13 +84,20 @@ def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> S
 
 
 def joint_release(
-    joint: Sequence[JointRelease], clipped: ClippedSum, sums: Sequence[tf.Tensor], sensitivity: Sensitivity
+    joint: Sequence[JointRelease],
+    clipped: ClippedSum,
+    sums: Sequence[tf.Tensor],
+    sensitivity: Sensitivity,
 ) -> ClippedSum:
     """Concatenates gradient and joint releases to one sum with noise scales; `sensitivity` is from `joint_sensitivity`."""
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
-    scales += [one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.bound for one in joint]
+    scales += [
+        one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.bound for one in joint
+    ]
     dtype = clipped.tensors[0].dtype
     sums = [tf.cast(one, dtype) for one in sums]
-    return ClippedSum([*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_joint=len(joint))
+    return ClippedSum(
+        [*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_joint=len(joint)
+    )

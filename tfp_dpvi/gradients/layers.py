@@ -17,7 +17,9 @@ import numpy as np
 from tfp_dpvi._tf import Layer, keras, layers_within, refuse_keras_3, tf, tfd, tfp
 from tfp_dpvi.gradients.factors import Contribution, Direct, Lookup, Outer
 
-Found = list[tuple[tf.Variable, Contribution]]  # Pairs of a variable and the records' contributions to its gradient.
+Found = list[
+    tuple[tf.Variable, Contribution]
+]  # Pairs of a variable and the records' contributions to its gradient.
 
 
 class UnsupportedLayerError(ValueError):
@@ -55,7 +57,9 @@ class Probed:
 
     probes: Sequence[tf.Tensor]  # These tensors, with the layer's rows in their first dimension.
     finish: Callable[[], tf.Tensor]  # Computes the layer's output from the probes.
-    contributions: Callable[[Sequence[tf.Tensor], ByRecord], Found]  # From the gradients at the probes.
+    contributions: Callable[
+        [Sequence[tf.Tensor], ByRecord], Found
+    ]  # From the gradients at the probes.
 
 
 Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
@@ -122,17 +126,27 @@ def _dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> P
     inputs = tf.cast(inputs, layer.kernel.dtype)
 
     def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
-        return Outer.of_cheaper_form(tuple(layer.kernel.shape), by_record(inputs), by_record(gradient))
+        return Outer.of_cheaper_form(
+            tuple(layer.kernel.shape), by_record(inputs), by_record(gradient)
+        )
 
     return _with_kernel(layer, call, inputs, of_kernel)
 
 
 def _patches(
-    images: tf.Tensor, kernel_size: Sequence[int], strides: Sequence[int], rates: Sequence[int], padding: str
+    images: tf.Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    rates: Sequence[int],
+    padding: str,
 ) -> tf.Tensor:
     """[rows, H, W, C] -> [rows, H', W', kh kw C], in the order of a kernel [kh, kw, C, ...]."""
     return tf.image.extract_patches(
-        images, sizes=[1, *kernel_size, 1], strides=[1, *strides, 1], rates=[1, *rates, 1], padding=padding
+        images,
+        sizes=[1, *kernel_size, 1],
+        strides=[1, *strides, 1],
+        rates=[1, *rates, 1],
+        padding=padding,
     )
 
 
@@ -176,7 +190,9 @@ def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
     return _with_kernel(layer, call, inputs, of_kernel, "depthwise_kernel")
 
 
-def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord) -> Direct:
+def _by_channels(
+    layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord
+) -> Direct:
     """Returns the gradients of a small kernel for each channel, one product for each of its places.
 
     Grouped convolutions would be fewer operations, but XLA on CPUs makes dense ones of them.
@@ -185,20 +201,29 @@ def _by_channels(layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record
     strides, rates, out = layer.strides, layer.dilation_rate, gradient.shape[1:3].as_list()
     pads, blocks = [], []
     for axis, kernel in enumerate((height, width)):
-        size, needed = inputs.shape[axis + 1], (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1
+        size, needed = (
+            inputs.shape[axis + 1],
+            (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1,
+        )
         before = max(needed - size, 0) // 2  # 0 for padding="valid".
         num = -(-max(size + before, needed) // strides[axis])
         pads.append([before, num * strides[axis] - size - before])
         blocks += [num, strides[axis]]
-    images = tf.reshape(tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels])
-    images = tf.transpose(images, [2, 4, 0, 1, 3, 5])  # Strides first: what a place of the kernel sees is one block.
+    images = tf.reshape(
+        tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels]
+    )
+    images = tf.transpose(
+        images, [2, 4, 0, 1, 3, 5]
+    )  # Strides first: what a place of the kernel sees is one block.
     gradient = tf.reshape(gradient, [-1, *out, channels, multiplier])
     sums = []
     for row, column in itertools.product(range(height), range(width)):
         (i, y), (j, x) = divmod(row * rates[0], strides[0]), divmod(column * rates[1], strides[1])
         seen = images[y, x, :, i : i + out[0], j : j + out[1], :, None]
         sums.append(tf.reduce_sum(seen * gradient, axis=[1, 2]))
-    values = by_record.split(tf.reshape(tf.stack(sums, axis=1), [-1, height, width, channels, multiplier]))
+    values = by_record.split(
+        tf.reshape(tf.stack(sums, axis=1), [-1, height, width, channels, multiplier])
+    )
     return Direct((height, width, channels, multiplier), tf.reduce_sum(values, axis=1))
 
 
@@ -207,8 +232,15 @@ def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
     inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
-    how = {"strides": [1, *layer.strides, 1], "padding": layer.padding.upper(), "dilations": layer.dilation_rate}
-    middle, pointwise = tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how), layer.pointwise_kernel
+    how = {
+        "strides": [1, *layer.strides, 1],
+        "padding": layer.padding.upper(),
+        "dilations": layer.dilation_rate,
+    }
+    middle, pointwise = (
+        tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how),
+        layer.pointwise_kernel,
+    )
 
     def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         return Outer.of_cheaper_form(tuple(pointwise.shape), by_record(middle), by_record(gradient))
@@ -229,9 +261,13 @@ def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tenso
     if equation is None or inputs.shape.rank is None or None in inputs.shape.as_list()[1:]:
         return None
     given, kernel, out = equation.groups()
-    summed, made = ("".join(one for one in kernel if (one in given) == yes) for yes in (True, False))
+    summed, made = (
+        "".join(one for one in kernel if (one in given) == yes) for yes in (True, False)
+    )
     places = given[: len(given) - len(summed)]
-    if not (places and kernel == summed + made and given == places + summed and out == places + made):
+    if not (
+        places and kernel == summed + made and given == places + summed and out == places + made
+    ):
         return None
     shape = tuple(layer.kernel.shape)
     if layer.bias is not None and tuple(layer.bias.shape) != shape[len(summed) :]:
@@ -239,13 +275,19 @@ def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tenso
 
     def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         left, right = _places(inputs, shape[: len(summed)]), _places(gradient, shape[len(summed) :])
-        return Outer.of_cheaper_form(shape, by_record(tf.cast(left, layer.kernel.dtype)), by_record(right))
+        return Outer.of_cheaper_form(
+            shape, by_record(tf.cast(left, layer.kernel.dtype)), by_record(right)
+        )
 
     return _with_kernel(layer, call, inputs, of_kernel)
 
 
 def _by_patches_of_gradients(
-    shape: tuple[int, ...], images: tf.Tensor, gradient: tf.Tensor, padding: str, by_record: ByRecord
+    shape: tuple[int, ...],
+    images: tf.Tensor,
+    gradient: tf.Tensor,
+    padding: str,
+    by_record: ByRecord,
 ) -> Direct:
     """Returns kernel gradients of a convolution with fewer channels out than in, for which patches of inputs are larger.
 
@@ -253,24 +295,42 @@ def _by_patches_of_gradients(
     """
     height, width, channels, filters = shape
     same = padding == "SAME"
-    pads = [[size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1] for size in (height, width)]
+    pads = [
+        [size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1]
+        for size in (height, width)
+    ]
     padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
-    left, right = by_record(images), by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID"))
-    values = tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters])
+    left, right = (
+        by_record(images),
+        by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID")),
+    )
+    values = tf.reshape(
+        tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters]
+    )
     return Direct(shape, tf.transpose(tf.reverse(values, [2, 3]), [0, 2, 3, 1, 4]))
 
 
-def _transposed_convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+def _transposed_convolution(
+    layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
+) -> Probed | None:
     """Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
-    if layer.data_format != "channels_last" or layer.output_padding is not None or layer.groups != 1:
+    if (
+        layer.data_format != "channels_last"
+        or layer.output_padding is not None
+        or layer.groups != 1
+    ):
         return None
     if tuple(layer.dilation_rate) != (1, 1) or None in inputs.shape.as_list()[1:]:
         return None
     inputs = tf.cast(inputs, layer.kernel.dtype)
 
     def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
-        patches = _patches(gradient, layer.kernel_size, layer.strides, (1, 1), layer.padding.upper())
-        return Outer.of_cheaper_form(tuple(layer.kernel.shape), by_record(patches), by_record(inputs))
+        patches = _patches(
+            gradient, layer.kernel_size, layer.strides, (1, 1), layer.padding.upper()
+        )
+        return Outer.of_cheaper_form(
+            tuple(layer.kernel.shape), by_record(patches), by_record(inputs)
+        )
 
     return _with_kernel(layer, call, inputs, of_kernel)
 
@@ -297,12 +357,17 @@ def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
     return Probed([outputs], lambda: outputs, contributions)
 
 
-def _normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+def _normalization(
+    layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
+) -> Probed | None:
     """LayerNormalization and GroupNormalization: `normalized * gamma + beta`."""
     rank = inputs.shape.rank
     if rank is None or None in inputs.shape.as_list()[1:]:
         return None
-    axes = [axis % rank for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])]
+    axes = [
+        axis % rank
+        for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])
+    ]
     if 0 in axes or sorted(axes) != axes:
         return None
     with without(layer, scale=False, center=False, gamma=None, beta=None):
@@ -320,8 +385,15 @@ def _normalization(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tens
             if used:
                 variable = getattr(layer, name)
                 each = tf.reduce_sum(gradients[0] * factor, axis=others)
-                values = tf.reduce_sum(by_record(tf.reshape(each, [-1, 1, variable.shape.num_elements()])), axis=1)
-                found.append((variable, Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape]))))
+                values = tf.reduce_sum(
+                    by_record(tf.reshape(each, [-1, 1, variable.shape.num_elements()])), axis=1
+                )
+                found.append(
+                    (
+                        variable,
+                        Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape])),
+                    )
+                )
         return found
 
     return Probed([outputs], lambda: outputs, contributions)
@@ -363,7 +435,11 @@ def layers_of(model: object) -> list[Layer]:
         parts: Iterable[object] = ()
         if isinstance(thing, tf.Module):
             # TFP's objects also hold their arguments: functions, with layers in them.
-            made_of = thing.parameters.values() if isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector) else ()
+            made_of = (
+                thing.parameters.values()
+                if isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector)
+                else ()
+            )
             parts = [*thing.submodules, *made_of]
         elif isinstance(thing, list | tuple):
             parts = thing
@@ -380,7 +456,10 @@ def layers_of(model: object) -> list[Layer]:
 
 def _reached_by(function: Callable[..., object]) -> list[object]:
     """Returns the objects that a callable refers to: bound arguments, closure, globals and attributes."""
-    held = [getattr(function, name, None) for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")]
+    held = [
+        getattr(function, name, None)
+        for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")
+    ]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # An empty cell.
             held.append(cell.cell_contents)

@@ -43,7 +43,9 @@ def paired(
     As for `clipped_sum`: a pair is one record with its own draw, clipped as one.
     """
 
-    def record_gradient(record: dict[str, Structure], keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def record_gradient(
+        record: dict[str, Structure], keep: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         del keep
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(theta)
@@ -53,15 +55,21 @@ def paired(
         # Both or neither: dropping only the twin would break the symmetry.
         return tf.where(tf.math.is_finite(twin), own, math.nan), [gradient]
 
-    def of_batch(records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:
-        return clipped_sum(record_gradient, {**records, "simulated": simulate(records, key)}, mask, clip)
+    def of_batch(
+        records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
+    ) -> tuple[ClippedSum, PerExample]:
+        return clipped_sum(
+            record_gradient, {**records, "simulated": simulate(records, key)}, mask, clip
+        )
 
     return StepGradient(of_batch, [theta], record_gradient=record_gradient, public=theta, **exact)
 
 
 def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
     """Returns the joint releases of a paired clip of d parameters: its curvature and the part that was clipped away."""
-    bound = clip.bound if math.isfinite(clip.bound) else 1.0  # Without a clip there is no noise to scale.
+    bound = (
+        clip.bound if math.isfinite(clip.bound) else 1.0
+    )  # Without a clip there is no noise to scale.
     gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
     return (
         Curvature(size, bound, math.sqrt(gradient / _MATRIX_SHARE)),
@@ -81,7 +89,9 @@ class Curvature(JointRelease):
 
     def __init__(self, size: int, bound: float, noise_ratio: float) -> None:
         self.shape, self.noise_ratio, self._size = (size, size), noise_ratio, size
-        self.sensitivity = Sensitivity(bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0))
+        self.sensitivity = Sensitivity(
+            bound**2 / 2.0, bound**2 / (math.sqrt(2.0) if size > 1 else 2.0)
+        )
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
@@ -93,7 +103,13 @@ class Curvature(JointRelease):
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
         vector, matrix = [self._size], [self._size, self._size]
-        shapes = {"steps": [], "theta": vector, "squares": vector, "gradient": vector, "matrix": matrix}
+        shapes = {
+            "steps": [],
+            "theta": vector,
+            "squares": vector,
+            "gradient": vector,
+            "matrix": matrix,
+        }
         return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
 
     def accumulate(self, total: Any, released: Released) -> Structure:

@@ -18,7 +18,9 @@ from tfp_dpvi._tf import Structure, map_apart, tf
 from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
-_FEW = 64  # Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
+_FEW = (
+    64  # Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
+)
 
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -45,11 +47,15 @@ def through_draws(
     """
 
     def pull_back(by_draws: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        return tape.gradient(draws, variables, output_gradients=by_draws, unconnected_gradients="zero")
+        return tape.gradient(
+            draws, variables, output_gradients=by_draws, unconnected_gradients="zero"
+        )
 
     by_jacobian = None if aligned else _by_jacobian(pull_back, draws, variables)
 
-    def record_gradient(record: Structure, keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    def record_gradient(
+        record: Structure, keep: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         with tf.GradientTape(watch_accessed_variables=False) as inner:
             inner.watch(draws)
             loss = record_loss(record)
@@ -69,7 +75,9 @@ def through_draws(
     return mapped(record_gradient, variables, clip, **exact)
 
 
-def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]) -> PullBack | None:
+def _by_jacobian(
+    pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+) -> PullBack | None:
     """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws."""
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None
@@ -80,14 +88,24 @@ def _by_jacobian(pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Seq
     def of_coordinate(unit: tf.Tensor) -> tf.Tensor:
         parts = zip(tf.split(unit, sizes), draws, strict=True)
         return tf.concat(
-            [tf.reshape(one, [-1]) for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])], axis=0
+            [
+                tf.reshape(one, [-1])
+                for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])
+            ],
+            axis=0,
         )
 
     jacobian = map_apart(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
 
     def product(by_draws: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)
-        parts = tf.split(tf.linalg.matvec(jacobian, flat, transpose_a=True), [int(np.prod(v.shape)) for v in variables])
-        return [tf.reshape(part, variable.shape) for part, variable in zip(parts, variables, strict=True)]
+        parts = tf.split(
+            tf.linalg.matvec(jacobian, flat, transpose_a=True),
+            [int(np.prod(v.shape)) for v in variables],
+        )
+        return [
+            tf.reshape(part, variable.shape)
+            for part, variable in zip(parts, variables, strict=True)
+        ]
 
     return product

@@ -32,20 +32,28 @@ class StepGradient:
 
     clipped_sum: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[ClippedSum, PerExample]]
     released: Sequence[tf.Tensor]  # Tensors with the shapes and dtypes of the sum's parts.
-    data_independent: Sequence[tf.Tensor] | None = None  # Exact gradient of the terms without records, by variable.
+    data_independent: Sequence[tf.Tensor] | None = (
+        None  # Exact gradient of the terms without records, by variable.
+    )
     pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None
-    data_independent_loss: tf.Tensor | None = None  # The scalar whose gradient is `data_independent`.
+    data_independent_loss: tf.Tensor | None = (
+        None  # The scalar whose gradient is `data_independent`.
+    )
     record_gradient: RecordGradient | None = None  # Before the clip, for engines that have it.
     public: Structure = ()  # Tensors that depend on no record, for the accumulators of joint releases.
 
 
-def mapped(record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any) -> StepGradient:
+def mapped(
+    record_gradient: RecordGradient, released: Sequence[tf.Tensor], clip: Clip, **exact: Any
+) -> StepGradient:
     """Returns a step's gradient by vectorizing one record's gradient over the batch, see `clipped_sum`.
 
     `released` are tensors of the gradient's shapes and dtypes, `exact` other attributes of `StepGradient`.
     """
 
-    def of_batch(records: Structure, mask: tf.Tensor, key: tf.Tensor) -> tuple[ClippedSum, PerExample]:
+    def of_batch(
+        records: Structure, mask: tf.Tensor, key: tf.Tensor
+    ) -> tuple[ClippedSum, PerExample]:
         del key
         return clipped_sum(record_gradient, records, mask, clip)
 
@@ -61,11 +69,21 @@ class ClippedGradient:
     The result of `draw` states the same clip, sensitivity and scales, which every step checks while it is traced.
     """
 
-    draw: Callable[[tf.Tensor], StepGradient]  # Makes the draws shared by a step's records from a key; traced once.
+    draw: Callable[
+        [tf.Tensor], StepGradient
+    ]  # Makes the draws shared by a step's records from a key; traced once.
     clip: Clip
-    sensitivity: Sensitivity = dataclasses.field(default_factory=Sensitivity)  # Of the sum, see `ClippedSum`.
+    sensitivity: Sensitivity = dataclasses.field(
+        default_factory=Sensitivity
+    )  # Of the sum, see `ClippedSum`.
     noise_scales: tuple[float, ...] | None = None
-    joint: tuple[JointRelease, ...] = ()  # Releases with the gradient besides the metrics of `compile`.
-    batchwise: bool = False  # Whether it works on a physical batch at once; without XLA, padding is then removed.
-    gains_from_xla: bool = True  # Whether long runs are compiled with XLA; `compile(jit_compile=)` overrides it.
+    joint: tuple[
+        JointRelease, ...
+    ] = ()  # Releases with the gradient besides the metrics of `compile`.
+    batchwise: bool = (
+        False  # Whether it works on a physical batch at once; without XLA, padding is then removed.
+    )
+    gains_from_xla: bool = (
+        True  # Whether long runs are compiled with XLA; `compile(jit_compile=)` overrides it.
+    )
     identity: Hashable = ()  # Equal values trace the same `draw`.

@@ -23,9 +23,19 @@ from tfp_dpvi._tf import (
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.factors import Direct
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes
-from tfp_dpvi.gradients.layers import ByRecord, Found, Probed, UnsupportedLayerError, Whole, looked_up, without
+from tfp_dpvi.gradients.layers import (
+    ByRecord,
+    Found,
+    Probed,
+    UnsupportedLayerError,
+    Whole,
+    looked_up,
+    without,
+)
 
-_RANDOM = re.compile(r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard")
+_RANDOM = re.compile(
+    r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard"
+)
 
 _UNROLLED = 64  # Steps.
 
@@ -41,7 +51,11 @@ def around(layer: Layer, layers: Sequence[Layer], units: Sequence[Layer]) -> Lay
     holding = []
     for other in layers:
         inner = layers_within(other, include_self=False)
-        if id(other) not in known and not is_graph_of_layers(other) and any(one is layer for one in inner):
+        if (
+            id(other) not in known
+            and not is_graph_of_layers(other)
+            and any(one is layer for one in inner)
+        ):
             holding.append((len(inner), other))
     return min(holding, key=lambda pair: pair[0])[1] if holding else None
 
@@ -56,7 +70,11 @@ def by_map(
 ) -> Probed:
     """Probes any layer: per-record gradients of `variables` from a second forward pass, vectorized over the records."""
     # The forward pass of embeddings raises for an id out of range, which would reveal a record.
-    tables = [one for one in layers_within(layer, include_self=False) if type(one) is keras.layers.Embedding]
+    tables = [
+        one
+        for one in layers_within(layer, include_self=False)
+        if type(one) is keras.layers.Embedding
+    ]
 
     def lookups() -> contextlib.AbstractContextManager[None]:
         return calls_seen(tables, lambda table, _: lambda ids: looked_up(table, ids)[0])
@@ -74,7 +92,9 @@ def by_map(
         one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
         return _tensors_of(layer, original(one_inputs, *one_args, **one_kwargs))[0]
 
-    def one(values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
+    def one(
+        values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]],
+    ) -> Sequence[tf.Tensor]:
         of_record, their_masks, by_outputs = values
         left = iter(their_masks)
         for part, mask in zip(of_record, masks, strict=True):
@@ -87,7 +107,9 @@ def by_map(
             with _unrolled(layer, inputs), lookups():
                 results = again(of_record)
             _refuse_random(layer, graph, known, results)
-        found = tape.gradient(results, variables, output_gradients=by_outputs, unconnected_gradients="zero")
+        found = tape.gradient(
+            results, variables, output_gradients=by_outputs, unconnected_gradients="zero"
+        )
         refuse_varying_shapes(graph, known)
         return [tf.convert_to_tensor(part) for part in found]
 
@@ -107,10 +129,16 @@ def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextMana
     """While active, unrolls a recurrent layer over few steps: vectorized, it traces and runs in a third of the time."""
     recurrent = isinstance(layer, keras.layers.RNN) and not layer.time_major
     steps = inputs.shape[1] if recurrent and isinstance(inputs, tf.Tensor) else None
-    return contextlib.nullcontext() if steps is None or steps > _UNROLLED else without(layer, unroll=True)
+    return (
+        contextlib.nullcontext()
+        if steps is None or steps > _UNROLLED
+        else without(layer, unroll=True)
+    )
 
 
-def _tensors_of(layer: Layer, outputs: Structure) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
+def _tensors_of(
+    layer: Layer, outputs: Structure
+) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
     """Returns a layer's outputs as tensors with the same rows, and a function that restores outputs from tensors.
 
     A distribution is replaced by its parameters.

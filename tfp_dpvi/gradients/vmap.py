@@ -58,9 +58,13 @@ def clipped_sum(
 
     losses, gradients = map_apart(one, (records, mask))
     refuse_low_precision(gradients)
-    rows = [tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients]
+    rows = [
+        tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients
+    ]
     # Adds a bound on squares that were flushed to zero, so that a norm is never too small.
-    squares = [tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows]
+    squares = [
+        tf.reduce_sum(tf.square(part), axis=1) + part.shape[1] * tiny(part.dtype) for part in rows
+    ]
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
     factors = clip.factors(squares)
     examples = PerExample.of(losses, factors, keep)
@@ -80,7 +84,9 @@ def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
         return _block_sums(rows[None], factors[None])[0]
     num_blocks = (rows.shape[0] or tf.shape(rows)[0]) // _BLOCK
     whole = num_blocks * _BLOCK
-    blocks = [tf.reshape(part[:whole], [num_blocks, _BLOCK, *part.shape[1:]]) for part in (rows, factors)]
+    blocks = [
+        tf.reshape(part[:whole], [num_blocks, _BLOCK, *part.shape[1:]]) for part in (rows, factors)
+    ]
     last = _block_sums(rows[None, whole:], factors[None, whole:])
     sums = tf.concat([_block_sums(*blocks), last], axis=0)
     return tf.cast(tf.reduce_sum(tf.cast(sums, tf.float64), axis=0), rows.dtype)

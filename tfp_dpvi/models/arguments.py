@@ -34,7 +34,10 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
-    "validation_split": (0.0, "it would show exact losses; split x yourself and pass validation_data=."),
+    "validation_split": (
+        0.0,
+        "it would show exact losses; split x yourself and pass validation_data=.",
+    ),
     "class_weight": (None, "pass sample_weight=, which is applied before the clip."),
     "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
@@ -78,7 +81,9 @@ def make_data(
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
     if isinstance(x, tf.data.Dataset):
         if y is not None or sample_weight is not None or batch_size is not None:
-            raise ValueError("y, sample_weight and batch_size are part of the dataset: pass only x.")
+            raise ValueError(
+                "y, sample_weight and batch_size are part of the dataset: pass only x."
+            )
         public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         data = DatasetData(x, *public, model.record_dtype)
         _prepare(model, data.records, sampled=False)
@@ -89,11 +94,17 @@ def make_data(
             "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare how they were drawn."
         )
     if sampling_probability is not None:
-        raise ValueError(f"sampling_probability={sampling_probability!r} is for datasets: leave it out.")
+        raise ValueError(
+            f"sampling_probability={sampling_probability!r} is for datasets: leave it out."
+        )
     x, y = by_column("x", x), by_column("y", y)
     streams = wants_stream((x, y), stream)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
-    records = source.probe if source else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+    records = (
+        source.probe
+        if source
+        else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+    )
     available = source.num if source else records.num
     _prepare(model, records)
     num_records = int(num_records or available)
@@ -130,7 +141,9 @@ def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
         )
     if not sampled and (whole or Workers(model.distribute_strategy).several):
         what = "this model has a batch_regularizer" if whole else "several workers train"
-        raise ValueError(f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays.")
+        raise ValueError(
+            f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays."
+        )
 
 
 def is_batches(data: object) -> bool:
@@ -167,7 +180,9 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
         )
     unusable = isinstance(data, Iterator)
     if isinstance(data, tf.data.Dataset):
-        scalar = any(getattr(spec, "shape", [0]) == [] for spec in tf.nest.flatten(data.element_spec))
+        scalar = any(
+            getattr(spec, "shape", [0]) == [] for spec in tf.nest.flatten(data.element_spec)
+        )
         unusable = scalar or data.cardinality() == tf.data.INFINITE_CARDINALITY
     if unusable:
         raise ValueError(
@@ -186,10 +201,15 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()
-    return tuple(None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part) for part in parts)
+    return tuple(
+        None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part)
+        for part in parts
+    )
 
 
-def check_checkpoints(callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]) -> None:
+def check_checkpoints(
+    callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]
+) -> None:
     """Raises if a `ModelCheckpoint` would fail to save after an epoch, when privacy has been spent."""
     for one in callbacks:
         if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only:
@@ -209,11 +229,15 @@ def validation_metrics(metrics: Any) -> list[Metric]:
             )
         found = keras.metrics.get(metric)
         if not isinstance(found, Metric):
-            found = keras.metrics.MeanMetricWrapper(found, name=getattr(found, "__name__", "metric"))
+            found = keras.metrics.MeanMetricWrapper(
+                found, name=getattr(found, "__name__", "metric")
+            )
         objects.append(found)
     names = [one.name for one in objects]
     if len({"loss", "epsilon", *names}) < len(names) + 2:
-        raise ValueError(f"validation_metrics have the names {names}: pass a unique name=, not loss or epsilon.")
+        raise ValueError(
+            f"validation_metrics have the names {names}: pass a unique name=, not loss or epsilon."
+        )
     return objects
 
 
@@ -222,7 +246,12 @@ def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
     parameters = inspect.signature(likelihood).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return False
-    num = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    num = sum(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
     if num not in (1, 2):
-        raise ValueError(f"likelihood takes {num} arguments: define likelihood(params, x), or likelihood(params).")
+        raise ValueError(
+            f"likelihood takes {num} arguments: define likelihood(params, x), or likelihood(params)."
+        )
     return num == 1

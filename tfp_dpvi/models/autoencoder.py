@@ -65,21 +65,27 @@ class Autoencoder(LayeredModel):
     def decode(self, z: tf.Tensor, y: Structure | None = None) -> tfd.Distribution:
         """Returns the records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
         self._check_y(y)
-        return self._distribution("decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y)))
+        return self._distribution(
+            "decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y))
+        )
 
     def _prior_given(self, y: Structure | None, training: bool = False) -> tfd.Distribution:
         """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else []."""
         if isinstance(self.prior, tfd.Distribution):
             return self.prior
         if y is None:
-            raise ValueError(f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y).")
+            raise ValueError(
+                f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y)."
+            )
         return self._distribution("prior", called(self.prior, y, training=training))
 
     def _check_y(self, y: Structure | None) -> None:
         """Raises if y is missing, or passed to a model that was fitted without y."""
         conditional = self._parts_of_model.conditional
         if conditional and y is None:
-            raise ValueError("y is missing: this model was fitted with y. Pass y=, as in fit(x, y).")
+            raise ValueError(
+                "y is missing: this model was fitted with y. Pass y=, as in fit(x, y)."
+            )
         if conditional is False and y is not None:
             raise ValueError("y was passed, but this model was fitted without y: leave it out.")
 
@@ -91,7 +97,12 @@ class Autoencoder(LayeredModel):
         return value
 
     def _terms(
-        self, x: Structure, key: tf.Tensor, num_draws: int, training: bool = False, y: Structure | None = None
+        self,
+        x: Structure,
+        key: tf.Tensor,
+        num_draws: int,
+        training: bool = False,
+        y: Structure | None = None,
     ) -> Terms:
         """Returns the losses of a batch of records, from `num_draws` draws per record."""
         posterior = self._distribution("encoder", called(self.encoder, x, y, training))
@@ -107,10 +118,14 @@ class Autoencoder(LayeredModel):
             divergence = self._divergence(posterior, draws, self._prior_given(y, training))
         else:
             log_prior = tf.reshape(density(codes), [-1, num_draws])
-            divergence = tf.reduce_mean(posterior.log_prob(draws), axis=0) - tf.reduce_mean(log_prior, axis=1)
+            divergence = tf.reduce_mean(posterior.log_prob(draws), axis=0) - tf.reduce_mean(
+                log_prior, axis=1
+            )
         return Terms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
 
-    def _divergence(self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution) -> tf.Tensor:
+    def _divergence(
+        self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution
+    ) -> tf.Tensor:
         """Returns KL(q(z | x) || prior) of each record."""
         if self.kl != "monte_carlo":
             try:
@@ -124,7 +139,10 @@ class Autoencoder(LayeredModel):
         """Creates the variables and checks both networks on zeros."""
         self._check_y(records.y)
         given = (records.x,) if records.y is None else (records.x, records.y)
-        _, read = read_by(lambda: self._check_shapes(*base.zeros_like(given, NUM_SYNTHETIC)), self.distribute_strategy)
+        _, read = read_by(
+            lambda: self._check_shapes(*base.zeros_like(given, NUM_SYNTHETIC)),
+            self.distribute_strategy,
+        )
         held = {variable.ref() for variable in self.variables}
         if loose := [variable.name for variable in read if variable.ref() not in held]:
             raise ValueError(
@@ -143,7 +161,10 @@ class Autoencoder(LayeredModel):
                 "for each row of y. tfd.Independent(..., 1) makes the last batch dimension part of the event."
             )
         posterior = self._result_of("encoder", lambda: self.encode(x, y), x, y)
-        if posterior.batch_shape.as_list() != [NUM_SYNTHETIC] or posterior.event_shape != prior.event_shape:
+        if (
+            posterior.batch_shape.as_list() != [NUM_SYNTHETIC]
+            or posterior.event_shape != prior.event_shape
+        ):
             raise ValueError(
                 f"encoder returned a distribution of batch shape {posterior.batch_shape} and event shape "
                 f"{posterior.event_shape} for {NUM_SYNTHETIC} records; it must be [{NUM_SYNTHETIC}] and the prior's {prior.event_shape}. "
@@ -155,7 +176,9 @@ class Autoencoder(LayeredModel):
             )
         z = tf.zeros([NUM_SYNTHETIC, *prior.event_shape], self.dtype)
         conditional = self._result_of("decoder", lambda: self.decode(z, y), z, y)
-        log_prob = self._result_of("decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y)
+        log_prob = self._result_of(
+            "decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y
+        )
         if log_prob.shape.as_list() != [NUM_SYNTHETIC]:
             raise ValueError(
                 f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {NUM_SYNTHETIC} records; it "
@@ -163,7 +186,11 @@ class Autoencoder(LayeredModel):
             )
 
     def _result_of(
-        self, part: str, function: Callable[[], tf.Tensor], given: Structure, y: Structure | None = None
+        self,
+        part: str,
+        function: Callable[[], tf.Tensor],
+        given: Structure,
+        y: Structure | None = None,
     ) -> tf.Tensor:
         try:
             return function()
@@ -171,14 +198,24 @@ class Autoencoder(LayeredModel):
             if str(error).startswith((f"{part} returned", "prior")):
                 raise
             given = given if y is None else (given, y)
-            shapes = tf.nest.map_structure(lambda value: f"{value.dtype.name}{value.shape.as_list()}", given)
+            shapes = tf.nest.map_structure(
+                lambda value: f"{value.dtype.name}{value.shape.as_list()}", given
+            )
             pair = "(x, y)" if part == "encoder" else "(z, y)"
-            more = f" With y, the {part} takes {pair}; for records without y call fit(x)." if y is not None else ""
-            raise ValueError(f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}") from error
+            more = (
+                f" With y, the {part} takes {pair}; for records without y call fit(x)."
+                if y is not None
+                else ""
+            )
+            raise ValueError(
+                f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}"
+            ) from error
 
     # ------------------------------------------------------------------ the learned model
 
-    def elbo(self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0) -> np.ndarray:
+    def elbo(
+        self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0
+    ) -> np.ndarray:
         """Returns evidence lower bounds of records, a float array of shape [n] (in nats, with the model's beta).
 
         Exact values of these records, from `num_draws` latent draws: *not private* unless the records are public.
@@ -193,9 +230,14 @@ class Autoencoder(LayeredModel):
 
         one = function_of_model(bounds, reduce_retracing=True)
         starts = range(0, num, 1024)
-        parts = [tf.nest.map_structure(lambda value, at=at: value[at : at + 1024], inputs) for at in starts]
+        parts = [
+            tf.nest.map_structure(lambda value, at=at: value[at : at + 1024], inputs)
+            for at in starts
+        ]
         pairs = zip(parts, starts, strict=True)
-        return np.concatenate([one(part, _random.fold_in(key, start)).numpy() for part, start in pairs])
+        return np.concatenate(
+            [one(part, _random.fold_in(key, start)).numpy() for part, start in pairs]
+        )
 
     def predict(
         self,
@@ -227,13 +269,17 @@ class Autoencoder(LayeredModel):
         if y is not None:
             y = self._inputs(y, "y")
             if (rows := int(tf.nest.flatten(y)[0].shape[0])) not in (1, num):
-                raise ValueError(f"y has {rows} rows, but num={num}: pass one row for each record, or one for all.")
+                raise ValueError(
+                    f"y has {rows} rows, but num={num}: pass one row for each record, or one for all."
+                )
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
         conditional = self._generated(num, y, _random.tfp_seed(keys[0]))
         drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
         return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
-    def _generated(self, num: tf.Tensor | int, y: Structure | None, seed: tf.Tensor) -> tfd.Distribution:
+    def _generated(
+        self, num: tf.Tensor | int, y: Structure | None, seed: tf.Tensor
+    ) -> tfd.Distribution:
         """Returns the distribution of `num` synthetic records, at draws from the prior."""
         if y is not None:
             y = tf.nest.map_structure(lambda part: tf.broadcast_to(part, [num, *part.shape[1:]]), y)
@@ -253,7 +299,11 @@ class Autoencoder(LayeredModel):
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Prints Keras's summary; the prior determines the decoder's input shape."""
         fixed = isinstance(self.prior, tfd.Distribution)
-        if fixed and getattr(self.encoder, "built", False) and not getattr(self.decoder, "built", True):
+        if (
+            fixed
+            and getattr(self.encoder, "built", False)
+            and not getattr(self.decoder, "built", True)
+        ):
             self.decode(self.prior.sample(1, seed=(0, 0)))
         super().summary(*args, **kwargs)
 
@@ -287,7 +337,9 @@ class Parts:
 
 
 def _repeated(structure: Structure, num: int) -> Structure:
-    return tf.nest.map_structure(lambda part: None if part is None else tf.repeat(part, num, axis=0), structure)
+    return tf.nest.map_structure(
+        lambda part: None if part is None else tf.repeat(part, num, axis=0), structure
+    )
 
 
 def _tensors(y: Structure | None) -> Structure | None:

@@ -26,13 +26,22 @@ from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
 from tfp_dpvi.training.fit import State
 
-LIKELIHOOD_ERRORS = (TypeError, ValueError, KeyError, IndexError, AttributeError, NotImplementedError)
+LIKELIHOOD_ERRORS = (
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+)
 """Exceptions of a user's function that does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
 
 def zeros_like(structure: Structure, num: int) -> Structure:
     """Returns `num` records of zeros of the shapes and dtypes of records."""
-    return tf.nest.map_structure(lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure)
+    return tf.nest.map_structure(
+        lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure
+    )
 
 
 class DPModel(FittedModel):
@@ -95,7 +104,9 @@ class DPModel(FittedModel):
         """Returns the model's clipped gradient with its sensitivity; for models with Monte Carlo draws of their own."""
         variables, clip = self.trainable_variables, self.clip
 
-        def record_gradient(record: dict[str, tf.Tensor], keep: tf.Tensor) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        def record_gradient(
+            record: dict[str, tf.Tensor], keep: tf.Tensor
+        ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
             del keep
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
@@ -123,11 +134,20 @@ class DPModel(FittedModel):
         _tf.clear_losses(self)
         given = [record[name] for name in ("x", "y") if name in record]
         with _tf.refuse_late_functions(_tf.layers_within(self)):
-            loss = tf.convert_to_tensor(_tf.in_mode(lambda: self.record_loss(*given), training=True))
+            loss = tf.convert_to_tensor(
+                _tf.in_mode(lambda: self.record_loss(*given), training=True)
+            )
         if loss.shape.rank != 0:
-            raise ValueError(f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: reduce it.")
+            raise ValueError(
+                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: reduce it."
+            )
         # add_loss and activity terms may depend on the record, so they are clipped (contract C2).
-        loss = tf.add_n([loss, *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses_of_record()]])
+        loss = tf.add_n(
+            [
+                loss,
+                *[tf.cast(tf.reduce_sum(extra), loss.dtype) for extra in self.losses_of_record()],
+            ]
+        )
         _tf.clear_losses(self)
         return loss * record["sample_weight"] if "sample_weight" in record else loss
 
@@ -138,7 +158,9 @@ class DPModel(FittedModel):
     @property
     def batch_needs(self) -> BatchNeeds:
         """The clipped gradient's needs per physical batch; for subclasses whose gradient works on a batch at once."""
-        return BatchNeeds(sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables))
+        return BatchNeeds(
+            sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
+        )
 
     def prepare(self, records: Records) -> None:
         """Creates the variables, unless the layers have been called, for records of these shapes and dtypes."""
@@ -146,7 +168,9 @@ class DPModel(FittedModel):
             # Zeros instead of a record: layers may initialise themselves from their first input.
             self(zeros_like(records.x, 1))
         if not self.trainable_variables:
-            raise ValueError(f"{type(self).__name__} has no trainable variables: there is nothing to learn.")
+            raise ValueError(
+                f"{type(self).__name__} has no trainable variables: there is nothing to learn."
+            )
         self.built = True
 
     def released_logs(self, accumulated: dict[str, Any], mechanism: Mechanism) -> dict[str, float]:
@@ -160,7 +184,9 @@ class DPModel(FittedModel):
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """Returns the signatures of `export` for the specs of records x and, if any, y; for subclasses."""
-        return [exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")]
+        return [
+            exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")
+        ]
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises if this optimizer does not fit the model; for subclasses."""
@@ -223,10 +249,16 @@ class DPModel(FittedModel):
         self._check_precision()
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
-            raise ValueError(f"loss={loss!r}: leave it out; the model defines its own per-record loss.")
+            raise ValueError(
+                f"loss={loss!r}: leave it out; the model defines its own per-record loss."
+            )
         if optimizer is None:
-            raise ValueError("optimizer is missing: pass, say, dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0).")
-        optimizer = as_dp_optimizer(optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+            raise ValueError(
+                "optimizer is missing: pass, say, dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+            )
+        optimizer = as_dp_optimizer(
+            optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
+        )
         self.check_optimizer(optimizer)
         arguments.check_counts(steps_per_execution=steps_per_execution)
         target = PrivacyTarget(
@@ -242,10 +274,16 @@ class DPModel(FittedModel):
         )
         ledger = self._ledger_after(ledger)
         metric_objects = arguments.validation_metrics(validation_metrics)
-        super().compile(optimizer=optimizer, run_eagerly=run_eagerly, steps_per_execution=steps_per_execution or 1)
+        super().compile(
+            optimizer=optimizer,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution or 1,
+        )
         state = self._dp
         state.ledger, state.target, state.plan = ledger, target, None
-        state.compiled = CompiledSteps(optimizer, self.distribute_strategy, jit_compile, self.run_eagerly)
+        state.compiled = CompiledSteps(
+            optimizer, self.distribute_strategy, jit_compile, self.run_eagerly
+        )
         state.steps_per_execution_is_set = steps_per_execution is not None
         state.validation_metrics, state.private_metrics = metric_objects, private_metrics
 
@@ -258,7 +296,9 @@ class DPModel(FittedModel):
             raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
         same = ledger.path is not None and ledger.path == held.path
         if held.num_releases and not same and not ledger.continues(held):
-            raise ValueError(f"ledger: this model has {held.num_releases} releases in another ledger: build a new one.")
+            raise ValueError(
+                f"ledger: this model has {held.num_releases} releases in another ledger: build a new one."
+            )
         return ledger
 
     # ------------------------------------------------------------------ privacy spent
@@ -294,7 +334,9 @@ class DPModel(FittedModel):
         """The delta of `compile`, or None."""
         return None if self._dp.target is None else self._dp.target.delta
 
-    def export(self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False) -> None:
+    def export(
+        self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False
+    ) -> None:
         """Writes the learned model as a plain SavedModel, which needs only TensorFlow, with its privacy report.
 
         Signatures, as far as the model has them: `predict`, `log_prob` (posterior predictive log density), `sample_posterior`
@@ -319,7 +361,11 @@ class DPModel(FittedModel):
             )
         report = self.privacy_report(delta)
         export.write(
-            path, self.export_functions(state.inputs), report, title=f"Model `{self.name}`", overwrite=overwrite
+            path,
+            self.export_functions(state.inputs),
+            report,
+            title=f"Model `{self.name}`",
+            overwrite=overwrite,
         )
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
@@ -331,7 +377,9 @@ class DPModel(FittedModel):
         state, target = self._dp, self._dp.target
         delta = self.privacy_delta if delta is None else delta
         if delta is None:
-            raise ValueError("delta is not known: use privacy_report(delta=1e-5), or pass delta to compile.")
+            raise ValueError(
+                "delta is not known: use privacy_report(delta=1e-5), or pass delta to compile."
+            )
         return PrivacyReport.from_ledger(
             state.ledger,
             delta=delta,
@@ -347,7 +395,9 @@ class DPModel(FittedModel):
 class DistributionModel(DPModel):
     """Base class of `DPVI` and `DPVAE`, which predict from records as `fit` takes them."""
 
-    def predict(self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any) -> np.ndarray:
+    def predict(
+        self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any
+    ) -> np.ndarray:
         """Returns predictions for all records of `x`, in any form that `fit` or Keras takes: array of shape [n, ...].
 
         For a `DPVI`, the posterior predictive mean (class probabilities for a categorical likelihood), a function of the

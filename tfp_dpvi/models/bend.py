@@ -10,7 +10,9 @@ from scipy import special
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.models.simulation import Pairs, PairSimulator, clipped
 
-_MOST_WEIGHT = 5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
+_MOST_WEIGHT = (
+    5.0  # Maximal log weight of an outcome: far from the window the simulation is uninformative.
+)
 _RIDGE = 1e-3
 _NUM_PAIRS, _ROUNDS = 1024, 16
 
@@ -29,10 +31,16 @@ class Bend(NamedTuple):
 
     x: Structure  # Inputs of n pairs.
     outcomes: tuple[Structure, Structure]
-    base: tuple[tf.Tensor, tf.Tensor]  # Log densities of the proposal that weights are relative to, shape [n].
-    first: tf.Tensor  # `E psi` of each pair over the path of its second outcome, shape [n, d], whitened,
+    base: tuple[
+        tf.Tensor, tf.Tensor
+    ]  # Log densities of the proposal that weights are relative to, shape [n].
+    first: (
+        tf.Tensor
+    )  # `E psi` of each pair over the path of its second outcome, shape [n, d], whitened,
     second: tf.Tensor  # and over the path of its first outcome.
-    slopes: tuple[tf.Tensor, tf.Tensor]  # Likewise `E[psi delta^T] / 2`, see `_packed`: shape [n, d (d + 1) / 2].
+    slopes: tuple[
+        tf.Tensor, tf.Tensor
+    ]  # Likewise `E[psi delta^T] / 2`, see `_packed`: shape [n, d (d + 1) / 2].
     root: tf.Tensor  # L, shape [d, d].
     factor: tf.Tensor  # Weights of G_w's entries in its factor, shape [d, d].
 
@@ -52,7 +60,9 @@ class Bend(NamedTuple):
         dtype = simulator.pairing.coordinates.dtype
         num_each = _NUM_PAIRS // len(guesses)
         drawn = [simulator.pairs(guess, generator, num_each, _ROUNDS) for guess in guesses]
-        simulated = np.array([len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn])
+        simulated = np.array(
+            [len(one.deltas) / one.share if one.share else num_each * _ROUNDS for one in drawn]
+        )
         joined = Pairs.joined(drawn)
         x, outcomes = joined.x, joined.outcomes
 
@@ -67,7 +77,10 @@ class Bend(NamedTuple):
 
         def weights_of(places: np.ndarray) -> list[np.ndarray]:
             ratios = [log - one for log, one in zip(log_probs(places), base, strict=True)]
-            return [np.where(np.isnan(one), 0.0, np.exp(np.minimum(one, _MOST_WEIGHT))) for one in ratios]
+            return [
+                np.where(np.isnan(one), 0.0, np.exp(np.minimum(one, _MOST_WEIGHT)))
+                for one in ratios
+            ]
 
         deltas = simulator.deltas(path, x, outcomes)
         psi = clipped(deltas, clip)
@@ -87,16 +100,21 @@ class Bend(NamedTuple):
         slopes = [_packed(inverse @ one @ inverse.T) for one in slopes]
         factor = (root.T @ root) @ (root.T @ root)
         tensors = (*base, means[1], means[0], slopes[1], slopes[0], root, factor / np.trace(factor))
-        own, other, ahead, behind, *both_slopes, root, factor = (tf.constant(part, dtype) for part in tensors)
+        own, other, ahead, behind, *both_slopes, root, factor = (
+            tf.constant(part, dtype) for part in tensors
+        )
         x, outcomes = tf.nest.map_structure(tf.constant, (x, outcomes))
         return cls(x, outcomes, (own, other), ahead, behind, tuple(both_slopes), root, factor)
 
-    def score(self, simulator: PairSimulator, points: tf.Tensor, relative: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    def score(
+        self, simulator: PairSimulator, points: tf.Tensor, relative: tf.Tensor, share: tf.Tensor
+    ) -> tf.Tensor:
         """Returns `L^-1` times the expected score at points [b, D], shape [b, d]; `relative` is W, [b, d, d], `share` w."""
         logs = simulator.log_probs(points, self.x, self.outcomes)
         ratios = [log - base for log, base in zip(logs, self.base, strict=True)]
         first, second = (
-            tf.where(tf.math.is_nan(one), tf.zeros_like(one), tf.exp(tf.minimum(one, _MOST_WEIGHT))) for one in ratios
+            tf.where(tf.math.is_nan(one), tf.zeros_like(one), tf.exp(tf.minimum(one, _MOST_WEIGHT)))
+            for one in ratios
         )
         size = self.root.shape[0]
         eye = tf.eye(size, dtype=points.dtype)

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
 
 LOG = logging.getLogger("tfp_dpvi")
-FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)  # Arrays that are not finite or not of full rank.
+FAILURES = (
+    np.linalg.LinAlgError,
+    ValueError,
+    tf.errors.OpError,
+)  # Arrays that are not finite or not of full rank.
 _NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
 # Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
 _NUM_PAIRS, _ROUNDS, _SHAPE_PLACES = 1024, 8, 16
@@ -49,7 +53,12 @@ class Calibrated:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays to save."""
         checks = np.array([*dataclasses.astuple(self.checks), self.num_steps])
-        return {"locs": self.mixture.locs, "scales": self.mixture.scales, "checks": checks, "shares": self.shares}
+        return {
+            "locs": self.mixture.locs,
+            "scales": self.mixture.scales,
+            "checks": checks,
+            "shares": self.shares,
+        }
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], coordinates: Coordinates) -> Calibrated:
@@ -66,13 +75,17 @@ class Calibrator:
     For priors that are not normal, chains start from the surrogate.
     """
 
-    def __init__(self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None) -> None:
+    def __init__(
+        self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None
+    ) -> None:
         self._surrogate, self._simulator = surrogate, simulator
         self._coordinates, self._index = pairing.coordinates, pairing.index
 
     @functools.cached_property
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
-        return mixtures.gaussian_prior(self._coordinates.log_density, self._coordinates.prior_draws(64))
+        return mixtures.gaussian_prior(
+            self._coordinates.log_density, self._coordinates.prior_draws(64)
+        )
 
     def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
         """Returns the posterior given the released values, or None if the window has fewer than four steps.
@@ -81,35 +94,56 @@ class Calibrator:
 
         A function of released and public values: post-processing, at no further cost.
         """
-        noise, coordinates, index, simulator = noise_of(mechanism), self._coordinates, self._index, self._simulator
+        noise, coordinates, index, simulator = (
+            noise_of(mechanism),
+            self._coordinates,
+            self._index,
+            self._simulator,
+        )
         window = window_in(accumulated, mechanism)
         if window is None:
             return None
-        generator = np.random.default_rng(0)  # For Monte Carlo over released values, which needs no secret seed.
+        generator = np.random.default_rng(
+            0
+        )  # For Monte Carlo over released values, which needs no secret seed.
         bound = noise.clip if math.isfinite(noise.clip) else 1.0
         prior = CurvaturePrior.isotropic(len(index), noise.num_records, bound)
         mismatch, bends = math.nan, False
         if simulator is not None:
             path = self._path(window, generator)
-            pairs = Pairs.joined([simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS) for one in path[:_SHAPE_PLACES]])
+            pairs = Pairs.joined(
+                [
+                    simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS)
+                    for one in path[:_SHAPE_PLACES]
+                ]
+            )
             if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
                 simulated = pairs.curvature_prior(noise.num_records, noise.clip)
                 mismatch = simulated.mismatch(window)
                 bends = mismatch <= mixtures.MOST_MISMATCH
                 prior = simulated if bends else prior
             else:
-                LOG.info("The pilot's simulation has too few pairs here: the posterior is computed without it.")
+                LOG.info(
+                    "The pilot's simulation has too few pairs here: the posterior is computed without it."
+                )
         slopes, matrices = curvature.draw_curvature(window, prior, generator)
         terms = mixtures.Terms.of(window, slopes, matrices, index)
         if self._normal is not None:
             mixture = mixtures.exact_mixture(terms, *self._normal)
         else:
-            draws = tf.concat(coordinates.flatten_batch(self._surrogate.sample(64, seed=tf.constant([0, 1]))), axis=-1)
+            draws = tf.concat(
+                coordinates.flatten_batch(self._surrogate.sample(64, seed=tf.constant([0, 1]))),
+                axis=-1,
+            )
             start = draws.numpy().astype(np.float64)
-            mixture = mixtures.sampled_mixture(terms, self._coordinates.log_density, start, generator)
+            mixture = mixtures.sampled_mixture(
+                terms, self._coordinates.log_density, start, generator
+            )
         linear = None
         if simulator is not None and bends:
-            guesses = np.concatenate([path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)])
+            guesses = np.concatenate(
+                [path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)]
+            )
             try:
                 bend = Bend.of(simulator, path, guesses, noise.clip, generator)
                 curve = self._curve(bend, window, slopes, matrices, prior.release_share(window))
@@ -117,20 +151,31 @@ class Calibrator:
             except FAILURES as error:
                 LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
         checks = mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch)
-        shares = mixtures.variance_shares(window, slopes, matrices, mixture, index, self._coordinates.log_density)
-        return Calibrated(mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares)
+        shares = mixtures.variance_shares(
+            window, slopes, matrices, mixture, index, self._coordinates.log_density
+        )
+        return Calibrated(
+            mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares
+        )
 
     def _path(self, window: windows.Window, generator: np.random.Generator) -> np.ndarray:
         """Returns the parameters of the window's steps; coordinates that the likelihood does not read are arbitrary."""
         one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
         path = np.repeat(one[None], _NUM_PLACES, axis=0)
         blocks = np.arange(_NUM_PLACES) % len(window.path)
-        places = window.path[blocks] + window.jitter[blocks] * generator.normal(size=(len(path), len(self._index)))
+        places = window.path[blocks] + window.jitter[blocks] * generator.normal(
+            size=(len(path), len(self._index))
+        )
         path[:, self._index] = places - places.mean(axis=0) + window.theta
         return path
 
     def _curve(
-        self, bend: Bend, window: windows.Window, slopes: np.ndarray, matrices: np.ndarray, share: float
+        self,
+        bend: Bend,
+        window: windows.Window,
+        slopes: np.ndarray,
+        matrices: np.ndarray,
+        share: float,
     ) -> mixtures.DensityOfChains:
         """Returns the posterior's log density with the simulation's nonlinear score; chains take draws in turn."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
@@ -142,7 +187,10 @@ class Calibrator:
         def density_of(num: int) -> mixtures.LogDensity:
             draws = np.arange(num) % len(slopes)
             dtype = self._coordinates.dtype
-            parts = [tf.constant(part, dtype) for part in (seen[draws], reach[draws], relative[draws], share)]
+            parts = [
+                tf.constant(part, dtype)
+                for part in (seen[draws], reach[draws], relative[draws], share)
+            ]
 
             def log_density(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
                 value, gradient = self._bent(tf.constant(points, dtype), *parts, bend)
@@ -158,12 +206,21 @@ class Calibrator:
         assert simulator is not None
 
         def bent(
-            points: tf.Tensor, seen: tf.Tensor, reach: tf.Tensor, relative: tf.Tensor, share: tf.Tensor, bend: Bend
+            points: tf.Tensor,
+            seen: tf.Tensor,
+            reach: tf.Tensor,
+            relative: tf.Tensor,
+            share: tf.Tensor,
+            bend: Bend,
         ) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(points)
-                residual = seen - tf.linalg.matvec(reach, bend.score(simulator, points, relative, share))
-                value = self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
+                residual = seen - tf.linalg.matvec(
+                    reach, bend.score(simulator, points, relative, share)
+                )
+                value = (
+                    self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
+                )
             return value, tape.gradient(value, points)
 
         return function_of_model(bent, reduce_retracing=True)
@@ -230,9 +287,14 @@ class Calibration:
 
     @staticmethod
     def _refuse(reason: str) -> None:
-        LOG.warning('clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.', reason)
+        LOG.warning(
+            'clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.',
+            reason,
+        )
 
-    def posterior(self, accumulated: dict[str, Structure], mechanism: Mechanism | None) -> Calibrated | None:
+    def posterior(
+        self, accumulated: dict[str, Structure], mechanism: Mechanism | None
+    ) -> Calibrated | None:
         """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None."""
         if mechanism is None:
             return self._loaded
@@ -240,16 +302,25 @@ class Calibration:
             if "curvature" not in accumulated or self.pairing is None:
                 return None
             if self._calibrator is None:
-                self._calibrator = Calibrator(self.pairing, self._model.surrogate_posterior, self.simulator)
+                self._calibrator = Calibrator(
+                    self.pairing, self._model.surrogate_posterior, self.simulator
+                )
             found = None
             try:
                 found = self._calibrator(accumulated, mechanism)
                 if found is None:
-                    said = ["The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."]
+                    said = [
+                        "The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."
+                    ]
                 else:
-                    said = [f"Do not trust the posterior's intervals: {each}." for each in found.checks.warnings]
+                    said = [
+                        f"Do not trust the posterior's intervals: {each}."
+                        for each in found.checks.warnings
+                    ]
             except FAILURES as error:
-                said = [f"The released values give no posterior ({error}): `posterior` is the raw surrogate."]
+                said = [
+                    f"The released values give no posterior ({error}): `posterior` is the raw surrogate."
+                ]
             for sentence in said:
                 LOG.warning("%s", sentence)
             self._made = (accumulated, found)
@@ -272,4 +343,8 @@ class Calibration:
         if "curvature" not in accumulated:
             return {}
         window = window_in(accumulated, mechanism)
-        return {} if window is None else {"kappa": window.kappa, "curvature_signal": window.curvature_signal}
+        return (
+            {}
+            if window is None
+            else {"kappa": window.kappa, "curvature_signal": window.curvature_signal}
+        )

@@ -36,7 +36,9 @@ class Coordinates:
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
             return False
         alone = as_graph(lambda: tf.map_fn(self.log_prior, draws))
-        return bool(both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True))
+        return bool(
+            both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True)
+        )
 
     def flatten(self, params: Structure) -> list[tf.Tensor]:
         """Returns the parts of one value of the parameters, as vectors on the real line."""
@@ -104,7 +106,10 @@ class Coordinates:
 
 def entry_names(structure: Structure) -> list[str]:
     """Returns a name for each entry of a structure of tensors, as "w[3]", in the order of `tf.nest.flatten`."""
-    named = [("/".join(map(str, path)) or "parameter", part) for path, part in tree.flatten_with_path(structure)]
+    named = [
+        ("/".join(map(str, path)) or "parameter", part)
+        for path, part in tree.flatten_with_path(structure)
+    ]
     return [
         f"{name}[{','.join(map(str, index))}]" if index else name
         for name, part in named

@@ -11,10 +11,25 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization
-from tfp_dpvi._tf import Layer, Optimizer, Structure, refuse_keras_3, register_keras_serializable, tf, tfp
+from tfp_dpvi._tf import (
+    Layer,
+    Optimizer,
+    Structure,
+    refuse_keras_3,
+    register_keras_serializable,
+    tf,
+    tfp,
+)
 from tfp_dpvi.data import Records
 from tfp_dpvi.divergences import Codes
-from tfp_dpvi.gradients import ClippedGradient, LayerGradients, StepGradient, StepSpec, UnsupportedLayerError, layers_of
+from tfp_dpvi.gradients import (
+    ClippedGradient,
+    LayerGradients,
+    StepGradient,
+    StepSpec,
+    UnsupportedLayerError,
+    layers_of,
+)
 from tfp_dpvi.models import arguments, latents
 from tfp_dpvi.models.autoencoder import Autoencoder, Parts, outermost
 from tfp_dpvi.models.group_terms import GroupTerms
@@ -76,14 +91,23 @@ class DPVAE(Autoencoder):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        given = {"encoder": encoder, "decoder": decoder, "prior": prior, "batch_regularizer": batch_regularizer}
-        encoder, decoder = (part() if serialization.is_factory(part) else part for part in (encoder, decoder))
+        given = {
+            "encoder": encoder,
+            "decoder": decoder,
+            "prior": prior,
+            "batch_regularizer": batch_regularizer,
+        }
+        encoder, decoder = (
+            part() if serialization.is_factory(part) else part for part in (encoder, decoder)
+        )
         parts = {"encoder": encoder, "decoder": decoder}
         parts |= {} if batch_regularizer is None else {"batch_regularizer": batch_regularizer}
         for argument, value in parts.items():
             refuse_keras_3(argument, value)
             if not callable(value):
-                raise TypeError(f"{argument} must be a Keras model or another callable, got {value!r}.")
+                raise TypeError(
+                    f"{argument} must be a Keras model or another callable, got {value!r}."
+                )
         arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
         beta = check.non_negative("beta", beta)
         regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
@@ -110,9 +134,16 @@ class DPVAE(Autoencoder):
 
     def get_config(self) -> dict[str, Any]:
         """See `DPModel.get_config`; parts must be registered functions or Keras models without Lambda layers."""
-        parts = {name: serialization.encode(part, name) for name, part in self._parts_of_model.given.items()}
+        parts = {
+            name: serialization.encode(part, name)
+            for name, part in self._parts_of_model.given.items()
+        }
         names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
+        return {
+            **super().get_config(),
+            **{name: getattr(self, name) for name in names},
+            "parts": parts,
+        }
 
     # ------------------------------------------------------------------ the step
 
@@ -124,8 +155,12 @@ class DPVAE(Autoencoder):
     def _settings(self) -> Hashable:
         return self.gradients, self.num_draws, self.beta, self.kl
 
-    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
-        return self._terms(records["x"], key, self.num_draws, training=training, y=records.get("y")).losses
+    def _batch_losses(
+        self, records: dict[str, Structure], key: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        return self._terms(
+            records["x"], key, self.num_draws, training=training, y=records.get("y")
+        ).losses
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the clipped gradient of records' bounds, and of groups' terms if there is a `batch_regularizer`."""
@@ -149,8 +184,18 @@ class DPVAE(Autoencoder):
     @property
     def batch_needs(self) -> BatchNeeds:
         """The needs of both networks per physical batch."""
-        needs, layers, density = super().batch_needs, self._layer_gradients, self._parts_of_model.density
-        mapped = self.trainable_variables if layers and layers.mapped else density.reads if density else ()
+        needs, layers, density = (
+            super().batch_needs,
+            self._layer_gradients,
+            self._parts_of_model.density,
+        )
+        mapped = (
+            self.trainable_variables
+            if layers and layers.mapped
+            else density.reads
+            if density
+            else ()
+        )
         size = needs.bytes_each + 4 * sum(int(np.prod(v.shape)) * v.dtype.size for v in mapped)
         return dataclasses.replace(needs, bytes_each=size, whole=self.batch_regularizer is not None)
 
@@ -173,8 +218,15 @@ class DPVAE(Autoencoder):
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
         """See `DPModel`."""
-        parts = {"encoder": self._encoder_layers, "decoder": self._decoder_layers, "prior": self._prior_layers}
-        found = {name: [v for layer in layers for v in layer.trainable_variables] for name, layers in parts.items()}
+        parts = {
+            "encoder": self._encoder_layers,
+            "decoder": self._decoder_layers,
+            "prior": self._prior_layers,
+        }
+        found = {
+            name: [v for layer in layers for v in layer.trainable_variables]
+            for name, layers in parts.items()
+        }
         return {name: variables for name, variables in found.items() if variables}
 
     @property
@@ -191,7 +243,10 @@ class DPVAE(Autoencoder):
 
     def check_records(self, records: Records) -> None:
         """See `LayeredModel`."""
-        ours, theirs = ({id(layer) for layer in layers} for layers in (self._encoder_layers, self._decoder_layers))
+        ours, theirs = (
+            {id(layer) for layer in layers}
+            for layers in (self._encoder_layers, self._decoder_layers)
+        )
         if self.batch_regularizer is not None and ours & theirs:
             raise ValueError(
                 "encoder and decoder share layers, which a batch_regularizer does not allow: its noise depends on the parameters "

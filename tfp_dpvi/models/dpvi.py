@@ -19,7 +19,13 @@ from tfp_dpvi.models import arguments, base, exporting, inference_data, trial
 from tfp_dpvi.models.calibrated import Calibrated, Calibration
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.pairing import as_event
-from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, over_draws, over_draws_of_step, posterior_draws
+from tfp_dpvi.models.predictive import (
+    PosteriorPredictive,
+    mean_of,
+    over_draws,
+    over_draws_of_step,
+    posterior_draws,
+)
 from tfp_dpvi.models.spread import Spread
 from tfp_dpvi.models.summary import PosteriorSummary, summarise
 from tfp_dpvi.training import Mechanism
@@ -64,7 +70,9 @@ class DPVI(base.DistributionModel):
         self,
         prior: tfd.Distribution | Callable[[], tfd.Distribution],
         likelihood: Callable[..., Any],
-        surrogate_posterior: str | tfd.Distribution | Callable[..., tfd.Distribution] = "mean_field",
+        surrogate_posterior: str
+        | tfd.Distribution
+        | Callable[..., tfd.Distribution] = "mean_field",
         *,
         gradients: str = "aligned",
         clipping: str = "paired",
@@ -73,14 +81,22 @@ class DPVI(base.DistributionModel):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        given = {"prior": prior, "likelihood": likelihood, "surrogate_posterior": surrogate_posterior}
+        given = {
+            "prior": prior,
+            "likelihood": likelihood,
+            "surrogate_posterior": surrogate_posterior,
+        }
         if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
             raise TypeError(f"prior must be a TFP distribution, got {prior!r}.")
         if not callable(likelihood):
-            raise TypeError(f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}.")
-        arguments.check_counts(num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0)
+            raise TypeError(
+                f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}."
+            )
+        arguments.check_counts(
+            num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0
+        )
         check.one_of("gradients", gradients, ("aligned", "vectorized"))
         check.one_of("clipping", clipping, ("flat", "paired"))
         super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
@@ -113,7 +129,11 @@ class DPVI(base.DistributionModel):
         """See `DPModel.get_config`; prior, likelihood and surrogate must be registered functions (`dpvi.register`)."""
         parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
         names = ("gradients", "clipping", "num_draws", "num_predictive_draws")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "parts": parts}
+        return {
+            **super().get_config(),
+            **{name: getattr(self, name) for name in names},
+            "parts": parts,
+        }
 
     # ------------------------------------------------------------------ the step
 
@@ -122,14 +142,23 @@ class DPVI(base.DistributionModel):
         if pairing := self.calibration.pairing_for(self.clip):
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
-        surrogate, prior, aligned = self.surrogate_posterior, self.prior, self.gradients == "aligned"
+        surrogate, prior, aligned = (
+            self.surrogate_posterior,
+            self.prior,
+            self.gradients == "aligned",
+        )
         together = num_draws > 1 and self._model.draws_together
 
         def draw(key: tf.Tensor) -> StepGradient:
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
                 outer.watch(variables)
-                draws, log_q = surrogates.draws_and_log_probs(surrogate, num_draws, key, together=together)
-                divergence = tf.reduce_mean(log_q - over_draws_of_step(prior.log_prob, draws)) / spec.num_records
+                draws, log_q = surrogates.draws_and_log_probs(
+                    surrogate, num_draws, key, together=together
+                )
+                divergence = (
+                    tf.reduce_mean(log_q - over_draws_of_step(prior.log_prob, draws))
+                    / spec.num_records
+                )
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -139,7 +168,9 @@ class DPVI(base.DistributionModel):
 
             parts = tf.nest.flatten(draws)
             terms = {"data_independent": exact, "data_independent_loss": divergence}
-            return through_draws(record_loss, parts, outer, variables, clip, aligned=aligned, **terms)
+            return through_draws(
+                record_loss, parts, outer, variables, clip, aligned=aligned, **terms
+            )
 
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
@@ -157,13 +188,17 @@ class DPVI(base.DistributionModel):
         """Returns the likelihood's distribution for records `x`, or for one whole record of a generative model."""
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
-            raise TypeError(f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution.")
+            raise TypeError(
+                f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution."
+            )
         return distribution
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, to find mistakes before privacy is spent."""
         if self.generative and records.y is not None:
-            raise ValueError("y was passed, but the likelihood takes only (params), for whole records: call fit(x).")
+            raise ValueError(
+                "y was passed, but the likelihood takes only (params), for whole records: call fit(x)."
+            )
         if not self.generative and records.y is None:
             raise ValueError(
                 "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
@@ -215,7 +250,11 @@ class DPVI(base.DistributionModel):
 
     def _calibrated(self) -> Calibrated | None:
         running = self._dp.running is not None  # A fit that will replace the posterior.
-        return None if running else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
+        return (
+            None
+            if running
+            else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
+        )
 
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
         """Returns a table of `posterior`, from draws: means, quantiles, and shares of noise, data and prior in each variance."""
@@ -223,7 +262,9 @@ class DPVI(base.DistributionModel):
         fitted = self._dp.plan is not None or self._dp.progress.steps > 0
         return summarise(draws, Coordinates(self.prior), self._calibrated(), fitted)
 
-    def released_logs(self, accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:
+    def released_logs(
+        self, accumulated: dict[str, Structure], mechanism: Mechanism
+    ) -> dict[str, float]:
         """See `DPModel`."""
         return self.calibration.logs(accumulated, mechanism)
 
@@ -237,7 +278,11 @@ class DPVI(base.DistributionModel):
     def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Loads the variables of `save_own_variables`."""
         arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118  (an HDF5 group)
-        saved = {name.removeprefix(_SAVED): arrays.pop(name) for name in [*arrays] if name.startswith(_SAVED)}
+        saved = {
+            name.removeprefix(_SAVED): arrays.pop(name)
+            for name in [*arrays]
+            if name.startswith(_SAVED)
+        }
         super().load_own_variables(arrays)
         self.calibration.load(saved)
 
@@ -257,7 +302,10 @@ class DPVI(base.DistributionModel):
         """See `DPModel`."""
         calibrated = self._calibrated()
         if calibrated is not None:
-            return tuple(f"do not trust the posterior's intervals: {one}." for one in calibrated.checks.warnings)
+            return tuple(
+                f"do not trust the posterior's intervals: {one}."
+                for one in calibrated.checks.warnings
+            )
         return (
             "the posterior's spread includes neither the noise that was added for privacy nor the bias of clipping, and at "
             "small budgets the records inform it little: its intervals are not calibrated.",
@@ -293,7 +341,9 @@ class DPVI(base.DistributionModel):
             )
         return None if x is None else self._inputs(x)
 
-    def prior_predictive(self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0) -> Structure:
+    def prior_predictive(
+        self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0
+    ) -> Structure:
         """Returns draws from the prior predictive distribution for n public records `x`, to check the prior before `fit`.
 
         Each of the `num` draws has its own parameters: array of shape [num, n, ...] ([num, ...] for one whole record each), or
@@ -328,9 +378,13 @@ class DPVI(base.DistributionModel):
 
         Without `unsafe_records`, a function of released values and of records declared public, at no further cost.
         """
-        return inference_data.to_inference_data(self, x_public, y_public, unsafe_records, num_draws, seed)
+        return inference_data.to_inference_data(
+            self, x_public, y_public, unsafe_records, num_draws, seed
+        )
 
-    def loo(self, x_public: Structure | None = None, y_public: Structure | None = None, **settings: Any) -> Any:
+    def loo(
+        self, x_public: Structure | None = None, y_public: Structure | None = None, **settings: Any
+    ) -> Any:
         """Returns ArviZ's PSIS-LOO (`az.loo`) of records declared public, which must be among those of the fit.
 
         Arguments as in `to_inference_data`; without public records it raises and says what private ones would cost.
@@ -373,7 +427,9 @@ class DPVI(base.DistributionModel):
         """Returns negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
-        return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(logs, axis=0)
+        return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(
+            logs, axis=0
+        )
 
 
 @dataclasses.dataclass(eq=False)

@@ -33,7 +33,11 @@ class EvaluatedModel(saving.SavedModel):
     @property
     def metrics_names(self) -> list[str]:
         """The names of the values that `evaluate` returns, in order."""
-        return [] if not hasattr(self, "_dp") else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
+        return (
+            []
+            if not hasattr(self, "_dp")
+            else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
+        )
 
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
@@ -79,7 +83,9 @@ class EvaluatedModel(saving.SavedModel):
                 f"validation_metrics compare y with predict's output, but y is missing, and the output of shape {prediction.shape} "
                 f"is no reconstruction of x of shape {truth.shape}: pass y, or leave them out of compile."
             )
-        return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)]
+        return [
+            part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)
+        ]
 
     @abc.abstractmethod
     def record_loss(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
@@ -88,7 +94,9 @@ class EvaluatedModel(saving.SavedModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
         records = (x,) if y is None else (x, y)
-        losses = _tf.map_apart(lambda record: in_mode(lambda: self.record_loss(*record), training=False), records)
+        losses = _tf.map_apart(
+            lambda record: in_mode(lambda: self.record_loss(*record), training=False), records
+        )
         _tf.clear_losses(self)
         return losses
 
@@ -100,7 +108,9 @@ class EvaluatedModel(saving.SavedModel):
         """Returns exact losses and metrics of records: *not private* unless the records are public."""
         y = args[1] if args[1:] else kwargs.get("y")
         if y is None and kwargs.get("sample_weight") is not None:
-            raise ValueError("sample_weight was passed without y, and Keras drops it: use batches (x, None, weight).")
+            raise ValueError(
+                "sample_weight was passed without y, and Keras drops it: use batches (x, None, weight)."
+            )
         with self._one_step_an_execution():
             return super().evaluate(*args, **kwargs)
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def specs_of(records: Records) -> dict[str, Structure]:
     """Returns the shapes and dtypes of records, {"x": ..., "y": ...}, with None for their number."""
     parts = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
-    return tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), parts)
+    return tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), parts
+    )
 
 
 def _of_records(
@@ -35,31 +37,50 @@ def _of_records(
     def of_flat(**given: tf.Tensor) -> dict[str, tf.Tensor]:
         return function(tf.nest.pack_sequence_as(specs, [given[one] for one in names]))
 
-    return ExportedFunction(name, of_flat, dict(zip(names, tf.nest.flatten(specs), strict=True)), meaning)
+    return ExportedFunction(
+        name, of_flat, dict(zip(names, tf.nest.flatten(specs), strict=True)), meaning
+    )
 
 
 def _of_draws(
-    name: str, function: Callable[..., dict[str, tf.Tensor]], meaning: str, given: Structure | None = None
+    name: str,
+    function: Callable[..., dict[str, tf.Tensor]],
+    meaning: str,
+    given: Structure | None = None,
 ) -> ExportedFunction:
     """Exports a function of a number of draws, a seed and, if the model has one, y with the shapes in `given`."""
     inputs = {"num": tf.TensorSpec([], tf.int32), "seed": tf.TensorSpec([2], tf.int32)}
-    names = [] if given is None else [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
+    names = (
+        []
+        if given is None
+        else [f"{one}_y" if one in inputs else one for one in flat_names(given, "y")]
+    )
     specs = dict(zip(names, [] if given is None else tf.nest.flatten(given), strict=True))
 
     def of_flat(num: tf.Tensor, seed: tf.Tensor, **flat: tf.Tensor) -> dict[str, tf.Tensor]:
-        y = () if given is None else (tf.nest.pack_sequence_as(given, [flat[one] for one in names]),)
+        y = (
+            ()
+            if given is None
+            else (tf.nest.pack_sequence_as(given, [flat[one] for one in names]),)
+        )
         return function(num, seed, *y)
 
-    return ExportedFunction(name, of_flat, inputs | specs, f"{meaning}. The same `seed` gives the same draws.")
+    return ExportedFunction(
+        name, of_flat, inputs | specs, f"{meaning}. The same `seed` gives the same draws."
+    )
 
 
 def _named(structure: Structure, single: str) -> dict[str, tf.Tensor]:
     return dict(zip(flat_names(structure, single), tf.nest.flatten(structure), strict=True))
 
 
-def mean_function(function: Callable[[Structure], Structure], inputs: Structure, meaning: str) -> ExportedFunction:
+def mean_function(
+    function: Callable[[Structure], Structure], inputs: Structure, meaning: str
+) -> ExportedFunction:
     """Returns `predict`, from a function of x."""
-    return _of_records("predict", lambda records: _named(function(records["x"]), "mean"), {"x": inputs}, meaning)
+    return _of_records(
+        "predict", lambda records: _named(function(records["x"]), "mean"), {"x": inputs}, meaning
+    )
 
 
 def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunction]:
@@ -84,12 +105,16 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
     def sample_predictive(num: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         draw_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
         draws = posterior_draws(model.posterior, num_draws, draw_seed)
-        predictive = PosteriorPredictive(lambda params: model.distribution_at(params, None), draws, num_draws)
+        predictive = PosteriorPredictive(
+            lambda params: model.distribution_at(params, None), draws, num_draws
+        )
         return _named(predictive.sample(num, seed=record_seed), "x")
 
     over = f"over {num_draws} fixed draws"
     if model.generative:
-        meaning = f"synthetic records, each from one of {num_draws} posterior draws, picked at random"
+        meaning = (
+            f"synthetic records, each from one of {num_draws} posterior draws, picked at random"
+        )
         first = _of_draws("sample_predictive", sample_predictive, meaning)
     else:
         meaning = f"posterior predictive mean of each record (class probabilities of a categorical one), {over}."
@@ -97,7 +122,11 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
     density = f"log density of each record under the posterior predictive distribution, {over}."
     return [
         first,
-        _of_draws("sample_posterior", sample_posterior, "draws of the parameters from the learned posterior"),
+        _of_draws(
+            "sample_posterior",
+            sample_posterior,
+            "draws of the parameters from the learned posterior",
+        ),
         _of_records("log_prob", log_prob, inputs, density),
     ]
 
@@ -105,12 +134,16 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
 def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedFunction]:
     """Returns the functions of a `DPVAE`: reconstructions and synthetic records."""
 
-    def sample_predictive(num: tf.Tensor, seed: tf.Tensor, y: Structure | None = None) -> dict[str, tf.Tensor]:
+    def sample_predictive(
+        num: tf.Tensor, seed: tf.Tensor, y: Structure | None = None
+    ) -> dict[str, tf.Tensor]:
         code_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
         return _named(model._generated(num, y, code_seed).sample(seed=record_seed), "x")
 
     def predict(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        return _named(model.call((records["x"], records["y"]) if "y" in records else records["x"]), "mean")
+        return _named(
+            model.call((records["x"], records["y"]) if "y" in records else records["x"]), "mean"
+        )
 
     def encode(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
         posterior = model.encode(*records.values())
@@ -120,7 +153,10 @@ def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedF
             return {"mean": mean_of(posterior)}
 
     def decode(given: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        return _named(mean_of(model.decode(given["z"], *[given[name] for name in given if name != "z"])), "mean")
+        return _named(
+            mean_of(model.decode(given["z"], *[given[name] for name in given if name != "z"])),
+            "mean",
+        )
 
     one = tf.nest.map_structure(lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), inputs)
     codes = model.encode(*one.values())

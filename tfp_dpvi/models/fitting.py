@@ -51,7 +51,9 @@ class FittedModel(evaluation.EvaluatedModel):
     def fault_of_variables(self, thorough: bool) -> str | None:
         """Returns a reason to stop training, from released values, or None; `thorough` runs slower checks too."""
         del thorough
-        finite = all(bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables)
+        finite = all(
+            bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables
+        )
         return None if finite else "a variable is not finite"
 
     def check_labels(self, records: Records) -> None:
@@ -66,9 +68,19 @@ class FittedModel(evaluation.EvaluatedModel):
 
     def _check_precision(self, variables: Sequence[tf.Variable] = ()) -> None:
         """Refuses dtypes other than float32 and float64: in float16, rounding lets one record move a sum by many clips."""
-        held = [(layer.name, layer.compute_dtype, layer.dtype_policy.name) for layer in layers_within(self)]
-        for name, dtype, shown in [*held, *((each.name, each.dtype, each.dtype.name) for each in variables)]:
-            if dtype and tf.as_dtype(dtype).is_floating and tf.as_dtype(dtype) not in (tf.float32, tf.float64):
+        held = [
+            (layer.name, layer.compute_dtype, layer.dtype_policy.name)
+            for layer in layers_within(self)
+        ]
+        for name, dtype, shown in [
+            *held,
+            *((each.name, each.dtype, each.dtype.name) for each in variables),
+        ]:
+            if (
+                dtype
+                and tf.as_dtype(dtype).is_floating
+                and tf.as_dtype(dtype) not in (tf.float32, tf.float64)
+            ):
                 raise ValueError(
                     f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
                     "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32'); see docs/sharp_edges.md."
@@ -157,11 +169,19 @@ class FittedModel(evaluation.EvaluatedModel):
             stream=stream,
         )
         self._check_callbacks(given, validation)
-        with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (run, initial_epoch):
+        with self._running(data, epochs, initial_epoch, backup, num_records is not None) as (
+            run,
+            initial_epoch,
+        ):
             if run is None:  # A resumed fit that was complete.
                 return self._complete_history(epochs)
-            unsafe_validation = unsafe_validation and validation is not None and not validation_is_public
-            with self._unsafe(unsafe_validation), Workers(self.distribute_strategy).naming_lost(run.spent):
+            unsafe_validation = (
+                unsafe_validation and validation is not None and not validation_is_public
+            )
+            with (
+                self._unsafe(unsafe_validation),
+                Workers(self.distribute_strategy).naming_lost(run.spent),
+            ):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps with it; records are sampled inside the step.
@@ -177,16 +197,24 @@ class FittedModel(evaluation.EvaluatedModel):
                 )
 
     def _check_fit(
-        self, refused: dict[str, Any], epochs: int, initial_epoch: int, callbacks: Sequence[keras.callbacks.Callback]
+        self,
+        refused: dict[str, Any],
+        epochs: int,
+        initial_epoch: int,
+        callbacks: Sequence[keras.callbacks.Callback],
     ) -> PrivateBackupAndRestore | None:
         """Checks the arguments of `fit`; returns the backup among its callbacks."""
         if self._dp.target is None or self.optimizer is None:
-            raise RuntimeError(f"{type(self).__name__}.fit was called before compile: call compile first.")
+            raise RuntimeError(
+                f"{type(self).__name__}.fit was called before compile: call compile first."
+            )
         self._refuse_while_fitting("fit")
         arguments.refuse(refused)
         arguments.check_counts(epochs=epochs)
         if not 0 <= initial_epoch < epochs:
-            raise ValueError(f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}.")
+            raise ValueError(
+                f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}."
+            )
         refuse_keras_3("callbacks", callbacks)
         return next((one for one in callbacks if isinstance(one, PrivateBackupAndRestore)), None)
 
@@ -200,18 +228,26 @@ class FittedModel(evaluation.EvaluatedModel):
             settings: dict[str, int] = {}
             if isinstance(validation, tuple):
                 # At least one row for each replica; a part of a batch, as in `fit`: one trace.
-                few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
+                few = tf.nest.map_structure(
+                    lambda part: None if part is None else part[:16], validation
+                )
                 settings = {"batch_size": 32}
             x, y, weight = (*few, None, None)[:3]
             self.evaluate(x, y, sample_weight=weight, steps=1, verbose=0, **settings)
 
     def make_data(
-        self, x: Structure | None, y: Structure | None = None, sample_weight: np.ndarray | None = None, **settings: Any
+        self,
+        x: Structure | None,
+        y: Structure | None = None,
+        sample_weight: np.ndarray | None = None,
+        **settings: Any,
     ) -> Data:
         """Returns checked records with their sampler, for `mechanism` and a custom training loop; arguments as in `fit`."""
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
-        return arguments.make_data(self, x, y, sample_weight, physical_batch_size=physical, **settings)
+        return arguments.make_data(
+            self, x, y, sample_weight, physical_batch_size=physical, **settings
+        )
 
     def mechanism(self, data: Data) -> Mechanism:
         """Returns the mechanism of each step of a fit on data from `make_data`: sampler, clipped gradient, noise and metrics.
@@ -221,7 +257,9 @@ class FittedModel(evaluation.EvaluatedModel):
         """
         target = self._dp.target
         if target is None:
-            raise RuntimeError(f"{type(self).__name__}.mechanism was called before compile: call compile first.")
+            raise RuntimeError(
+                f"{type(self).__name__}.mechanism was called before compile: call compile first."
+            )
         spec = StepSpec(data.batch_size, data.num_records)
         return Mechanism(
             data.sampler,
@@ -233,12 +271,18 @@ class FittedModel(evaluation.EvaluatedModel):
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
             # Without noise and clip, as on simulated records, exact losses are shown too.
-            unsafe_loss=target.unsafe_training_metrics or (target.noise == 0.0 and math.isinf(self.clip.bound)),
+            unsafe_loss=target.unsafe_training_metrics
+            or (target.noise == 0.0 and math.isinf(self.clip.bound)),
         )
 
     @contextlib.contextmanager
     def _running(
-        self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None, declared: bool
+        self,
+        data: Data,
+        epochs: int,
+        initial_epoch: int,
+        backup: PrivateBackupAndRestore | None,
+        declared: bool,
     ) -> Iterator[tuple[PrivateFit | None, int]]:
         """Plans the fit and compiles its step; afterwards refunds reserved steps that did not run."""
         state, run = self._dp, None
@@ -250,8 +294,14 @@ class FittedModel(evaluation.EvaluatedModel):
             run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
             state.inputs = exporting.specs_of(data.records)
             state.num_records, state.num_records_declared = data.num_records, declared
-            if run is not None and state.target is not None and state.target.unsafe_training_metrics:
-                state.ledger.record_exposure("exact training losses were shown (unsafe_training_metrics).")
+            if (
+                run is not None
+                and state.target is not None
+                and state.target.unsafe_training_metrics
+            ):
+                state.ledger.record_exposure(
+                    "exact training losses were shown (unsafe_training_metrics)."
+                )
             if not state.steps_per_execution_is_set:
                 counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
             state.running = run
@@ -282,13 +332,23 @@ class FittedModel(evaluation.EvaluatedModel):
                     "PrivateBackupAndRestore needs a single process and arrays: a dataset gives no new sample."
                 )
             resumed = Checkpoint(backup, self.optimizer, saving.variables_of(self), state)
-        initial_epoch = initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
+        initial_epoch = (
+            initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
+        )
         planned = (epochs - initial_epoch) * data.steps_per_epoch
         state.compiled.begin(self.trainable_variables, planned, mechanism.gradient.gains_from_xla)
-        public = (state.target, state.seed, mechanism.plan(planned).to_json(), data.sampler.identity, self.clip)
+        public = (
+            state.target,
+            state.seed,
+            mechanism.plan(planned).to_json(),
+            data.sampler.identity,
+            self.clip,
+        )
         weights = saving.variables_of(self)
         workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
-        noise, allowed = workers.from_chief(lambda: self._calibrate(mechanism, data, planned, resumed), 2)
+        noise, allowed = workers.from_chief(
+            lambda: self._calibrate(mechanism, data, planned, resumed), 2
+        )
         mechanism = mechanism.with_noise(noise)
         state.plan = mechanism.plan(planned)
         if not allowed:
@@ -316,7 +376,9 @@ class FittedModel(evaluation.EvaluatedModel):
         else:
             settings = (planned, data.steps_per_epoch, state.progress.epochs)
             mechanism = calibrate(mechanism, state.ledger, state.target, *settings)
-        return float(mechanism.noise), state.ledger.most_releases(mechanism.plan(planned), state.target.budgets)
+        return float(mechanism.noise), state.ledger.most_releases(
+            mechanism.plan(planned), state.target.budgets
+        )
 
     def _complete_history(self, epochs: int) -> keras.callbacks.History:
         self.history = keras.callbacks.History()
@@ -332,7 +394,9 @@ class FittedModel(evaluation.EvaluatedModel):
         if not unsafe_validation:
             yield
             return
-        state.ledger.record_exposure("exact losses of private validation records were shown (unsafe_validation).")
+        state.ledger.record_exposure(
+            "exact losses of private validation records were shown (unsafe_validation)."
+        )
         state.unsafe_validation, self.test_function = True, None  # Its trace holds the loss's name.
         try:
             yield
@@ -342,16 +406,22 @@ class FittedModel(evaluation.EvaluatedModel):
     def make_train_function(self, force: bool = False) -> Callable[..., dict[str, float]]:
         """Returns the function that `Model.fit` calls for each execution; only within `fit`."""
         if self._dp.running is None:
-            raise RuntimeError("make_train_function: a private step needs the plan and the sampler of fit. Call fit.")
+            raise RuntimeError(
+                "make_train_function: a private step needs the plan and the sampler of fit. Call fit."
+            )
         return self._dp.running
 
     def train_step(self, data: Structure) -> None:
         """Raises: there is no accounting for a batch that was not sampled here."""
-        raise RuntimeError("train_step is not used: batches are sampled inside the private step. Call fit.")
+        raise RuntimeError(
+            "train_step is not used: batches are sampled inside the private step. Call fit."
+        )
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Raises: a batch chosen by the caller is no random sample."""
-        raise RuntimeError("train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples.")
+        raise RuntimeError(
+            "train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples."
+        )
 
 
 def _between_ours(
@@ -364,4 +434,9 @@ def _between_ours(
     settle = keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.close())
     own = not verbose or any(isinstance(one, keras.callbacks.ProgbarLogger) for one in callbacks)
     bar = [] if own else [StepsBar(lambda: run.num_steps)]
-    return [settle, *(one for one in callbacks if one is not backup), *bar, *([] if backup is None else [backup])]
+    return [
+        settle,
+        *(one for one in callbacks if one is not backup),
+        *bar,
+        *([] if backup is None else [backup]),
+    ]

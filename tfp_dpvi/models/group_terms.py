@@ -33,13 +33,25 @@ class GroupTerms:
     def __init__(self, model: DPVAE, spec: StepSpec) -> None:
         assert model.batch_regularizer is not None
         optimizer, self._variables = model.optimizer, model.trainable_variables
-        self._terms, self._regularizer, self._weight = model._terms, model.batch_regularizer, model.regularizer_weight
+        self._terms, self._regularizer, self._weight = (
+            model._terms,
+            model.batch_regularizer,
+            model.regularizer_weight,
+        )
         self._prior, self._num_draws, self._static = model.prior, model.num_draws, model._static
         self._num_groups, self._clip = optimizer.num_partitions, Clip(optimizer.batch_l2_norm_clip)
         self._expected = spec.expected_batch_size
-        self.num_prior_samples = model.num_prior_samples or max(8, round(self._expected / self._num_groups))
-        of_encoder = {variable.ref() for layer in model._encoder_layers for variable in layer.trainable_variables}
-        self._reached = [variable.ref() in of_encoder for variable in self._variables]  # By the regularizer.
+        self.num_prior_samples = model.num_prior_samples or max(
+            8, round(self._expected / self._num_groups)
+        )
+        of_encoder = {
+            variable.ref()
+            for layer in model._encoder_layers
+            for variable in layer.trainable_variables
+        }
+        self._reached = [
+            variable.ref() in of_encoder for variable in self._variables
+        ]  # By the regularizer.
         sizes = np.array([int(np.prod(variable.shape)) for variable in self._variables])
         num_encoder = int(sizes[self._reached].sum())
         self.noise: TermwiseNoise = optimizer.noise_for(
@@ -60,19 +72,28 @@ class GroupTerms:
         return *given, self._num_groups, self._clip, self.noise, self._static
 
     def clipped_sum(
-        self, layers: LayerGradients, clip: Clip, records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
+        self,
+        layers: LayerGradients,
+        clip: Clip,
+        records: dict[str, tf.Tensor],
+        mask: tf.Tensor,
+        key: tf.Tensor,
     ) -> tuple[ClippedSum, PerExample]:
         """Returns the sum of both terms, before the division by the expected batch size."""
         draw_key, group_key, prior_key = _random.split(key, 3)
         assignment = groups.assign(group_key, tf.shape(mask)[0], self._num_groups)
 
         def forward() -> tuple[Terms, tf.Tensor]:
-            terms = self._terms(records["x"], draw_key, self._num_draws, training=True, y=records.get("y"))
+            terms = self._terms(
+                records["x"], draw_key, self._num_draws, training=True, y=records.get("y")
+            )
             return terms, self._value(terms, assignment, mask, prior_key)
 
         one = layers.run(forward)
         terms, value = one.result
-        clipped, per_example = one.clipped_sum(terms.losses, mask, clip, weights=records.get("sample_weight"))
+        clipped, per_example = one.clipped_sum(
+            terms.losses, mask, clip, weights=records.get("sample_weight")
+        )
         parts = one.contributions(value, tf.ones_like(value))
         sums = groups.clipped_group_sum(
             [part if yes else None for part, yes in zip(parts, self._reached, strict=True)],
@@ -88,11 +109,14 @@ class GroupTerms:
         # Subtracted, not added: TensorFlow 2.15 would merge this sum and the loop's with a temporary variable, and the second
         # call of the compiled step would fail (AlreadyExistsError at AddOpsRewrite_.../tmp_var).
         both = [
-            part - tf.constant(-factor, part.dtype) * more for part, more in zip(clipped.tensors, sums, strict=True)
+            part - tf.constant(-factor, part.dtype) * more
+            for part, more in zip(clipped.tensors, sums, strict=True)
         ]
         return ClippedSum(both, clip, self.noise.sensitivity, self.noise_scales), per_example
 
-    def _value(self, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor) -> tf.Tensor:
+    def _value(
+        self, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the sum of the regularizer's values over groups, each a function of its own records' codes alone.
 
         The gradient of the sum in a group's codes is that of the group's own value.
@@ -107,27 +131,42 @@ class GroupTerms:
         return tf.while_loop(lambda group, _: group < num, body, start, **settings)[1]
 
     def _of_group(
-        self, group: tf.Tensor, terms: Terms, assignment: tf.Tensor, mask: tf.Tensor, prior_key: tf.Tensor
+        self,
+        group: tf.Tensor,
+        terms: Terms,
+        assignment: tf.Tensor,
+        mask: tf.Tensor,
+        prior_key: tf.Tensor,
     ) -> tf.Tensor:
         chosen = (assignment == group) & mask
-        samples = self._prior.sample(self.num_prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group)))
+        samples = self._prior.sample(
+            self.num_prior_samples, seed=_random.tfp_seed(_random.fold_in(prior_key, group))
+        )
         if self._static:
             # All rows, for a static shape; those of other groups' records are replaced.
             weights = tf.cast(chosen, terms.samples.dtype)
             shown = tf.where(chosen[:, None], terms.samples, tf.zeros_like(terms.samples))
-            posterior = groups.with_rows(terms.posterior, lambda part: _select(chosen, part), terms.samples.shape[0])
+            posterior = groups.with_rows(
+                terms.posterior, lambda part: _select(chosen, part), terms.samples.shape[0]
+            )
             codes = Codes(shown, weights, posterior, self._prior, samples)
         else:
             rows = tf.where(chosen)[:, 0]
-            posterior = groups.with_rows(terms.posterior, lambda part: tf.gather(part, rows), terms.samples.shape[0])
+            posterior = groups.with_rows(
+                terms.posterior, lambda part: tf.gather(part, rows), terms.samples.shape[0]
+            )
             own = tf.gather(terms.samples, rows)
             codes = Codes(own, tf.ones([tf.size(rows)], own.dtype), posterior, self._prior, samples)
         value = tf.convert_to_tensor(self._regularizer(codes))
         if value.shape.rank != 0:
-            raise ValueError(f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group.")
+            raise ValueError(
+                f"batch_regularizer returned shape {value.shape}; it must return a scalar for a group."
+            )
         return tf.cast(value, terms.samples.dtype) * self._weight
 
 
 def _select(chosen: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
     """Replaces rows that are not chosen by ones: a product with zero would keep their NaN."""
-    return tf.where(tf.reshape(chosen, [-1] + [1] * (part.shape.rank - 1)), part, tf.ones_like(part))
+    return tf.where(
+        tf.reshape(chosen, [-1] + [1] * (part.shape.rank - 1)), part, tf.ones_like(part)
+    )

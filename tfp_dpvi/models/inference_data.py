@@ -20,27 +20,41 @@ InferenceData: TypeAlias = Any
 """`arviz.InferenceData`; ArviZ is optional."""
 
 _CHAINS = 4
-_RANGE, _ERROR = 10.0, 0.05  # Nats: range of clipped log densities and error of their mean, to price a private mean.
+_RANGE, _ERROR = (
+    10.0,
+    0.05,
+)  # Nats: range of clipped log densities and error of their mean, to price a private mean.
 
 
 def _arviz() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # Importing it announces the next version.
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # Importing it announces the next version.
             import arviz
     except ImportError as error:
-        raise ImportError("to_inference_data needs ArviZ 0.23: pip install 'tfp-dpvi[arviz]'.") from error
+        raise ImportError(
+            "to_inference_data needs ArviZ 0.23: pip install 'tfp-dpvi[arviz]'."
+        ) from error
     return arviz
 
 
 def outcomes(
-    model: DPVI, draws: Structure, num: int, x: Structure | None, seed: int | None, num_records: int | None = None
+    model: DPVI,
+    draws: Structure,
+    num: int,
+    x: Structure | None,
+    seed: int | None,
+    num_records: int | None = None,
 ) -> Structure:
     """Returns outcomes at `x` (or `num_records` whole records, or one) for each of `num` parameter draws."""
     inputs = model._inputs_of(x)
     shape = () if num_records is None else (num_records,)
     key = _random.tfp_seed(_random.fold_in(tf.constant(_random.new_key(seed)), 1))
-    drawn = outcome_of_each(lambda params: model.distribution_at(params, inputs), draws, num, key, shape)
+    drawn = outcome_of_each(
+        lambda params: model.distribution_at(params, inputs), draws, num, key, shape
+    )
     return tf.nest.map_structure(lambda part: part.numpy(), drawn)
 
 
@@ -100,18 +114,30 @@ def _records(model: DPVI, x: Structure, y: Structure | None = None) -> Any:
 
 def _check(model: DPVI, x_public: Structure, y_public: Structure, unsafe_records: Any) -> None:
     if y_public is not None and model.generative:
-        raise ValueError("y_public was passed, but this model takes whole records: pass them as x_public.")
+        raise ValueError(
+            "y_public was passed, but this model takes whole records: pass them as x_public."
+        )
     if y_public is not None and x_public is None:
-        raise ValueError("y_public was passed without x_public: also pass the public records of these outcomes.")
+        raise ValueError(
+            "y_public was passed without x_public: also pass the public records of these outcomes."
+        )
     if unsafe_records is None:
         return
     if (x_public if model.generative else y_public) is not None:
-        raise ValueError("unsafe_records was passed with public outcomes: pass one, for the group log_likelihood.")
-    if not isinstance(unsafe_records, tuple) or len(unsafe_records) != (1 if model.generative else 2):
-        raise ValueError(f"unsafe_records must be a tuple {'(x,)' if model.generative else '(x, y)'}.")
+        raise ValueError(
+            "unsafe_records was passed with public outcomes: pass one, for the group log_likelihood."
+        )
+    if not isinstance(unsafe_records, tuple) or len(unsafe_records) != (
+        1 if model.generative else 2
+    ):
+        raise ValueError(
+            f"unsafe_records must be a tuple {'(x,)' if model.generative else '(x, y)'}."
+        )
 
 
-def loo(model: DPVI, x_public: Structure | None, y_public: Structure | None, **settings: Any) -> Any:
+def loo(
+    model: DPVI, x_public: Structure | None, y_public: Structure | None, **settings: Any
+) -> Any:
     """See `DPVI.loo`."""
     if (x_public if model.generative else y_public) is None and "unsafe_records" not in settings:
         num, delta = model._dp.num_records or 1000, model.privacy_delta or 1e-5

@@ -70,7 +70,9 @@ class DPKerasModel(LayeredModel):
         built = network() if serialization.is_factory(network) else network
         _tf.refuse_keras_3("network", built)
         if not isinstance(built, Layer):
-            raise TypeError(f"network must be a Keras model or layer, or a function that builds one; got {network!r}.")
+            raise TypeError(
+                f"network must be a Keras model or layer, or a function that builds one; got {network!r}."
+            )
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         super().__init__(seed=seed, name=name, dtype=built.dtype)
         self.network, self.gradients = built, gradients
@@ -83,7 +85,9 @@ class DPKerasModel(LayeredModel):
 
     # ------------------------------------------------------------------ compile
 
-    def compile(self, optimizer: Any = None, loss: Loss | None = None, metrics: Any = None, **settings: Any) -> None:
+    def compile(
+        self, optimizer: Any = None, loss: Loss | None = None, metrics: Any = None, **settings: Any
+    ) -> None:
         """See `DPModel.compile`.
 
         The loss is a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
@@ -92,22 +96,40 @@ class DPKerasModel(LayeredModel):
         """
         _tf.refuse_keras_3("loss", loss)
         if loss is None or isinstance(loss, list | tuple | dict):
-            raise ValueError(f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'.")
+            raise ValueError(
+                f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'."
+            )
         training = _Training(self._training.given, loss, keras.losses.get(loss))
-        given = list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
+        given = (
+            list(metrics)
+            if isinstance(metrics, list | tuple)
+            else []
+            if metrics is None
+            else [metrics]
+        )
         shown = [training.metric(each) for each in given if not isinstance(each, JointRelease)]
         settings["validation_metrics"] = [*shown, *(settings.pop("validation_metrics", None) or ())]
-        super().compile(optimizer, metrics=[each for each in given if isinstance(each, JointRelease)], **settings)
+        super().compile(
+            optimizer,
+            metrics=[each for each in given if isinstance(each, JointRelease)],
+            **settings,
+        )
         self._training = training
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """Returns the arguments of `compile`, JSON-ready; None before `compile`."""
         config = super().get_compile_config()
-        return None if config is None else {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
+        return (
+            None
+            if config is None
+            else {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
+        )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """See `DPModel`."""
-        super().compile_from_config({**config, "loss": keras.utils.deserialize_keras_object(config["loss"])})
+        super().compile_from_config(
+            {**config, "loss": keras.utils.deserialize_keras_object(config["loss"])}
+        )
 
     # ------------------------------------------------------------------ the loss
 
@@ -118,16 +140,22 @@ class DPKerasModel(LayeredModel):
     def _example_losses(self, x: Structure, y: tf.Tensor) -> tf.Tensor:
         outputs = self.network(x)
         if not tf.is_tensor(outputs) or not tf.is_tensor(y):
-            raise ValueError("network and y: several outputs or targets are not supported; use one of each.")
+            raise ValueError(
+                "network and y: several outputs or targets are not supported; use one of each."
+            )
         return self._training.losses(y, outputs)
 
     @property
     def _layers_watched(self) -> Sequence[Layer]:
         return layers_of(self.network)
 
-    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+    def _batch_losses(
+        self, records: dict[str, Structure], key: tf.Tensor, training: bool
+    ) -> tf.Tensor:
         del key
-        return _tf.in_mode(lambda: self._example_losses(records["x"], records["y"]), training=training)
+        return _tf.in_mode(
+            lambda: self._example_losses(records["x"], records["y"]), training=training
+        )
 
     def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the loss of one record."""
@@ -149,7 +177,10 @@ class DPKerasModel(LayeredModel):
         """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
-        for num in (NUM_SYNTHETIC, 1):  # Both: a `Sequential` without input shape is rebuilt for another number.
+        for num in (
+            NUM_SYNTHETIC,
+            1,
+        ):  # Both: a `Sequential` without input shape is rebuilt for another number.
             made = [base.zeros_like(part, num) for part in (records.x, records.y)]
             try:
                 if self._training.loss is None:  # A loaded model, which is compiled later.
@@ -157,7 +188,9 @@ class DPKerasModel(LayeredModel):
                 else:
                     self.test_losses(*made)
             except (*base.LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
-                shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in tf.nest.flatten(made)]
+                shapes = [
+                    f"{part.dtype.name}{part.shape.as_list()}" for part in tf.nest.flatten(made)
+                ]
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: {type(error).__name__}: {error}"
                 ) from error
@@ -168,8 +201,13 @@ class DPKerasModel(LayeredModel):
             return None if self.gradients == "vectorized" else super()._trial(made)
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
-                raise ValueError(f"gradients='ghost' does not support this network; use 'auto'. {error}") from error
-            LOG.warning("Per-example gradients are computed with tf.vectorized_map, which takes longer: %s", error)
+                raise ValueError(
+                    f"gradients='ghost' does not support this network; use 'auto'. {error}"
+                ) from error
+            LOG.warning(
+                "Per-example gradients are computed with tf.vectorized_map, which takes longer: %s",
+                error,
+            )
             return None
         finally:
             _tf.clear_losses(self)
@@ -189,7 +227,10 @@ class _Training:
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example, shape [n], without the reduction of a Keras loss."""
         known, is_object = None, isinstance(self.found, keras.losses.Loss)
-        kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy)
+        kinds = (
+            keras.losses.SparseCategoricalCrossentropy,
+            keras.losses.sparse_categorical_crossentropy,
+        )
         if isinstance(self.found, kinds[0]) or self.found is kinds[1]:
             # A label out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
             labels = tf.cast(y, tf.int64)
@@ -204,7 +245,9 @@ class _Training:
             y = y[..., 0]
         losses = (self.found.call if is_object else self.found)(y, outputs)
         if losses.shape.rank == 0:
-            raise ValueError("loss returned a scalar for a batch: return one value for each example, not their mean.")
+            raise ValueError(
+                "loss returned a scalar for a batch: return one value for each example, not their mean."
+            )
         num = tf.shape(outputs)[0]
         losses = tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
         if known is None:
@@ -220,4 +263,6 @@ class _Training:
         for start, kind in _ACCURACIES.items():
             if name.startswith(start):
                 return kind(name=given)
-        raise ValueError(f"metrics={given!r} is not defined for loss={self.loss!r}: pass, say, 'binary_accuracy'.")
+        raise ValueError(
+            f"metrics={given!r} is not defined for loss={self.loss!r}: pass, say, 'binary_accuracy'."
+        )

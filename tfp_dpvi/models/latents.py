@@ -21,10 +21,14 @@ class LearnedDensity(Whole):
     `reads` are the trainable variables that the density reads, some of which the networks' layers may own.
     """
 
-    def __init__(self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]) -> None:
+    def __init__(
+        self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]
+    ) -> None:
         super().__init__(name="learned_prior", dtype=surrogates.float_dtype(prior).name)
         theirs = {variable.ref() for layer in others if layer.built for variable in layer.weights}
-        self.own = [variable for variable in reads if variable.ref() not in theirs]  # Tracked by Keras, and saved.
+        self.own = [
+            variable for variable in reads if variable.ref() not in theirs
+        ]  # Tracked by Keras, and saved.
         self._density, self.reads = prior.log_prob, tuple(reads)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -32,7 +36,9 @@ class LearnedDensity(Whole):
         return self._density(inputs)
 
 
-def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Prior, tuple[tf.Variable, ...]]:
+def made_of(
+    given: Prior, encoder: Callable[..., tfd.Distribution]
+) -> tuple[Prior, tuple[tf.Variable, ...]]:
     """Returns the prior from the constructor's argument, and the trainable variables that its density reads.
 
     Raises:
@@ -61,12 +67,16 @@ def made_of(given: Prior, encoder: Callable[..., tfd.Distribution]) -> tuple[Pri
                 "variable itself to the distribution (tfp.util.TransformedVariable, DeferredTensor), or use "
                 "dpvi.divergences.VampPrior."
             )
-    if unread := [variable.name for variable in prior.trainable_variables if variable.ref() not in known]:
+    if unread := [
+        variable.name for variable in prior.trainable_variables if variable.ref() not in known
+    ]:
         raise ValueError(
             f"prior has the trainable variable {unread[0]}, which its density does not read and which could not be learned. Remove "
             "it, or create it with trainable=False."
         )
-    frozen = {variable.ref() for layer in layers_of(prior) for variable in layer.non_trainable_weights}
+    frozen = {
+        variable.ref() for layer in layers_of(prior) for variable in layer.non_trainable_weights
+    }
     return prior, tuple(variable for variable in read if variable.ref() not in frozen)
 
 
@@ -85,7 +95,11 @@ def float_type(part: Callable[..., tfd.Distribution]) -> str:
     """Returns the float type of a distribution or of a network's layers."""
     if isinstance(part, tfd.Distribution):
         return surrogates.float_dtype(part).name
-    kinds = [layer.dtype for layer in layers_of(part) if layer.dtype and tf.as_dtype(layer.dtype).is_floating]
+    kinds = [
+        layer.dtype
+        for layer in layers_of(part)
+        if layer.dtype and tf.as_dtype(layer.dtype).is_floating
+    ]
     return kinds[0] if kinds else keras.backend.floatx()
 
 
@@ -97,6 +111,12 @@ def called(part: Callable[..., Any], first: Any, y: Any = None, training: bool =
     """
     inputs = [first] if y is None else [first, y]
     if y is not None and isinstance(part, Layer):
-        needed = [one for one in inspect.signature(part.call).parameters.values() if one.default is one.empty]
-        inputs = inputs if sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed) > 1 else [inputs]
+        needed = [
+            one
+            for one in inspect.signature(part.call).parameters.values()
+            if one.default is one.empty
+        ]
+        inputs = (
+            inputs if sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in needed) > 1 else [inputs]
+        )
     return in_mode(lambda: part(*inputs), training=training)

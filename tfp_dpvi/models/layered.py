@@ -13,7 +13,14 @@ import numpy as np
 
 from tfp_dpvi._tf import Layer, Structure, loss_functions, tf
 from tfp_dpvi.data import Records
-from tfp_dpvi.gradients import ClippedGradient, ClippedSum, LayerGradients, PerExample, StepGradient, StepSpec
+from tfp_dpvi.gradients import (
+    ClippedGradient,
+    ClippedSum,
+    LayerGradients,
+    PerExample,
+    StepGradient,
+    StepSpec,
+)
 from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.models.pairing import synthetic
@@ -44,7 +51,9 @@ class LayeredModel(base.DistributionModel):
         """The layers, sublayers included."""
 
     @abc.abstractmethod
-    def _batch_losses(self, records: dict[str, Structure], key: tf.Tensor, training: bool) -> tf.Tensor:
+    def _batch_losses(
+        self, records: dict[str, Structure], key: tf.Tensor, training: bool
+    ) -> tf.Tensor:
         """Returns the losses of a batch of records, shape [n]."""
 
     @property
@@ -59,7 +68,9 @@ class LayeredModel(base.DistributionModel):
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
         """Returns weight regularizers, which depend on no record (contract C2)."""
-        penalties = [penalty() for layer in self._layers_watched for penalty in loss_functions(layer)]
+        penalties = [
+            penalty() for layer in self._layers_watched for penalty in loss_functions(layer)
+        ]
         return tf.add_n(penalties) if penalties else None
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
@@ -100,15 +111,22 @@ class LayeredModel(base.DistributionModel):
     def _layer_gradients(self) -> LayerGradients | None:
         """The layers' gradients, as last checked; None for vectorized per-example gradients."""
         if not self._trials.found:
-            raise RuntimeError("The layers have not been checked since compile: call make_data again.")
+            raise RuntimeError(
+                "The layers have not been checked since compile: call make_data again."
+            )
         return self._trials.found[-1][1]
 
     def check_records(self, records: Records) -> None:
         """Checks the layers on synthetic records before privacy is spent: once after `compile`, for each shape."""
         rng = np.random.default_rng(0)
         given = {"x": records.x} | ({} if records.y is None else {"y": records.y})
-        made = tf.nest.map_structure(lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), given)
-        identity = (repr(tf.nest.map_structure(lambda part: (part.shape, part.dtype), made)), self._settings)
+        made = tf.nest.map_structure(
+            lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), given
+        )
+        identity = (
+            repr(tf.nest.map_structure(lambda part: (part.shape, part.dtype), made)),
+            self._settings,
+        )
         found = self._trials.found
         found.sort(key=lambda one: one[0] == identity)
         if not found or found[-1][0] != identity:
@@ -117,9 +135,13 @@ class LayeredModel(base.DistributionModel):
     def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
         """Returns the layers' checked gradients; raises `UnsupportedLayerError` if they cannot be computed."""
         key = tf.constant([1, 2], tf.int64)
-        layers = LayerGradients(self._layers_watched, self.trainable_variables, mapped=self.gradients == "vectorized")
+        layers = LayerGradients(
+            self._layers_watched, self.trainable_variables, mapped=self.gradients == "vectorized"
+        )
         losses: Any = functools.partial(self._batch_losses, key=key)
-        trained, still = (functools.partial(losses, training=training) for training in (True, False))
+        trained, still = (
+            functools.partial(losses, training=training) for training in (True, False)
+        )
         layers = layers.checked(trained, made, still)
         if layers.note:
             LOG.log(logging.WARNING if layers.slowdown >= 1.5 else logging.INFO, "%s", layers.note)

@@ -11,7 +11,9 @@ import numpy as np
 from tfp_dpvi import _random, surrogates
 from tfp_dpvi._tf import Derived, Structure, map_apart, operations_since, tf, tfd, tfp
 
-_SEARCH = 100  # Steps of the search for a quantile on the real line: doublings from 1, then bisections.
+_SEARCH = (
+    100  # Steps of the search for a quantile on the real line: doublings from 1, then bisections.
+)
 # Operations that TensorFlow cannot map over draws and then, with a gradient, over records.
 _UNMAPPED = re.compile("(Stateless)?While$|Segment|Where$|Unique")
 
@@ -23,7 +25,9 @@ class _UnmappedError(Exception):
 def over_draws(function: Callable[[Structure], tf.Tensor], draws: Structure) -> tf.Tensor:
     """Applies `function` to each draw and stacks the results; `draws` has the draws in its first dimension."""
     if tf.nest.flatten(draws)[0].shape[0] == 1:  # A map takes longer to trace.
-        return as_graph(lambda: function(tf.nest.map_structure(lambda part: part[0], draws))[tf.newaxis])
+        return as_graph(
+            lambda: function(tf.nest.map_structure(lambda part: part[0], draws))[tf.newaxis]
+        )
     return as_graph(lambda: map_apart(function, draws))
 
 
@@ -41,7 +45,9 @@ def over_draws_of_step(function: Callable[[Structure], tf.Tensor], draws: Struct
         return over_draws(traced, draws)
     except _UnmappedError:
         apart = [tf.unstack(part) for part in tf.nest.flatten(draws)]
-        return tf.stack([function(tf.nest.pack_sequence_as(draws, one)) for one in zip(*apart, strict=True)])
+        return tf.stack(
+            [function(tf.nest.pack_sequence_as(draws, one)) for one in zip(*apart, strict=True)]
+        )
 
 
 def as_graph(function: Callable[[], Structure]) -> Structure:
@@ -122,11 +128,15 @@ class PosteriorPredictive(Derived):
         return tf.reduce_logsumexp(logs, axis=0) - math.log(self._num_draws)
 
     def _mean(self) -> tf.Tensor:
-        return tf.reduce_mean(over_draws(lambda draw: mean_of(self._likelihood(draw)), self._draws), axis=0)
+        return tf.reduce_mean(
+            over_draws(lambda draw: mean_of(self._likelihood(draw)), self._draws), axis=0
+        )
 
     def _variance(self) -> tf.Tensor:
         if isinstance(self._one, tfd.Categorical):
-            raise NotImplementedError("A categorical likelihood has no variance: use the class probabilities, mean().")
+            raise NotImplementedError(
+                "A categorical likelihood has no variance: use the class probabilities, mean()."
+            )
 
         def moments(draw: Structure) -> tuple[tf.Tensor, tf.Tensor]:
             one = self._likelihood(draw)
@@ -139,20 +149,27 @@ class PosteriorPredictive(Derived):
         n = tf.convert_to_tensor(n, tf.int32)
         seed = tfp.random.sanitize_seed(seed)
         pick_seed, sample_seed = tfp.random.split_seed(seed, n=2)
-        picks = tf.random.stateless_uniform([n], seed=pick_seed, maxval=self._num_draws, dtype=tf.int32)
+        picks = tf.random.stateless_uniform(
+            [n], seed=pick_seed, maxval=self._num_draws, dtype=tf.int32
+        )
         draws = tf.nest.map_structure(lambda part: tf.gather(part, picks), self._draws)
         return outcome_of_each(self._likelihood, draws, n, sample_seed)
 
     def _cdf(self, value: Structure) -> tf.Tensor:
         try:
             return tf.reduce_mean(
-                over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws), axis=0
+                over_draws(lambda draw: _each(self._likelihood(draw)).cdf(value), self._draws),
+                axis=0,
             )
         except NotImplementedError:
             one = type(_each(self._one)).__name__
-            raise NotImplementedError(f"{one} has no cdf: take quantiles and shares of sample(1000).") from None
+            raise NotImplementedError(
+                f"{one} has no cdf: take quantiles and shares of sample(1000)."
+            ) from None
 
-    def quantile(self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object) -> tf.Tensor:
+    def quantile(
+        self, value: tf.Tensor | float, name: str = "quantile", **kwargs: object
+    ) -> tf.Tensor:
         """Returns quantiles of each outcome; for counts, the smallest value whose `cdf` reaches the probability `value`."""
         # TFP would cast an array of probabilities to the counts' integer dtype.
         return super().quantile(tf.cast(value, self._kind_of_parameters()), name=name, **kwargs)
@@ -160,18 +177,24 @@ class PosteriorPredictive(Derived):
     def _quantile(self, value: tf.Tensor) -> tf.Tensor:
         one = _each(self._one)
         if tf.nest.is_nested(self.dtype) or one.event_shape.rank != 0:
-            raise NotImplementedError("quantile: outcomes depend on each other here; take quantiles of sample(num).")
+            raise NotImplementedError(
+                "quantile: outcomes depend on each other here; take quantiles of sample(num)."
+            )
         dtype = tf.as_dtype(self.dtype)
         bijector = one.experimental_default_event_space_bijector()
         kind = self._kind_of_parameters()
         value = tf.cast(value, kind) + tf.zeros(one.batch_shape_tensor(), kind)
 
-        def below(place: tf.Tensor) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
+        def below(
+            place: tf.Tensor,
+        ) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
             point = tf.cast(place if bijector is None else bijector.forward(place), dtype)
             return tf.logical_not(self._cdf(point) >= value)
 
         def step(low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
-            grown = tf.where(tf.math.is_inf(low), tf.minimum(2.0 * high, -1.0), tf.maximum(2.0 * low, 1.0))
+            grown = tf.where(
+                tf.math.is_inf(low), tf.minimum(2.0 * high, -1.0), tf.maximum(2.0 * low, 1.0)
+            )
             unknown = tf.math.is_inf(low) & tf.math.is_inf(high)
             middle = tf.where(tf.math.is_inf(low) | tf.math.is_inf(high), grown, (low + high) / 2.0)
             middle = tf.where(unknown, tf.zeros_like(low), middle)
@@ -180,7 +203,9 @@ class PosteriorPredictive(Derived):
             return [tf.where(under, middle, low), tf.where(under, high, middle)]
 
         def found() -> tf.Tensor:
-            ends = [tf.fill(tf.shape(value), tf.constant(end, kind)) for end in (-math.inf, math.inf)]
+            ends = [
+                tf.fill(tf.shape(value), tf.constant(end, kind)) for end in (-math.inf, math.inf)
+            ]
             _, high = tf.while_loop(lambda *_: True, step, ends, maximum_iterations=_SEARCH)
             return tf.cast(high if bijector is None else bijector.forward(high), dtype)
 
@@ -190,10 +215,17 @@ class PosteriorPredictive(Derived):
         if has_classes(self._one):
             return tf.cast(tf.argmax(self._mean(), axis=-1), self.dtype)
         modes = over_draws(lambda draw: self._likelihood(draw).mode(), self._draws)
-        logs = as_graph(lambda: tf.map_fn(self._log_prob, modes, fn_output_signature=self._kind_of_parameters()))
-        best = tf.one_hot(tf.argmax(logs, axis=0), self._num_draws, axis=0, on_value=True, off_value=False)
+        logs = as_graph(
+            lambda: tf.map_fn(self._log_prob, modes, fn_output_signature=self._kind_of_parameters())
+        )
+        best = tf.one_hot(
+            tf.argmax(logs, axis=0), self._num_draws, axis=0, on_value=True, off_value=False
+        )
         best = tf.reshape(
-            best, tf.concat([tf.shape(best), tf.ones([tf.rank(modes) - tf.rank(best)], tf.int32)], axis=0)
+            best,
+            tf.concat(
+                [tf.shape(best), tf.ones([tf.rank(modes) - tf.rank(best)], tf.int32)], axis=0
+            ),
         )
         return tf.reduce_sum(tf.where(best, modes, tf.zeros_like(modes)), axis=0)
 
@@ -207,17 +239,26 @@ class PosteriorPredictive(Derived):
         """
         if not 0.0 < level < 1.0:
             raise ValueError(f"level={level!r} must lie in (0, 1).")
-        ends = np.reshape([(1.0 - level) / 2.0, (1.0 + level) / 2.0], [2] + [1] * _each(self._one).batch_shape.rank)
+        ends = np.reshape(
+            [(1.0 - level) / 2.0, (1.0 + level) / 2.0],
+            [2] + [1] * _each(self._one).batch_shape.rank,
+        )
         lower, upper = tf.unstack(self.quantile(tf.constant(ends, self._kind_of_parameters())))
         return lower, upper
 
 
 def _each(distribution: tfd.Distribution) -> tfd.Distribution:
     """Returns the distribution of single outcomes of a `tfd.Independent`."""
-    return _each(distribution.distribution) if isinstance(distribution, tfd.Independent) else distribution
+    return (
+        _each(distribution.distribution)
+        if isinstance(distribution, tfd.Independent)
+        else distribution
+    )
 
 
-def posterior_draws(posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.Tensor | int | None) -> Structure:
+def posterior_draws(
+    posterior: tfd.Distribution, num: tf.Tensor | int, seed: tf.Tensor | int | None
+) -> Structure:
     """Returns `num` draws in the first dimension; the seed is a number, None, or an int32 tensor of shape [2]."""
     if not tf.is_tensor(seed):
         seed = _random.tfp_seed(_random.new_key(seed))

@@ -43,7 +43,11 @@ class SavedModel(ExportedModel):
         parameters = inspect.signature(type(self).__init__).parameters
         named = "name" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         own = type(self).get_config.__qualname__.split(".")[0] == "SavedModel"
-        needed = [p.name for p in list(parameters.values())[1:] if p.default is p.empty and p.kind not in (2, 4)]
+        needed = [
+            p.name
+            for p in list(parameters.values())[1:]
+            if p.default is p.empty and p.kind not in (2, 4)
+        ]
         if own and needed:
             raise ValueError(
                 f"{type(self).__name__} needs the arguments {', '.join(needed)}, which would not be saved: override "
@@ -58,18 +62,27 @@ class SavedModel(ExportedModel):
             "num_records": state.num_records,
             "num_records_declared": state.num_records_declared,
             "plan": None if state.plan is None else state.plan.to_json(),
-            "inputs": None if state.inputs is None else serialization.encode(state.inputs, "inputs"),
+            "inputs": None
+            if state.inputs is None
+            else serialization.encode(state.inputs, "inputs"),
         }
         return {**({"name": self.name} if named else {}), "books": spent}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Model:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> Model:
         """Returns a model with the same arguments and ledger, and new weights until they are loaded."""
         config = dict(config)
         spent, parts = config.pop("books", None), config.pop("parts", {})
-        if "num_predictive_draws" in config:  # A `DPVI`; files older than the paired clip use the flat one.
+        if (
+            "num_predictive_draws" in config
+        ):  # A `DPVI`; files older than the paired clip use the flat one.
             config.setdefault("clipping", "flat")
-        model = cls(**config, **{name: serialization.decode(part, custom_objects) for name, part in parts.items()})
+        model = cls(
+            **config,
+            **{name: serialization.decode(part, custom_objects) for name, part in parts.items()},
+        )
         if spent is None:
             return model
         if spent["version"] != _VERSION:
@@ -80,7 +93,10 @@ class SavedModel(ExportedModel):
         state = model._dp
         state.ledger = PrivacyLedger.from_config(spent["ledger"])
         state.progress = Progress(spent["steps_run"], spent["epochs_run"])
-        state.num_records, state.num_records_declared = spent["num_records"], spent["num_records_declared"]
+        state.num_records, state.num_records_declared = (
+            spent["num_records"],
+            spent["num_records_declared"],
+        )
         state.plan = None if spent["plan"] is None else PrivacyPlan.from_json(spent["plan"])
         if spent["inputs"] is not None:
             state.inputs = serialization.decode(spent["inputs"])
@@ -103,7 +119,9 @@ class SavedModel(ExportedModel):
             "optimizer": written(self.optimizer),
             "metrics": [written(one) for one in state.private_metrics],
             "validation_metrics": [written(one) for one in state.validation_metrics],
-            "steps_per_execution": int(steps_per_execution(self).numpy()) if state.steps_per_execution_is_set else None,
+            "steps_per_execution": int(steps_per_execution(self).numpy())
+            if state.steps_per_execution_is_set
+            else None,
             "run_eagerly": bool(self.run_eagerly),
         }
 
@@ -111,7 +129,10 @@ class SavedModel(ExportedModel):
         """Compiles with saved arguments and creates the optimizer's variables, which `load_model` sets."""
         config, read = dict(config), keras.utils.deserialize_keras_object
         # Classes of DP optimizers are created on first use.
-        kind = re.fullmatch(r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer", config["optimizer"]["registered_name"] or "")
+        kind = re.fullmatch(
+            r"tfp_dpvi>(Termwise)?DPKeras(\w+)Optimizer",
+            config["optimizer"]["registered_name"] or "",
+        )
         if kind and hasattr(keras.optimizers, kind[2]):
             make = make_termwise_optimizer_class if kind[1] else make_dp_optimizer_class
             make(getattr(keras.optimizers, kind[2]))
@@ -130,7 +151,12 @@ class SavedModel(ExportedModel):
             metric.reset_state()
         super().save_own_variables(store)
 
-    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, save_format: str | None = None) -> None:
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        save_format: str | None = None,
+    ) -> None:
         """Saves model, compile settings, optimizer state and ledger in one `.keras` file; see `dpvi.keras.Model.save`.
 
         `dpvi.load_model` or `dpvi.keras.models.load_model` restores it, with the privacy spent on these data: see
@@ -148,14 +174,18 @@ class SavedModel(ExportedModel):
                 'save("model.keras"). Use export(path) for a SavedModel, and save_weights for weights alone.'
             )
         if not overwrite and os.path.lexists(path):
-            raise ValueError(f"filepath={path!r} exists and overwrite=False: pass another name. Nothing was changed.")
+            raise ValueError(
+                f"filepath={path!r} exists and overwrite=False: pass another name. Nothing was changed."
+            )
         self.get_config()  # Raises before anything is written.
         target = pathlib.Path(path).absolute()
         temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}.keras")
         try:
             temporary.touch()
         except OSError as error:
-            raise ValueError(f"filepath={str(target)!r} cannot be written ({error}): pass a writable path.") from error
+            raise ValueError(
+                f"filepath={str(target)!r} cannot be written ({error}): pass a writable path."
+            ) from error
         try:
             super().save(str(temporary))
             os.replace(temporary, target)
@@ -164,7 +194,9 @@ class SavedModel(ExportedModel):
 
 
 def load_model(
-    filepath: str | os.PathLike[str], custom_objects: dict[str, Any] | None = None, compile: bool = True
+    filepath: str | os.PathLike[str],
+    custom_objects: dict[str, Any] | None = None,
+    compile: bool = True,
 ) -> Model:
     """Loads a model that `save` wrote, as `dpvi.keras.models.load_model` does, with clear errors for damaged files.
 
@@ -176,12 +208,23 @@ def load_model(
     """
     path = os.fspath(filepath)
     if not os.path.isfile(path) or not path.endswith(".keras"):
-        raise ValueError(f"filepath={path!r} is no .keras file: pass the path of a file that model.save wrote.")
+        raise ValueError(
+            f"filepath={path!r} is no .keras file: pass the path of a file that model.save wrote."
+        )
     try:
         with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None or "config.json" not in archive.namelist():
+            if (
+                damaged := archive.testzip()
+            ) is not None or "config.json" not in archive.namelist():
                 raise zipfile.BadZipFile(f"{damaged or 'config.json'} was altered")
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        RuntimeError,
+        zlib.error,
+    ) as error:
         raise ValueError(
             f"filepath={path!r} is not a complete .keras file ({error}; {os.path.getsize(path)} bytes): it is truncated, altered "
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
@@ -193,7 +236,10 @@ def variables_of(model: Model) -> list[tf.Variable]:
     """Returns all variables that a step reads and writes."""
     with model.distribute_strategy.scope():
         model.optimizer.build(model.trainable_variables)
-    held = {variable.ref(): variable for variable in [*model.trainable_variables, *model.non_trainable_variables]}
+    held = {
+        variable.ref(): variable
+        for variable in [*model.trainable_variables, *model.non_trainable_variables]
+    }
     for metric in model.metrics:  # They may hold exact losses of evaluated records.
         for variable in metric.variables:
             held.pop(variable.ref(), None)

@@ -47,7 +47,9 @@ class Pilot:
     def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
         """Returns Adam with this clip and a decaying learning rate, for the public N; `settings` are its other arguments."""
         steps = self.epochs * math.ceil(num_records / self.batch_size)
-        rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, max(1, round(_FALLS * steps)), self.last_rate)
+        rate = keras.optimizers.schedules.CosineDecay(
+            self.learning_rate, max(1, round(_FALLS * steps)), self.last_rate
+        )
         return DPKerasAdamOptimizer(rate, l2_norm_clip=self.l2_norm_clip, **settings)
 
     @property
@@ -84,11 +86,17 @@ def pilot(
     learning_rate = check.positive("learning_rate", learning_rate)
     simulator = PairSimulator(model, x)
     generator = np.random.default_rng(seed)
-    vectors = simulator.pairing.coordinates.prior_draws(_NUM_DRAWS, generator.integers(2**31, size=2))
+    vectors = simulator.pairing.coordinates.prior_draws(
+        _NUM_DRAWS, generator.integers(2**31, size=2)
+    )
     drawn = [simulator.pairs(vector, generator, 512) for vector in vectors]
-    medians = [np.median(np.linalg.norm(pairs.deltas, axis=1)) for pairs in drawn if len(pairs.deltas)]
+    medians = [
+        np.median(np.linalg.norm(pairs.deltas, axis=1)) for pairs in drawn if len(pairs.deltas)
+    ]
     if not medians:
-        raise ValueError("pilot: no simulated pair has a finite gradient: check the prior with prior_predictive.")
+        raise ValueError(
+            "pilot: no simulated pair has a finite gradient: check the prior with prior_predictive."
+        )
     model.calibration.use(simulator)
     median = float(np.median(medians))
     batch = max(1, math.ceil(_RATE * num_records))
@@ -100,7 +108,9 @@ def pilot(
         sampling=PoissonSampling(batch / num_records),
         num_releases=steps,
         l2_norm_clip=1.0,  # The plan's standard deviation is then in units of the clip.
-        sensitivity=joint_sensitivity(curvature_releases(simulator.size, Clip(median)), Sensitivity()),
+        sensitivity=joint_sensitivity(
+            curvature_releases(simulator.size, Clip(median)), Sensitivity()
+        ),
     )
     count = (1.0 - BURN_IN) * steps
     precision = 1.0 / np.var(np.asarray(vectors)[:, simulator.pairing.index], axis=0)
@@ -121,7 +131,11 @@ class PairSimulator:
 
     def __init__(self, model: DPVI, x: Structure | None) -> None:
         if model.generative != (x is None):
-            wanted = "no x: it generates whole records" if x is not None else "x: public inputs like the private ones"
+            wanted = (
+                "no x: it generates whole records"
+                if x is not None
+                else "x: public inputs like the private ones"
+            )
             raise ValueError(f"pilot: this model needs {wanted}.")
         params = model.prior.sample(seed=tf.constant([0, 0]))
         if x is None:
@@ -129,8 +143,12 @@ class PairSimulator:
             records = make_records(drawn, None, None, dtype=model.record_dtype, validate=False)
         else:
             rows = make_records(x, None, None, dtype=model.record_dtype, validate=True)
-            y = model.distribution_at(params, tf.nest.map_structure(tf.constant, rows.x)).sample(seed=[0, 1])
-            records = dataclasses.replace(rows, y=tf.nest.map_structure(lambda part: part.numpy(), y))
+            y = model.distribution_at(params, tf.nest.map_structure(tf.constant, rows.x)).sample(
+                seed=[0, 1]
+            )
+            records = dataclasses.replace(
+                rows, y=tf.nest.map_structure(lambda part: part.numpy(), y)
+            )
         self._x, self._num = records.x, records.num
         self._num_inputs = math.inf if x is None else float(records.num)
         try:
@@ -141,17 +159,27 @@ class PairSimulator:
         self._pairs = function_of_model(self.pairing.pairs)
 
         @function_of_model
-        def traced_deltas(vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> tf.Tensor:
+        def traced_deltas(
+            vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]
+        ) -> tf.Tensor:
             return tf.map_fn(lambda one: self.pairing.deltas(one, x, outcomes), vectors)
 
         @function_of_model
-        def log_probs(points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]) -> list[tf.Tensor]:
+        def log_probs(
+            points: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]
+        ) -> list[tf.Tensor]:
             """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
             return map_apart(lambda point: self.pairing.log_probs(point, x, outcomes), points)
 
         self._traced_deltas, self.log_probs = traced_deltas, log_probs
 
-    def pairs(self, vector: np.ndarray | tf.Tensor, generator: np.random.Generator, num: int, rounds: int = 1) -> Pairs:
+    def pairs(
+        self,
+        vector: np.ndarray | tf.Tensor,
+        generator: np.random.Generator,
+        num: int,
+        rounds: int = 1,
+    ) -> Pairs:
         """Returns at most `num` simulated pairs that differ and are finite; discrete outcomes are often equal.
 
         A round simulates `num` pairs at the parameters' coordinates, shape [D].
@@ -163,17 +191,31 @@ class PairSimulator:
             rows = generator.integers(self._num, size=num)
             x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self._x)  # noqa: B023
             seeds = tf.constant(generator.integers(2**31, size=(2, 2)), tf.int32)
-            drawn = tf.nest.map_structure(lambda part: part.numpy(), (x, *self._pairs(vector, x, seeds)))
+            drawn = tf.nest.map_structure(
+                lambda part: part.numpy(), (x, *self._pairs(vector, x, seeds))
+            )
             deltas, *logs = drawn[3:]
-            kept = np.any(deltas != 0.0, axis=1) & np.isfinite(deltas).all(axis=1) & np.isfinite(sum(logs))
+            kept = (
+                np.any(deltas != 0.0, axis=1)
+                & np.isfinite(deltas).all(axis=1)
+                & np.isfinite(sum(logs))
+            )
             found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
             simulated, differing = simulated + num, differing + int(kept.sum())
-        x, first, second, deltas, *_ = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *found)
-        return Pairs(x, (first, second), deltas.astype(np.float64), differing / simulated, self._num_inputs)
+        x, first, second, deltas, *_ = tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts)[:num], *found
+        )
+        return Pairs(
+            x, (first, second), deltas.astype(np.float64), differing / simulated, self._num_inputs
+        )
 
-    def deltas(self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]) -> np.ndarray:
+    def deltas(
+        self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]
+    ) -> np.ndarray:
         """Returns differences of n pairs' scores at parameters [b, D], zero if not finite: [b, n, d], the model's dtype."""
-        found = self._traced_deltas(tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes).numpy()
+        found = self._traced_deltas(
+            tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes
+        ).numpy()
         finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
         return finite
 
@@ -198,7 +240,9 @@ class Pairs:
         spread = found.matrix + noise * np.eye(len(precision))
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.diag(precision) + found.curvature @ np.linalg.solve(spread, found.curvature)
-        if not np.isfinite(total).all():  # Simulated gradients overflowed: nothing is known at these parameters.
+        if not np.isfinite(
+            total
+        ).all():  # Simulated gradients overflowed: nothing is known at these parameters.
             return math.nan
         return float(np.median(np.sqrt(np.diag(np.linalg.inv(total)))))
 
@@ -206,9 +250,12 @@ class Pairs:
     def joined(cls, drawn: Sequence[Pairs]) -> Pairs:
         """Returns pairs of several parameters as those of one; their shares should be similar."""
         x, outcomes, deltas = tf.nest.map_structure(
-            lambda *parts: np.concatenate(parts), *[(one.x, one.outcomes, one.deltas) for one in drawn]
+            lambda *parts: np.concatenate(parts),
+            *[(one.x, one.outcomes, one.deltas) for one in drawn],
         )
-        return cls(x, outcomes, deltas, float(np.mean([one.share for one in drawn])), drawn[0].num_inputs)
+        return cls(
+            x, outcomes, deltas, float(np.mean([one.share for one in drawn])), drawn[0].num_inputs
+        )
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
         """Returns the simulation's prior of the curvature for N records."""
@@ -216,7 +263,9 @@ class Pairs:
         factor = num_records * self.share / (2.0 * num)
         matrix, slope = factor * psi.T @ psi, factor * psi.T @ self.deltas
         ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
-        shown = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)  # As `ClippedAway` does.
+        shown = np.minimum(
+            np.sum(psi * self.deltas, axis=1), 3.0 * clip**2
+        )  # As `ClippedAway` does.
         kappa = float(factor * np.sum(shown) / np.trace(matrix))
         # Squared errors of the means over n independent pairs, over N records and over the inputs.
         error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * factor**2

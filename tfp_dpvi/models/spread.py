@@ -8,7 +8,10 @@ from tfp_dpvi._tf import function_of_model, tf, tfd
 from tfp_dpvi.models.coordinates import Coordinates
 from tfp_dpvi.models.predictive import posterior_draws
 
-_TIMES_WIDER, _LEAST = 10.0, 3.0  # No posterior's standard deviation on the real line is so many times the prior's.
+_TIMES_WIDER, _LEAST = (
+    10.0,
+    3.0,
+)  # No posterior's standard deviation on the real line is so many times the prior's.
 
 
 class Spread:
@@ -26,8 +29,12 @@ class Spread:
         if not coordinates.broadcasts():
             return
         self._known = coordinates.prior_draws(256).std(axis=0)
-        draw = lambda: coordinates.flatten_batch(posterior_draws(surrogate, 64, tf.constant([0, 1])))  # noqa: E731
-        self._draws = function_of_model(lambda: tf.concat(draw(), axis=-1))
+
+        def draws() -> tf.Tensor:
+            parts = posterior_draws(surrogate, 64, tf.constant([0, 1]))
+            return tf.concat(coordinates.flatten_batch(parts), axis=-1)
+
+        self._draws = function_of_model(draws)
 
     def fault(self) -> str | None:
         """Returns a description of the divergence, or None."""

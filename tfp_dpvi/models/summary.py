@@ -29,12 +29,19 @@ class PosteriorSummary:
         width = max(len(name) for name in self.names)
         lines = [" " * width + "".join(f"{name:>10}" for name in self.columns)]
         for number, name in enumerate(self.names):
-            lines.append(f"{name:<{width}}" + "".join(f"{values[number]:10.3g}" for values in self.columns.values()))
+            lines.append(
+                f"{name:<{width}}"
+                + "".join(f"{values[number]:10.3g}" for values in self.columns.values())
+            )
         one = self.checks
         if one is None and not self.fitted:
-            lines.append("No fit is recorded: unless weights were loaded, these are starting values.")
+            lines.append(
+                "No fit is recorded: unless weights were loaded, these are starting values."
+            )
         elif one is None:
-            lines.append("Not calibrated: the spread includes neither the added noise nor the bias of clipping.")
+            lines.append(
+                "Not calibrated: the spread includes neither the added noise nor the bias of clipping."
+            )
         else:
             limit = f"no limit, as the bend is {one.bend:.2g}" if one.bend <= 1.0 else "limit 1.3"
             lines.append(
@@ -57,7 +64,11 @@ def summarise(
     columns.update(zip(("5%", "50%", "95%"), quantiles, strict=True))
     if calibrated is not None:
         own = np.full((len(names), 3), np.nan)
-        if coordinates.sizes == [part[0].size for part in parts]:  # Not for a simplex, for instance.
+        if coordinates.sizes == [
+            part[0].size for part in parts
+        ]:  # Not for a simplex, for instance.
             own = calibrated.shares
         columns.update(zip(("noise", "data", "prior"), own.T, strict=True))
-    return PosteriorSummary(names, columns, None if calibrated is None else calibrated.checks, fitted)
+    return PosteriorSummary(
+        names, columns, None if calibrated is None else calibrated.checks, fitted
+    )

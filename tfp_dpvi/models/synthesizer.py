@@ -83,7 +83,11 @@ class Synthesizer:
         self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.
         empty = {name: np.zeros(0, np.int32) for name in table.open}
-        chosen = _grouped(table, {name: synthetic.histograms(table.columns[name], empty[name]) for name in empty}, 0.0)
+        chosen = _grouped(
+            table,
+            {name: synthetic.histograms(table.columns[name], empty[name]) for name in empty},
+            0.0,
+        )
         start = synthetic.starting_point(chosen, num, target=target, seed=seed)
         made = functools.partial(synthetic.make_prior, chosen, num, concentration=concentration)
         surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
@@ -129,12 +133,24 @@ class Synthesizer:
         ledger = model.privacy_ledger if ledger is None else ledger
         codes, layout = self.table.encode(data), Layout.of(data, self.table)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
-        public = (self.target, epsilon, delta, num, noise_multiplier, accountant, str(neighboring_relation))
+        public = (
+            self.target,
+            epsilon,
+            delta,
+            num,
+            noise_multiplier,
+            accountant,
+            str(neighboring_relation),
+        )
         settings = (*public, self._digest(data, codes))
         paid = self._paid if self._paid.settings == settings else _Paid(settings)
         if not paid.released:
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
-        relation = neighboring_relation or getattr(ledger, "neighboring_relation", None) or "add_or_remove_one"
+        relation = (
+            neighboring_relation
+            or getattr(ledger, "neighboring_relation", None)
+            or "add_or_remove_one"
+        )
         model.compile(
             DPKerasAdamOptimizer(**_OPTIMIZER, noise_multiplier=noise_multiplier),
             epsilon=epsilon,
@@ -145,12 +161,18 @@ class Synthesizer:
         )
         self._paid = paid
         table = self._from_pairs(data, num, declared, steps)
-        model.describe(table, layout)  # Set last: an interrupted fit keeps the former levels with the former weights.
+        model.describe(
+            table, layout
+        )  # Set last: an interrupted fit keeps the former levels with the former weights.
         self._paid = _Paid()
         return self
 
     def _digest(self, data: TableData, codes: np.ndarray) -> bytes:
-        fine = self.table.fine.encode({name: data[name] for name in self.table.open}) if self.table.open else codes
+        fine = (
+            self.table.fine.encode({name: data[name] for name in self.table.open})
+            if self.table.open
+            else codes
+        )
         return hashlib.sha256(codes.tobytes() + fine.tobytes()).digest()
 
     def _release(self, counts: np.ndarray, number: int) -> np.ndarray:
@@ -164,12 +186,19 @@ class Synthesizer:
         """Fits the model to noisy counts of pairs; returns the table with its levels."""
         model, columns = self.model, len(self.table.names)
         pairs = synthetic.Pairs(
-            Segments.of(model.table), None if self.target is None else self.table.names.index(self.target)
+            Segments.of(model.table),
+            None if self.target is None else self.table.names.index(self.target),
         )
         first = self._histograms()
-        purpose = f"counts of levels of {columns} columns and of their pairs" if columns > 1 else "counts of 1 column"
+        purpose = (
+            f"counts of levels of {columns} columns and of their pairs"
+            if columns > 1
+            else "counts of 1 column"
+        )
         if not self._paid.released:
-            self._paid.plans = model.plans([*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num)
+            self._paid.plans = model.plans(
+                [*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num
+            )
         plan = self._paid.plans[-1]
         table = self._with_levels(data)
         noisy = self._release(pairs.counts(table.encode(data)), len(first))
@@ -189,15 +218,24 @@ class Synthesizer:
         columns = [self.table.columns[name] for name in self.table.open]
         norm = math.sqrt(sum(synthetic.depths(column) for column in columns))
         named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)] if columns else []
+        return (
+            [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
+            if columns
+            else []
+        )
 
     def _with_levels(self, data: TableData) -> Table:
         """Releases the histograms, if any, and returns the table with the chosen levels."""
         if not self.table.open:
             return self.table
         fine = self.table.fine
-        codes = dict(zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True))
-        counts = {name: synthetic.histograms(self.table.columns[name], codes[name]) for name in self.table.open}
+        codes = dict(
+            zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True)
+        )
+        counts = {
+            name: synthetic.histograms(self.table.columns[name], codes[name])
+            for name in self.table.open
+        }
         parts = [part for of_column in counts.values() for part in of_column]
         noisy = self._release(np.concatenate(parts), 0)
         pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
@@ -218,9 +256,13 @@ class Synthesizer:
         codes = mixture.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
         return self.model.table.decode(codes, layout, generator)
 
-    def sample_many(self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None) -> list[TableData]:
+    def sample_many(
+        self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None
+    ) -> list[TableData]:
         """Returns m synthetic tables for multiple imputation, each from its own draw: see `sample`, `dpvi.synthetic.rubin`."""
-        seeds = np.random.default_rng(seed).integers(2**63, size=check.count("num_sets", num_sets, 1))
+        seeds = np.random.default_rng(seed).integers(
+            2**63, size=check.count("num_sets", num_sets, 1)
+        )
         return [self.sample(num_rows, seed=int(one)) for one in seeds]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -233,9 +275,13 @@ class Synthesizer:
         """Loads a synthesizer that `save` wrote, with its ledger; it can sample, report and fit again."""
         model = load_model(path)
         if not isinstance(model, TableModel) or model.layout is None:
-            raise ValueError(f"path={os.fspath(path)!r} holds no fitted Synthesizer: use dpvi.load_model.")
+            raise ValueError(
+                f"path={os.fspath(path)!r} holds no fitted Synthesizer: use dpvi.load_model."
+            )
         self = cls.__new__(cls)
-        self.table = Table({name: column.description for name, column in model.table.columns.items()})
+        self.table = Table(
+            {name: column.description for name, column in model.table.columns.items()}
+        )
         self.target, self.model = model.target, model
         return self
 
@@ -246,25 +292,38 @@ class Synthesizer:
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model._dp.num_records
         if layout is None or num is None:
-            raise RuntimeError(f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5).")
+            raise RuntimeError(
+                f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5)."
+            )
         return layout, num
 
 
 def _grouped(table: Table, counts: dict[str, list[np.ndarray]], deviation: float) -> Table:
-    chosen = {name: synthetic.group(table.columns[name], of_column, deviation) for name, of_column in counts.items()}
+    chosen = {
+        name: synthetic.group(table.columns[name], of_column, deviation)
+        for name, of_column in counts.items()
+    }
     return Table({**table.columns, **chosen})
 
 
 def _check_budget(
-    ledger: check.Unchecked, epsilon: check.Unchecked, delta: check.Unchecked, noise: check.Unchecked, accountant: str
+    ledger: check.Unchecked,
+    epsilon: check.Unchecked,
+    delta: check.Unchecked,
+    noise: check.Unchecked,
+    accountant: str,
 ) -> None:
     if epsilon is None and noise is None:
-        raise ValueError("epsilon is missing: pass fit a budget, such as fit(data, epsilon=1.0, delta=1e-5).")
+        raise ValueError(
+            "epsilon is missing: pass fit a budget, such as fit(data, epsilon=1.0, delta=1e-5)."
+        )
     if epsilon is None:
         return
     epsilon = check.epsilon(epsilon)
     if delta is None:
-        raise ValueError(f"epsilon={epsilon!r} needs a delta below 1/N: fit(data, epsilon={epsilon!r}, delta=1e-5).")
+        raise ValueError(
+            f"epsilon={epsilon!r} needs a delta below 1/N: fit(data, epsilon={epsilon!r}, delta=1e-5)."
+        )
     if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
         spent = ledger.epsilon(check.delta(delta), accountant)
         if spent >= _NEARLY * epsilon:

@@ -35,11 +35,18 @@ class TableModel(DPVI):
         seed: int | None = None,
     ) -> None:
         super().__init__(
-            prior, make_likelihood(table), surrogate_posterior, clipping="flat", seed=seed, name="synthesizer"
+            prior,
+            make_likelihood(table),
+            surrogate_posterior,
+            clipping="flat",
+            seed=seed,
+            name="synthesizer",
         )
         self._segments = Segments.of(table)
         self.table, self.target = table, target  # With the model's levels.
-        self.layout = None if layout is None else Layout.from_config(layout)  # Of synthetic tables, after a fit.
+        self.layout = (
+            None if layout is None else Layout.from_config(layout)
+        )  # Of synthetic tables, after a fit.
 
     def get_config(self) -> dict[str, Any]:
         """Returns the public description and the ledger."""
@@ -61,7 +68,9 @@ class TableModel(DPVI):
         assert Segments.of(table).sizes == self._segments.sizes
         self.table, self.layout = table, layout
 
-    def plans(self, releases: Sequence[tuple[str, float, float]], num_records: int) -> list[PrivacyPlan]:
+    def plans(
+        self, releases: Sequence[tuple[str, float, float]], num_records: int
+    ) -> list[PrivacyPlan]:
         """Returns the plans of releases (purpose, norm, share of the budget), in addition to all that is in the ledger."""
         target, ledger = self._dp.target, self._dp.ledger
         assert target is not None
@@ -75,11 +84,17 @@ class TableModel(DPVI):
             accountant=target.accountant,
             num_records=num_records,
         )
-        if ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1:  # Before the first is charged.
+        if (
+            ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1
+        ):  # Before the first is charged.
             budget = EpsilonBudget(*ledger.budget)
-            every = compose([*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event)
+            every = compose(
+                [*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event
+            )
             if not budget.allows(every, target.neighboring_relation):
-                raise BudgetExhaustedError(f"{budget}, the ledger's own, does not allow this fit: lower epsilon.")
+                raise BudgetExhaustedError(
+                    f"{budget}, the ledger's own, does not allow this fit: lower epsilon."
+                )
         return plans
 
     def release(self, counts: np.ndarray, plan: PrivacyPlan, number: int) -> np.ndarray:
@@ -87,7 +102,9 @@ class TableModel(DPVI):
         state = self._dp
         assert state.target is not None
         key = _random.fold_in(tf.constant(_random.new_key(state.seed)), number)
-        with state.ledger.reserved(plan, seeded=state.seed is not None, budgets=state.target.budgets):
+        with state.ledger.reserved(
+            plan, seeded=state.seed is not None, budgets=state.target.budgets
+        ):
             noise = _random.normal(key, [counts.size], tf.float64).numpy()
             return counts + plan.deviation * noise.reshape(counts.shape)
 
@@ -107,12 +124,22 @@ class TableModel(DPVI):
             return step + 1, key
 
         @function_of_model
-        def run(key: tf.Tensor) -> None:  # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
-            tf.while_loop(lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1)
+        def run(
+            key: tf.Tensor,
+        ) -> None:  # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
+            tf.while_loop(
+                lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1
+            )
 
         run(tf.constant(_random.new_key(state.seed)))
-        state.plan, state.num_records, state.num_records_declared = plan, released.num_records, declared
-        state.inputs = specs_of(Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1))
+        state.plan, state.num_records, state.num_records_declared = (
+            plan,
+            released.num_records,
+            declared,
+        )
+        state.inputs = specs_of(
+            Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1)
+        )
         self.predict_function = self.test_function = None
 
     @property

@@ -36,9 +36,13 @@ def check_likelihood(model: DPVI, records: Records) -> None:
         return value
 
     try:
-        log_prob = tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
+        log_prob = (
+            tf.function(probe, autograph=False).get_concrete_function(*specs).structured_outputs
+        )
     except LIKELIHOOD_ERRORS as error:
-        shapes = tf.nest.map_structure(lambda spec: spec and f"{spec.dtype.name}{spec.shape.as_list()}", specs)
+        shapes = tf.nest.map_structure(
+            lambda spec: spec and f"{spec.dtype.name}{spec.shape.as_list()}", specs
+        )
         table = " A table is a dict of its columns, x['name']; x.to_numpy() makes one array."
         raise ValueError(
             f"likelihood failed on a batch of {_NUM} records with x, y = {shapes}: {type(error).__name__}: "
@@ -51,7 +55,11 @@ def check_likelihood(model: DPVI, records: Records) -> None:
             f"{_NUM} records; it must be [{_NUM}]. Wrap several outputs in tfd.Independent(..., "
             "reinterpreted_batch_ndims=1), and check that y has no extra dimension that broadcasts."
         )
-    frozen = {variable.ref() for layer in layers_of(model.likelihood) for variable in layer.non_trainable_weights}
+    frozen = {
+        variable.ref()
+        for layer in layers_of(model.likelihood)
+        for variable in layer.non_trainable_weights
+    }
     read = [variable for variable in read if variable.ref() not in frozen]
     if read:
         raise ValueError(
@@ -81,7 +89,10 @@ def check_labels(model: DPVI, records: Records) -> None:
     params = model.prior.sample(seed=tf.constant([0, 1]))
     for first in range(0, records.num, _AT_ONCE):
         rows = slice(first, first + _AT_ONCE)
-        x, value = tf.nest.map_structure(lambda part: tf.convert_to_tensor(part[rows]), (records.x, observed))  # noqa: B023
+        x, value = tf.nest.map_structure(
+            lambda part: tf.convert_to_tensor(part[rows]),  # noqa: B023
+            (records.x, observed),
+        )
         try:
             distribution = _strict(model.distribution_at(params, x))
             if not np.isfinite(mean_of(distribution)).all():
@@ -103,7 +114,9 @@ def _refusal(distribution: tfd.Distribution, value: tf.Tensor) -> str | None:
     try:
         distribution.log_prob(value)
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"Sample must be [\w\s-]*(`[\d.]+`)?", str(error.message))  # Other messages print the values.
+        found = re.search(
+            r"Sample must be [\w\s-]*(`[\d.]+`)?", str(error.message)
+        )  # Other messages print the values.
         return "" if found is None else f" ({found[0].strip()})"
     if has_classes(distribution):  # TFP does not check the upper end of ordinal ones.
         most = mean_of(distribution).shape[-1]
@@ -115,5 +128,7 @@ def _refusal(distribution: tfd.Distribution, value: tf.Tensor) -> str | None:
 def _strict(distribution: tfd.Distribution) -> tfd.Distribution:
     """Returns a distribution that checks its outcomes."""
     if isinstance(distribution, tfd.Independent):
-        return distribution.copy(distribution=_strict(distribution.distribution), validate_args=True)
+        return distribution.copy(
+            distribution=_strict(distribution.distribution), validate_args=True
+        )
     return distribution.copy(validate_args=True)

@@ -18,7 +18,9 @@ _PRIVACY = ("l2_norm_clip", "noise_multiplier")
 _KERAS_NAMES = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "Nadam", "RMSprop", "Ftrl")
 
 
-def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: float | None) -> Optimizer:
+def as_dp_optimizer(
+    optimizer: Optimizer | str | dict[str, Any], **privacy: float | None
+) -> Optimizer:
     """Returns a `DPOptimizer` from one of this library, of TensorFlow Privacy, or of Keras (object, name or configuration).
 
     `privacy` is `l2_norm_clip`, needed for a plain Keras optimizer and refused if the optimizer has one; and
@@ -37,7 +39,9 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
     if isinstance(optimizer, DPOptimizer):
         _refuse_second(privacy, {name: getattr(optimizer, name) for name in _PRIVACY})
         return optimizer
-    if hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "_noise_multiplier"):  # Sparse ones have no query.
+    if hasattr(optimizer, "_dp_sum_query") or hasattr(
+        optimizer, "_noise_multiplier"
+    ):  # Sparse ones have no query.
         if keras.__name__.startswith("tf_keras"):
             raise ValueError(
                 f"optimizer={_describe(optimizer)} is TensorFlow Privacy's, which works on TensorFlow 2.15 only (this is "
@@ -50,7 +54,9 @@ def as_dp_optimizer(optimizer: Optimizer | str | dict[str, Any], **privacy: floa
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
         )
     if privacy.get("l2_norm_clip") is None:
-        raise ValueError(f"optimizer={_describe(optimizer)} has no clip: pass compile(l2_norm_clip=...).")
+        raise ValueError(
+            f"optimizer={_describe(optimizer)} has no clip: pass compile(l2_norm_clip=...)."
+        )
     return _rebuild(optimizer, privacy)
 
 
@@ -88,7 +94,9 @@ def _from_tensorflow_privacy(optimizer: Optimizer, privacy: dict[str, float | No
             f"optimizer={name} has gradient_accumulation_steps={steps}, which adds noise in each partial step. Leave it "
             "out and use compile(physical_batch_size=...), with one noise draw per batch."
         )
-    own: dict[str, float | None] = dict(zip(_PRIVACY, (own_clip, deviation / own_clip), strict=True))
+    own: dict[str, float | None] = dict(
+        zip(_PRIVACY, (own_clip, deviation / own_clip), strict=True)
+    )
     _refuse_second(privacy, own)
     return _rebuild(optimizer, own)
 
@@ -126,4 +134,6 @@ def _keras_class(optimizer: Optimizer) -> Any:
     for parent in type(optimizer).__mro__:
         if parent.__module__.startswith(("keras", "tf_keras")) and parent.__name__ in _KERAS_NAMES:
             return getattr(keras.optimizers, parent.__name__)
-    raise ValueError(f"optimizer={_describe(optimizer)} is a legacy optimizer: use one of {', '.join(_KERAS_NAMES)}.")
+    raise ValueError(
+        f"optimizer={_describe(optimizer)} is a legacy optimizer: use one of {', '.join(_KERAS_NAMES)}."
+    )

@@ -21,7 +21,9 @@ class PrivatizedGradients:
     """Noisy gradients, one tensor per variable, ready for one `apply_gradients`."""
 
     tensors: Sequence[tf.Tensor]
-    joint: Sequence[tf.Tensor] = ()  # Noisy means of the joint releases, see `ClippedSum.num_joint`.
+    joint: Sequence[
+        tf.Tensor
+    ] = ()  # Noisy means of the joint releases, see `ClippedSum.num_joint`.
     mean: Sequence[tf.Tensor] = ()  # The gradient's noisy mean, before `pull_back` and exact terms.
 
 
@@ -50,7 +52,9 @@ def privatize(
     noise = _random.normals(key, [part.shape.as_list() for part in clipped.tensors], dtype)
     multiplier = tf.cast(noise_multiplier, dtype)
     released = []
-    for part, draw, scale in zip(clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True):
+    for part, draw, scale in zip(
+        clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True
+    ):
         deviation = multiplier * exactly(clipped.clip.bound * scale, dtype)
         # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
         deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
@@ -75,7 +79,9 @@ class DPOptimizer(_Base):
     """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer."""
 
     l2_norm_clip: float  # The bound C on the l2 norm of one record's gradient.
-    noise_multiplier: float | None  # Noise standard deviation over C; None for `compile` to calibrate it.
+    noise_multiplier: (
+        float | None
+    )  # Noise standard deviation over C; None for `compile` to calibrate it.
     clipping: str  # See `tfp_dpvi.gradients.Clip`.
 
     def __init__(
@@ -105,7 +111,11 @@ class DPOptimizer(_Base):
         return Clip(self.l2_norm_clip, self.clipping)
 
     def privatize(
-        self, clipped: ClippedSum, *, noise_multiplier: float | tf.Tensor | None = None, **settings: Any
+        self,
+        clipped: ClippedSum,
+        *,
+        noise_multiplier: float | tf.Tensor | None = None,
+        **settings: Any,
     ) -> PrivatizedGradients:
         """Adds noise to a clipped sum. This optimizer may apply the result once.
 
@@ -154,7 +164,9 @@ class DPOptimizer(_Base):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        privacy = {name: getattr(self, name) for name in ("l2_norm_clip", "noise_multiplier", "clipping")}
+        privacy = {
+            name: getattr(self, name) for name in ("l2_norm_clip", "noise_multiplier", "clipping")
+        }
         return {**super().get_config(), **privacy}
 
 
@@ -184,7 +196,9 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
     It is a subclass named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip`, `noise_multiplier` (None: to be
     calibrated) and `clipping` as keyword arguments, besides those of the Keras class. Raises `TypeError` for other arguments.
     """
-    if not (isinstance(keras_optimizer_class, type) and issubclass(keras_optimizer_class, Optimizer)):
+    if not (
+        isinstance(keras_optimizer_class, type) and issubclass(keras_optimizer_class, Optimizer)
+    ):
         raise TypeError(
             f"keras_optimizer_class must be a (not legacy) subclass of keras.optimizers.Optimizer, got {keras_optimizer_class!r}."
         )
@@ -192,7 +206,9 @@ def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
         return keras_optimizer_class
     name = f"DPKeras{keras_optimizer_class.__name__}Optimizer"
     body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}
-    return register_keras_serializable("tfp_dpvi", name)(type(name, (DPOptimizer, keras_optimizer_class), body))
+    return register_keras_serializable("tfp_dpvi", name)(
+        type(name, (DPOptimizer, keras_optimizer_class), body)
+    )
 
 
 DPKerasSGDOptimizer = make_dp_optimizer_class(keras.optimizers.SGD)

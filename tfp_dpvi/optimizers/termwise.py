@@ -31,8 +31,12 @@ class TermwiseOptimizer(DPOptimizer):
         noise: str = "blocks",
         **kwargs: Any,
     ) -> None:
-        if kwargs.pop("split", "paper") != "paper" and noise == "split":  # Files of earlier versions have it.
-            raise ValueError("split='optimal' costs as much as noise='blocks', with more draws: use that.")
+        if (
+            kwargs.pop("split", "paper") != "paper" and noise == "split"
+        ):  # Files of earlier versions have it.
+            raise ValueError(
+                "split='optimal' costs as much as noise='blocks', with more draws: use that."
+            )
         super().__init__(*args, **kwargs)
         fix = "the two clips determine the terms' relative noise; for runs that are not private pass large ones"
         check.positive("l2_norm_clip", self.l2_norm_clip, fix)
@@ -48,7 +52,9 @@ class TermwiseOptimizer(DPOptimizer):
     def noise_for(self, **of_step: Any) -> TermwiseNoise:
         """Returns the noise and sensitivity of the sum of both terms; the other arguments of `privacy.termwise_noise`."""
         names = ("l2_norm_clip", "batch_l2_norm_clip", "num_partitions")
-        return termwise_noise(self.noise, **{name: getattr(self, name) for name in names}, **of_step)
+        return termwise_noise(
+            self.noise, **{name: getattr(self, name) for name in names}, **of_step
+        )
 
 
 _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
@@ -78,7 +84,9 @@ def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
     base = make_dp_optimizer_class(keras_optimizer_class)
     name = f"TermwiseDPKeras{keras_optimizer_class.__name__}Optimizer"
     body = {"__doc__": _DOC.format(name=keras_optimizer_class.__name__), "__module__": __name__}
-    return register_keras_serializable("tfp_dpvi", name)(type(name, (TermwiseOptimizer, base), body))
+    return register_keras_serializable("tfp_dpvi", name)(
+        type(name, (TermwiseOptimizer, base), body)
+    )
 
 
 TermwiseDPKerasSGDOptimizer = make_termwise_optimizer_class(keras.optimizers.SGD)

@@ -25,8 +25,13 @@ class CurvaturePrior:
     matrix: np.ndarray  # M0, the expected value up to a factor, shape [d, d].
     degrees: tuple[float, ...]
     log_factor_sd: float  # Standard deviation of that factor's logarithm; its median is 1.
-    kappa: tuple[float, float] = (1.4, 0.3)  # Prior mean and standard deviation of the curvature over M.
-    curvature: np.ndarray | None = None  # Expected curvature A if `matrix` is that of M; None for a multiple of it.
+    kappa: tuple[float, float] = (
+        1.4,
+        0.3,
+    )  # Prior mean and standard deviation of the curvature over M.
+    curvature: np.ndarray | None = (
+        None  # Expected curvature A if `matrix` is that of M; None for a multiple of it.
+    )
     error: float = 0.0  # Expected squared distance of a simulated `matrix` from that of N records.
 
     @classmethod
@@ -50,12 +55,16 @@ class CurvaturePrior:
         size, degrees = len(self.matrix), np.array(self.degrees)[:, None]
         noise, trace = window.matrix_sd**2, np.trace(self.matrix)
         seen = np.trace(window.matrix), np.sum(window.matrix**2)
-        widest = max(3.0 * self.log_factor_sd, abs(math.log(max(seen[0], 1e-9 * trace) / trace)) + 1.0)
+        widest = max(
+            3.0 * self.log_factor_sd, abs(math.log(max(seen[0], 1e-9 * trace) / trace)) + 1.0
+        )
         log_factor = np.linspace(-widest, widest, 401)
         trace = trace * np.exp(log_factor)
         length = trace**2 * (degrees + size + 1.0) / (degrees * size)
         pairs = size * (size + 1) / 2.0
-        spread = 2.0 / (degrees * size) + 0.01  # Relative variance of the trace, plus an allowance for other spectra.
+        spread = (
+            2.0 / (degrees * size) + 0.01
+        )  # Relative variance of the trace, plus an allowance for other spectra.
         means = trace, length + noise * pairs
         variances = (
             noise * size + trace**2 * spread,
@@ -76,7 +85,9 @@ class CurvaturePrior:
         """Returns the release's distance from the nearest multiple of `matrix`, beyond noise, over that multiple's norm."""
         size = len(self.matrix)
         factor = np.sum(window.matrix * self.matrix) / np.sum(self.matrix**2)
-        free = size * (size + 1) / 2 - 1  # Chi-squared noise: its mean plus three standard deviations.
+        free = (
+            size * (size + 1) / 2 - 1
+        )  # Chi-squared noise: its mean plus three standard deviations.
         allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free)) + 2.0 * self.error
         away = np.sum((window.matrix - factor * self.matrix) ** 2) - allowed
         length = abs(factor) * np.linalg.norm(self.matrix)
@@ -98,7 +109,9 @@ def draw_curvature(
 
     Arrays of shape [K, d, d]; K = 1 without noise.
     """
-    matrices = window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
+    matrices = (
+        window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
+    )
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
@@ -107,7 +120,9 @@ def draw_curvature(
         mean = (seen * window.scale / traces + before * prior.kappa[0]) / (seen + before)
         sd = 1.0 / np.sqrt(seen + before)
         low, high = (1.0 - mean) / sd, (MOST_KAPPA - mean) / sd
-        kappa = stats.truncnorm.rvs(low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator)
+        kappa = stats.truncnorm.rvs(
+            low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator
+        )
     kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
     return kappa[:, None, None] * _shaped(matrices, prior), matrices
 
@@ -117,13 +132,17 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     if prior.curvature is None:
         return matrices
     root = linalg.cholesky(prior.matrix, lower=True)
-    relative = linalg.solve_triangular(root, linalg.solve_triangular(root, prior.curvature, lower=True).T, lower=True)
+    relative = linalg.solve_triangular(
+        root, linalg.solve_triangular(root, prior.curvature, lower=True).T, lower=True
+    )
     relative *= np.trace(prior.matrix) / np.trace(prior.curvature)
     roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(root)) * np.trace(prior.matrix))
     return roots @ relative @ np.swapaxes(roots, 1, 2)
 
 
-def _draw_matrices(window: Window, prior: CurvaturePrior, generator: np.random.Generator) -> np.ndarray:
+def _draw_matrices(
+    window: Window, prior: CurvaturePrior, generator: np.random.Generator
+) -> np.ndarray:
     """Returns draws of M, with numbers proportional to the probabilities of the degrees of freedom."""
     edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
@@ -146,12 +165,16 @@ class _Bartlett:
         self._seen, self._sd, self._most = window.matrix, window.matrix_sd, window.most_trace
         self._nu, self._factor_sd = degrees, prior.log_factor_sd
         size = len(prior.matrix)
-        self._root = linalg.cholesky(prior.matrix + 1e-9 * np.trace(prior.matrix) / size * np.eye(size), lower=True)
+        self._root = linalg.cholesky(
+            prior.matrix + 1e-9 * np.trace(prior.matrix) / size * np.eye(size), lower=True
+        )
         self._rank = int(min(size, degrees))
         self._rows, self._columns = np.tril_indices(size, 0, self._rank)
         self._diagonal = np.flatnonzero(self._rows == self._columns)
         self._size = size
-        self._shape = self._nu - np.arange(self._rank)  # Degrees of the chi-squared variables on the diagonal.
+        self._shape = self._nu - np.arange(
+            self._rank
+        )  # Degrees of the chi-squared variables on the diagonal.
 
     def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
@@ -159,19 +182,25 @@ class _Bartlett:
         normals = generator.normal(size=(num, len(mode)))
         start = mode + linalg.solve_triangular(root, normals.T, trans=1, lower=True).T
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
-        start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))  # Larger traces would make HMC diverge.
+        start[:, -1] -= np.log(
+            np.maximum(1.0, traces / (0.9 * self._most))
+        )  # Larger traces would make HMC diverge.
         # Proposals in float32, at half the time: the acceptance step corrects their error.
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
         def times_inverse(z: np.ndarray, transposed: int) -> np.ndarray:
-            product: np.ndarray = linalg.blas.strmm(1.0, inverse, z.astype("f").T, lower=1, trans_a=1 - transposed)
+            product: np.ndarray = linalg.blas.strmm(
+                1.0, inverse, z.astype("f").T, lower=1, trans_a=1 - transposed
+            )
             return product.T
 
         def whitened(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             value, gradient = self.log_density(mode + times_inverse(z, 0))
             return value, times_inverse(gradient, 1)
 
-        z = hamiltonian(whitened, (start - mode) @ root, generator, num_steps=_NUM_STEPS, num_leapfrogs=5)
+        z = hamiltonian(
+            whitened, (start - mode) @ root, generator, num_steps=_NUM_STEPS, num_leapfrogs=5
+        )
         return self.matrices(mode + times_inverse(z[-1], 0))
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -192,7 +221,9 @@ class _Bartlett:
         matrix = scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
         residual = self._seen - matrix
         excess = np.maximum(np.trace(matrix, axis1=1, axis2=2) / self._most - 1.0, 0.0) * 100.0
-        slope = residual / self._sd**2 - (excess * 100.0 / self._most)[:, None, None] * np.eye(self._size)
+        slope = residual / self._sd**2 - (excess * 100.0 / self._most)[:, None, None] * np.eye(
+            self._size
+        )
         diagonal, others = x[:, self._diagonal], x[:, :-1] ** 2 / 2.0
         others[:, self._diagonal] = 0.0
         value = (
@@ -214,7 +245,9 @@ class _Bartlett:
         """Returns the better start: the release without small and negative eigenvalues, or a multiple of the prior's mean."""
         inverse = linalg.solve_triangular(self._root, np.eye(self._size), lower=True)
         values, vectors = np.linalg.eigh(inverse @ self._seen @ inverse.T)
-        kept = vectors[:, -self._rank :] * np.sqrt(self._nu * np.maximum(values[-self._rank :], 0.1))
+        kept = vectors[:, -self._rank :] * np.sqrt(
+            self._nu * np.maximum(values[-self._rank :], 0.1)
+        )
         factor = np.linalg.qr(kept.T)[1].T
         factor = factor * np.sign(np.diag(factor))
         x = np.zeros((2, len(self._rows) + 1))
@@ -288,7 +321,9 @@ def hamiltonian(
     The step size is adapted to a mean acceptance of 0.8 in the first half of the steps, and fixed in the second, from
     which the states come. `start` has shape [n, d].
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # Proposals that overflow are rejected below.
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # Proposals that overflow are rejected below.
         x, (value, gradient) = start, log_density(start)
     kept: list[np.ndarray] = []
     size = 1.2 / max(start.shape[1], 1) ** 0.25
@@ -309,7 +344,9 @@ def hamiltonian(
         gradient = np.where(accepted[:, None], slope, gradient)
         value = np.where(accepted, proposed, value)
         if turn < num_steps // 2:
-            size *= math.exp(0.5 * (np.mean(np.minimum(1.0, np.exp(np.minimum(change, 0.0)))) - 0.8))
+            size *= math.exp(
+                0.5 * (np.mean(np.minimum(1.0, np.exp(np.minimum(change, 0.0)))) - 0.8)
+            )
         elif (num_steps - 1 - turn) % max(1, num_steps // (2 * keep)) == 0:
             kept.append(x)
     return np.stack(kept[-keep:])

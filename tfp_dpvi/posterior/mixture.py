@@ -64,7 +64,9 @@ class Terms:
     linear: np.ndarray  # Precisions times means, shape [K, m].
 
     @classmethod
-    def of(cls, window: Window, slopes: np.ndarray, matrices: np.ndarray, index: np.ndarray) -> Terms:
+    def of(
+        cls, window: Window, slopes: np.ndarray, matrices: np.ndarray, index: np.ndarray
+    ) -> Terms:
         """Returns N(score; A (theta - theta_bar), B + R) as a function of theta, for each draw of A and M."""
         spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(index))
         solved = np.linalg.solve(spread, slopes)  # S^-1 A
@@ -73,18 +75,24 @@ class Terms:
         return cls(index, (precisions + np.swapaxes(precisions, 1, 2)) / 2.0, linear)
 
 
-def gaussian_prior(log_prior: LogDensity, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def gaussian_prior(
+    log_prior: LogDensity, draws: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns precision and precision times mean of a prior that is normal on the real line, else None.
 
     Its draws, shape [n, D], set scales and points for the check.
     """
     centre, unit = draws.mean(axis=0), draws.std(axis=0)
     size = len(centre)
-    tried = np.concatenate([np.zeros((1, size)), np.eye(size), 3.0 * np.random.default_rng(0).normal(size=(4, size))])
+    tried = np.concatenate(
+        [np.zeros((1, size)), np.eye(size), 3.0 * np.random.default_rng(0).normal(size=(4, size))]
+    )
     gradients = log_prior(centre + tried * unit)[1] * unit
     precision = -(gradients[1 : size + 1] - gradients[0])
     away = gradients[0] - tried @ precision - gradients
-    if not np.isfinite(gradients).all() or np.abs(away).max() > 1e-3 * (1.0 + np.abs(precision).max()):
+    if not np.isfinite(gradients).all() or np.abs(away).max() > 1e-3 * (
+        1.0 + np.abs(precision).max()
+    ):
         return None
     precision = (precision + precision.T) / (2.0 * np.outer(unit, unit))
     return precision, gradients[0] / unit + precision @ centre
@@ -102,12 +110,16 @@ def exact_mixture(terms: Terms, precision: np.ndarray, linear: np.ndarray) -> Mi
     return Mixture(locs, np.linalg.cholesky((covariances + np.swapaxes(covariances, 1, 2)) / 2.0))
 
 
-def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, generator: np.random.Generator) -> Mixture:
+def sampled_mixture(
+    terms: Terms, log_prior: LogDensity, start: np.ndarray, generator: np.random.Generator
+) -> Mixture:
     """Returns the posterior under any prior: kernels at HMC draws, equally many for each draw of the curvature.
 
     Chains start at some of `start`, shape [n, d].
     """
-    chains = np.tile(np.arange(len(terms.precisions)), _CHAINS_OF_EACH * 32 // len(terms.precisions))
+    chains = np.tile(
+        np.arange(len(terms.precisions)), _CHAINS_OF_EACH * 32 // len(terms.precisions)
+    )
     precisions, linear = terms.precisions[chains], terms.linear[chains]
 
     def log_density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,22 +137,32 @@ def sampled_mixture(terms: Terms, log_prior: LogDensity, start: np.ndarray, gene
     root = np.diag(1.0 / np.sqrt(reached))  # A root of the covariance.
     kept = x[None]
     for num_steps, keep in ((60, 4), (60, 4), (100, _KEPT)):
-        kept = _chains(log_density, kept[-1], root, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep)
+        kept = _chains(
+            log_density, kept[-1], root, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep
+        )
         draws = kept.reshape(-1, kept.shape[-1])
         root = _root_of(draws)
     return _kernels(draws)
 
 
-def refined_mixture(linear: Mixture, density_of: DensityOfChains, generator: np.random.Generator) -> Mixture:
+def refined_mixture(
+    linear: Mixture, density_of: DensityOfChains, generator: np.random.Generator
+) -> Mixture:
     """Returns kernels at HMC draws for a nonlinear score; chains start from the posterior for a linear one."""
     start = linear.draws_of(np.arange(_CHAINS) % len(linear.locs), generator)
     root = linalg.cholesky(linear.covariance, lower=True)
-    kept = _chains(density_of(_CHAINS), start, root, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT)
+    kept = _chains(
+        density_of(_CHAINS), start, root, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT
+    )
     return _kernels(kept.reshape(-1, kept.shape[-1]))
 
 
 def _chains(
-    log_density: LogDensity, start: np.ndarray, root: np.ndarray, generator: np.random.Generator, **settings: int
+    log_density: LogDensity,
+    start: np.ndarray,
+    root: np.ndarray,
+    generator: np.random.Generator,
+    **settings: int,
 ) -> np.ndarray:
     """Runs HMC whitened by a Cholesky factor of the covariance; `settings` are arguments of `hamiltonian`."""
 
@@ -161,7 +183,9 @@ def _root_of(draws: np.ndarray) -> np.ndarray:
 def _kernels(draws: np.ndarray) -> Mixture:
     """Returns a mixture of narrow normals at draws, shrunk to keep mean and covariance (Liu and West 2001)."""
     mean = draws.mean(axis=0)
-    return Mixture(mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * _root_of(draws)[None])
+    return Mixture(
+        mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * _root_of(draws)[None]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,27 +196,37 @@ class Checks:
     halves: float  # p-value of the difference of the window's halves.
     kappa: float  # Ratio of the curvature to the variance of clipped pairs: 1 without a clip, and at most 2.5.
     curvature_signal: float  # The curvature's norm over that of its noise.
-    bend: float = math.nan  # Shift of the posterior's mean by the nonlinear score, in units of `distance`.
-    mismatch: float = math.nan  # Relative distance of the released curvature from that at the pilot's inputs.
+    bend: float = (
+        math.nan
+    )  # Shift of the posterior's mean by the nonlinear score, in units of `distance`.
+    mismatch: float = (
+        math.nan
+    )  # Relative distance of the released curvature from that at the pilot's inputs.
 
     @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each check that failed."""
         found = []
-        if self.distance > 1.3 and not self.bend <= 1.0:  # A pilot's small bend makes the distance harmless.
+        if (
+            self.distance > 1.3 and not self.bend <= 1.0
+        ):  # A pilot's small bend makes the distance harmless.
             found.append(
                 f"training did not converge: its mean is {self.distance:.1f} posterior standard deviations off (limit 1.3); take "
                 "more steps or a higher learning rate next time"
             )
         if self.halves < 0.001:
-            found.append(f"the two halves of the window differ (p = {self.halves:.1g}): training did not converge")
+            found.append(
+                f"the two halves of the window differ (p = {self.halves:.1g}): training did not converge"
+            )
         if self.mismatch > MOST_MISMATCH:
             found.append(
                 f"the released curvature is far from that at the pilot's inputs (mismatch {self.mismatch:.2g}): pass inputs to "
                 "the pilot that resemble the private ones"
             )
         if self.kappa >= 2.4:
-            found.append(f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time")
+            found.append(
+                f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time"
+            )
         return found
 
 
@@ -215,16 +249,25 @@ def check(
     bend = math.nan if linear is None else distance_of(linear.mean[index] - mixture.mean[index])
     score, theta = window.half_difference
     difference = score + slopes.mean(axis=0) @ theta
-    variance = (window.simulation - 1.0) * matrices.mean(axis=0) + window.score_sd**2 * np.eye(len(away))
+    variance = (window.simulation - 1.0) * matrices.mean(axis=0) + window.score_sd**2 * np.eye(
+        len(away)
+    )
     variance *= window.half_variance
     statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
     halves = float(stats.chi2.sf(statistic, len(away)))
-    kappa = float(np.mean(np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)))
+    kappa = float(
+        np.mean(np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2))
+    )
     return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
 
 
 def variance_shares(
-    window: Window, slopes: np.ndarray, matrices: np.ndarray, mixture: Mixture, index: np.ndarray, log_prior: LogDensity
+    window: Window,
+    slopes: np.ndarray,
+    matrices: np.ndarray,
+    mixture: Mixture,
+    index: np.ndarray,
+    log_prior: LogDensity,
 ) -> np.ndarray:
     """Returns the variance shares of privacy noise, data and prior for each coordinate: shape [D, 3], rows sum to 1.
 
@@ -247,7 +290,9 @@ def variance_shares(
     parts = [
         np.diag(reach @ noise @ reach.T),
         np.diag(reach @ data @ reach.T),
-        np.maximum(np.diag(covariance @ prior @ covariance), 0.0),  # A prior need not be log-concave.
+        np.maximum(
+            np.diag(covariance @ prior @ covariance), 0.0
+        ),  # A prior need not be log-concave.
     ]
     total = np.maximum(np.diag(mixture.covariance), np.sum(parts, axis=0))
     parts[0] = total - parts[1] - parts[2]

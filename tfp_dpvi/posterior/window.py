@@ -39,8 +39,12 @@ class Window:
     matrix_sd: float  # on the diagonal of `matrix` (`matrix_sd / sqrt(2)` off it),
     scale_sd: float  # and on `scale`.
     simulation: float  # The variance of `score` without noise, over that of one full batch of observed records.
-    half_difference: tuple[np.ndarray, np.ndarray]  # Of the halves' mean scores, and of their mean parameters.
-    half_variance: float  # The variance of the former over that of `score`: 4 for halves of equal length.
+    half_difference: tuple[
+        np.ndarray, np.ndarray
+    ]  # Of the halves' mean scores, and of their mean parameters.
+    half_variance: (
+        float  # The variance of the former over that of `score`: 4 for halves of equal length.
+    )
     most_trace: float  # Bound on the trace of `matrix`.
 
     @property
@@ -56,7 +60,9 @@ class Window:
         return float(np.linalg.norm(self.matrix)) / noise if noise else math.inf
 
 
-def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseNoise) -> Window | None:
+def window_of(
+    blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseNoise
+) -> Window | None:
     """Returns the window's averages from sums over blocks of steps, or None if it has fewer than four steps.
 
     `blocks` is the accumulator of `gradients.Curvature`, `scales` that of `gradients.ClippedAway`.
@@ -74,7 +80,10 @@ def window_of(blocks: dict[str, np.ndarray], scales: np.ndarray, noise: ReleaseN
 
     cut = int(np.searchsorted(np.cumsum(steps[used]), count / 2.0)) + 1
     first, second = used[: min(cut, len(used) - 1)], used[min(cut, len(used) - 1) :]
-    differences = tuple(mean_of(blocks[name], first) - mean_of(blocks[name], second) for name in ("gradient", "theta"))
+    differences = tuple(
+        mean_of(blocks[name], first) - mean_of(blocks[name], second)
+        for name in ("gradient", "theta")
+    )
     path = blocks["theta"][used] / steps[used, None]
     squares = blocks["squares"][used] / steps[used, None]
     return Window(

@@ -60,7 +60,9 @@ def _log_moment(order: int, q: float, rate: float, differences: NDArray[np.float
     if order <= 1:
         return 0.0
     i = np.arange(2, order + 1)
-    log_choose = special.gammaln(order + 1) - special.gammaln(i + 1) - special.gammaln(order - i + 1)
+    log_choose = (
+        special.gammaln(order + 1) - special.gammaln(i + 1) - special.gammaln(order - i + 1)
+    )
     simple = np.log(2.0) + (i - 1.0) * i * rate
     second = 2.0 * rate
     simple[0] = min(np.log(4.0) + second + np.log(-np.expm1(-second)), second + np.log(2.0))

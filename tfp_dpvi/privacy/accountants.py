@@ -33,7 +33,9 @@ SMALLEST_DELTA = 1e-9
 #: Sampled releases with less noise count as without noise: their epsilon is in the hundreds of thousands.
 SMALLEST_SAMPLED_NOISE = 1e-3
 #: Whether dp_accounting supports Poisson sampling under replace-one: 0.5 and later.
-PRICES_POISSON_REPLACE_ONE = "neighboring_relation" in inspect.signature(_pld.from_gaussian_mechanism).parameters
+PRICES_POISSON_REPLACE_ONE = (
+    "neighboring_relation" in inspect.signature(_pld.from_gaussian_mechanism).parameters
+)
 
 _Adjacency: TypeAlias = _mechanism.AdjacencyType
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -41,7 +43,9 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 #: Orders of the Renyi divergences: dp_accounting's default.
 ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 _POINTS = 1 << 16
-Counts: TypeAlias = dict[tuple[float, float], int]  # {(sampling rate, noise multiplier): number of releases}
+Counts: TypeAlias = dict[
+    tuple[float, float], int
+]  # {(sampling rate, noise multiplier): number of releases}
 
 
 class Releases:
@@ -77,9 +81,17 @@ class Releases:
         if isinstance(event, dp_accounting.PoissonSampledDpEvent):
             rate, mechanism, sampled = float(event.sampling_probability), event.event, self.poisson
         elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-            rate, mechanism, sampled = event.sample_size / event.source_dataset_size, event.event, self.fixed_size
-        if not isinstance(mechanism, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent):
-            raise UnsupportedPairError(f"event={type(mechanism).__name__} is not priced; only Gaussian releases are.")
+            rate, mechanism, sampled = (
+                event.sample_size / event.source_dataset_size,
+                event.event,
+                self.fixed_size,
+            )
+        if not isinstance(
+            mechanism, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent
+        ):
+            raise UnsupportedPairError(
+                f"event={type(mechanism).__name__} is not priced; only Gaussian releases are."
+            )
         z = float(getattr(mechanism, "noise_multiplier", 0.0))
         if z <= (SMALLEST_SAMPLED_NOISE if sampled is self.poisson and rate < 1.0 else 0.0):
             self.private = self.private and rate == 0.0
@@ -114,7 +126,9 @@ class Accountant(abc.ABC):
         """Returns the unsupported kind of release and the fix; None if all are supported."""
 
     @abc.abstractmethod
-    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
+    def epsilon(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
+    ) -> float:
         """Returns an epsilon that holds for `event` at `delta`, or infinity; at half the precision, `coarser` times."""
 
 
@@ -142,7 +156,9 @@ def gaussian_epsilon(delta: float, shift: float) -> float:
     high = 0.5 * shift**2 + shift * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
     while gaussian_delta(high, shift) > delta:
         high *= 2.0
-    found = optimize.brentq(lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14)
+    found = optimize.brentq(
+        lambda e: gaussian_delta(e, shift) - delta, 0.0, high, xtol=1e-300, rtol=1e-14
+    )
     while gaussian_delta(found, shift) > delta:
         found *= 1.0 + 1e-12
     return float(found)
@@ -164,15 +180,23 @@ class PldAccountant(Accountant):
     def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
         """Returns the grid spacing of `epsilon`; None if it is infinite or has a closed form."""
         releases = self.releases(event, relation)
-        return grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
+        return (
+            grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
+        )
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """Refuses fixed-size samples, and with dp_accounting < 0.5 Poisson samples under replace-one."""
         if releases.fixed_size:
             return "fixed-size sampling", "use accountant='rdp' and replace_one"
-        return poisson_replace_refusal() if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE else None
+        return (
+            poisson_replace_refusal()
+            if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE
+            else None
+        )
 
-    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
+    def epsilon(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
+    ) -> float:
         """Returns the smallest epsilon, rounded upwards; refuses delta below 1e-9 without a closed form."""
         delta = check.delta(delta)
         releases = self.releases(event, relation)
@@ -207,28 +231,40 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     for q, z, n in kinds:
         widest = max(widest, _widest(q, z, replace))
         # The mean of a loss is at most q times that of all records, and at most the chi-squared divergence.
-        single = min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
+        single = (
+            min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
+        )
         mean += n * single * (4.0 if replace else 1.0)
         if q < 1.0:
             deviation = max(deviation, math.sqrt(2.0 * single) * (2.0 if replace else 1.0))
     width = widest + 2.0 * mean + 20.0 * math.sqrt(2.0 * mean)
     need = max(widest, width / 16.0) / (STEP * points)
     finest = max(-5, math.floor(math.log2(deviation / (8.0 * STEP)))) if deviation else 0
-    return float(STEP * 2.0 ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need))))
+    return float(
+        STEP
+        * 2.0
+        ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need)))
+    )
 
 
 @functools.lru_cache(maxsize=4096)  # Ledger, curve and report need the same values.
 def _epsilon(kinds: Kinds, relation: NeighboringRelation, step: float, delta: float) -> float:
-    with np.errstate(divide="ignore", over="ignore"):  # For losses above 700, e^-loss underflows in dp_accounting.
+    with np.errstate(
+        divide="ignore", over="ignore"
+    ):  # For losses above 700, e^-loss underflows in dp_accounting.
         return float(_composition(kinds, relation, step).get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=64)
-def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_pld.PrivacyLossDistribution":
+def _composition(
+    kinds: Kinds, relation: NeighboringRelation, step: float
+) -> "_pld.PrivacyLossDistribution":
     if len(kinds) > 1:
         # Splits at powers of two: a further kind, as in a calibration, reuses the others' cached composition.
         half = 1 << ((len(kinds) - 1).bit_length() - 1)
-        first, second = (_composition(part, relation, step) for part in (kinds[:half], kinds[half:]))
+        first, second = (
+            _composition(part, relation, step) for part in (kinds[:half], kinds[half:])
+        )
         return first.compose(second, 1e-15)
     ((q, z, n),) = kinds
     single = _single(q, z, relation, step)
@@ -241,13 +277,21 @@ def _composition(kinds: Kinds, relation: NeighboringRelation, step: float) -> "_
 
 def _widest(q: float, z: float, replace: bool) -> float:
     """Returns the approximate range of one release's losses."""
-    reach = 10.2 / z + 0.5 / z**2  # log of N(1/z) over N(0) at dp_accounting's cutoff, with tail mass e^-50.
-    top = np.logaddexp(math.log1p(-q), math.log(q) + reach) if q < 1.0 else reach * (2.0 if replace else 1.0)
+    reach = (
+        10.2 / z + 0.5 / z**2
+    )  # log of N(1/z) over N(0) at dp_accounting's cutoff, with tail mass e^-50.
+    top = (
+        np.logaddexp(math.log1p(-q), math.log(q) + reach)
+        if q < 1.0
+        else reach * (2.0 if replace else 1.0)
+    )
     return float(top) * (2.0 if replace or q == 1.0 else 1.0)
 
 
 @functools.lru_cache(maxsize=8)
-def _single(q: float, z: float, relation: NeighboringRelation, step: float) -> "_pld.PrivacyLossDistribution":
+def _single(
+    q: float, z: float, relation: NeighboringRelation, step: float
+) -> "_pld.PrivacyLossDistribution":
     kinds = (_Adjacency.REPLACE,) if relation is _REPLACE else (_Adjacency.REMOVE, _Adjacency.ADD)
     return _pld.PrivacyLossDistribution(*(_losses(q, z, kind, step) for kind in kinds))
 
@@ -261,7 +305,9 @@ def _losses(q: float, z: float, kind: "_Adjacency", step: float) -> "_pld_pmf.PL
     with np.errstate(divide="ignore"):  # Losses that sampling cannot reach have an infinite cutoff.
         x = _cutoffs(q, z, kind, epsilons)
         deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
-    return _pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, np.clip(deltas, 0.0, 1.0))
+    return _pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        step, low, high, np.clip(deltas, 0.0, 1.0)
+    )
 
 
 def _cutoffs(q: float, z: float, kind: "_Adjacency", epsilons: FloatArray) -> FloatArray:
@@ -269,12 +315,20 @@ def _cutoffs(q: float, z: float, kind: "_Adjacency", epsilons: FloatArray) -> Fl
     if kind in (_Adjacency.REMOVE, _Adjacency.ADD):
         sign = 1.0 if kind is _Adjacency.REMOVE else -1.0
         e = sign * epsilons
-        whole = e - math.log(q) + np.log(np.maximum(0.0, -np.expm1(np.log1p(-q) - e)))  # log(1 + (exp(e) - 1) / q)
+        whole = (
+            e - math.log(q) + np.log(np.maximum(0.0, -np.expm1(np.log1p(-q) - e)))
+        )  # log(1 + (exp(e) - 1) / q)
         cutoffs: FloatArray = -sign * (0.5 + z**2 * whole)
         return cutoffs
-    half = 0.5 * np.abs(epsilons)  # x = z^2 (arcsinh(-sinh(e / 2) (1 / q - 1) exp(1 / (2 z^2))) - e / 2)
+    half = 0.5 * np.abs(
+        epsilons
+    )  # x = z^2 (arcsinh(-sinh(e / 2) (1 / q - 1) exp(1 / (2 z^2))) - e / 2)
     log_y = half + np.log(-0.5 * np.expm1(-2.0 * half)) + np.log1p(-q) - math.log(q) + 0.5 / z**2
-    cutoffs = -np.sign(epsilons) * z**2 * (np.logaddexp(log_y, 0.5 * np.logaddexp(2.0 * log_y, 0.0)) + half)
+    cutoffs = (
+        -np.sign(epsilons)
+        * z**2
+        * (np.logaddexp(log_y, 0.5 * np.logaddexp(2.0 * log_y, 0.0)) + half)
+    )
     return cutoffs
 
 
@@ -291,7 +345,9 @@ class RdpAccountant(Accountant):
         # Rounding dominates the divergences of that pair at small rates: epsilon 0 although the true delta is 3e-4.
         return poisson_replace_refusal() if releases.poisson and replace else None
 
-    def epsilon(self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0) -> float:
+    def epsilon(
+        self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
+    ) -> float:
         """Returns epsilon at the best order."""
         del coarser
         delta = check.delta(delta)

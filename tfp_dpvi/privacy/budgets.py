@@ -31,7 +31,9 @@ class EpsilonBudget:
         """The upper limit of `spent`."""
         return self.epsilon
 
-    def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
+    def spent(
+        self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None
+    ) -> float:
         """Returns epsilon of an event, by default with the first accountant that supports it."""
         return total_epsilon(event, self.delta, relation, accountant)
 
@@ -67,7 +69,9 @@ class RenyiFilter(EpsilonBudget):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.order > 1.0:
-            raise ValueError(f"order={self.order!r} of a Renyi divergence must be above 1; see RenyiFilter.chosen_for.")
+            raise ValueError(
+                f"order={self.order!r} of a Renyi divergence must be above 1; see RenyiFilter.chosen_for."
+            )
 
     @classmethod
     def chosen_for(cls, epsilon: float, delta: float) -> "RenyiFilter":
@@ -94,10 +98,14 @@ class RenyiFilter(EpsilonBudget):
 
         The conversion is that of dp_accounting (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
         """
-        added = math.log1p(-1.0 / self.order) - math.log(self.delta * self.order) / (self.order - 1.0)
+        added = math.log1p(-1.0 / self.order) - math.log(self.delta * self.order) / (
+            self.order - 1.0
+        )
         return (self.epsilon - added) * (1.0 - 1e-9)  # For the rounding of sums.
 
-    def spent(self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None) -> float:
+    def spent(
+        self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None
+    ) -> float:
         """Returns the divergence of an event, for any accountant."""
         refusal = _RDP.refusal(Releases(event), relation is NeighboringRelation.REPLACE_ONE)
         if refusal is not None:
@@ -114,7 +122,9 @@ class RenyiFilter(EpsilonBudget):
         )
 
 
-def total_epsilon(event: DpEvent, delta: float, relation: NeighboringRelation, accountant: str | None) -> float:
+def total_epsilon(
+    event: DpEvent, delta: float, relation: NeighboringRelation, accountant: str | None
+) -> float:
     """Returns epsilon of an event, by default (None) with the first accountant that supports it."""
     price = common_accountant(event, relation) if accountant is None else get_accountant(accountant)
     return price.epsilon(event, delta, relation)

@@ -8,11 +8,15 @@ from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
 _TOLERANCE = 0.002
 _SLOPE = -1.6  # Typical, of log(epsilon - spent) over log(noise multiplier).
-_SECANTS = 12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
+_SECANTS = (
+    12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
+)
 _LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
 
 
-def smallest_noise_multiplier(epsilon_of: Callable[[float], float], target: float, spent: float, guess: float) -> float:
+def smallest_noise_multiplier(
+    epsilon_of: Callable[[float], float], target: float, spent: float, guess: float
+) -> float:
     """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of the remaining target.
 
     Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection: `epsilon_of`
@@ -30,7 +34,9 @@ def smallest_noise_multiplier(epsilon_of: Callable[[float], float], target: floa
     while high - low > 0.1 * _TOLERANCE:
         turn += 1
         share = (epsilon_of(math.exp(x)) - spent) / left
-        value = math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left  # Rounding must not let an excess pass.
+        value = (
+            math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
+        )  # Rounding must not let an excess pass.
         if x != before:
             slope = min(max((value - last) / (x - before), -20.0), -1.0)
         before, last = x, value
@@ -53,7 +59,9 @@ def smallest_noise_multiplier(epsilon_of: Callable[[float], float], target: floa
     return math.exp(high)
 
 
-def guess_noise_multiplier(left: float, delta: float, q: float, num_releases: int, replace: bool) -> float:
+def guess_noise_multiplier(
+    left: float, delta: float, q: float, num_releases: int, replace: bool
+) -> float:
     """Returns a rough noise multiplier over A (or D / 2) by the central limit theorem.
 
     T releases at sampling rate q behave like one Gaussian release with
@@ -71,4 +79,6 @@ def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int)
     """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, for a non-decreasing `epsilon_of`."""
     if limit > 0 and epsilon_of(limit) <= target:
         return limit
-    return bisect.bisect_left(range(1, limit), True, key=lambda count: not epsilon_of(count) <= target)
+    return bisect.bisect_left(
+        range(1, limit), True, key=lambda count: not epsilon_of(count) <= target
+    )

@@ -38,14 +38,19 @@ class EpsilonCurve:
     def __call__(self, step: int) -> float:
         """Returns an epsilon that holds after `step` releases; raises `ValueError` beyond the plan's last."""
         if not 0 <= step <= self.steps[-1]:
-            raise ValueError(f"step={step!r} must lie between 0 and the plan's {self.steps[-1]} releases.")
+            raise ValueError(
+                f"step={step!r} must lie between 0 and the plan's {self.steps[-1]} releases."
+            )
         point = self.steps[bisect.bisect_left(self.steps, step)]
         if point not in self._found:
             self._found[point] = self._price(point)
         return self._found[point]
 
     def _price(self, step: int) -> float:
-        event, accountant = compose(self._prior_events, self.plan.event_of(step)), get_accountant(self.plan.accountant)
+        event, accountant = (
+            compose(self._prior_events, self.plan.event_of(step)),
+            get_accountant(self.plan.accountant),
+        )
         value = accountant.epsilon(event, self.delta, self.plan.neighboring_relation, coarser=3)
         # Rounding of the composition differs by a few 1e-9 between numbers of steps and between grids. Epsilon grows with the
         # steps, so that a value of later steps is a bound too, and one of earlier steps is no larger than needed.
@@ -62,5 +67,7 @@ def _grid(total: int, checkpoints: Sequence[int]) -> list[int]:
     if len(wanted) > room:
         wanted = [wanted[round(i * (len(wanted) - 1) / (room - 1))] for i in range(room)]
     rest = _MAX_POINTS - room
-    spread = np.concatenate([np.geomspace(1, max(1, total), rest // 2), np.linspace(0, total, rest - rest // 2)])
+    spread = np.concatenate(
+        [np.geomspace(1, max(1, total), rest // 2), np.linspace(0, total, rest - rest // 2)]
+    )
     return sorted({*wanted, *(math.ceil(x) for x in spread if x <= total), 0, total})

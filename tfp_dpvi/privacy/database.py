@@ -37,7 +37,12 @@ LEDGER = sa.Table(
     sa.Column("continued", sa.Boolean, nullable=False),
 )
 #: Each distinct plan of one release, in the format of `PrivacyPlan.to_json`.
-PLANS = sa.Table("plans", METADATA, sa.Column("id", _KEY, primary_key=True), sa.Column("plan", sa.Text, unique=True))
+PLANS = sa.Table(
+    "plans",
+    METADATA,
+    sa.Column("id", _KEY, primary_key=True),
+    sa.Column("plan", sa.Text, unique=True),
+)
 #: Releases charged, by plan, fit (where the sampling scheme cannot merge fits) and whether the noise was seeded.
 CHARGES = sa.Table(
     "charges",
@@ -84,13 +89,17 @@ EXPOSURES = sa.Table(
 ALL_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
 # For `unconfirmed_steps`, which would otherwise read all reservations.
 _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
-sa.Index("open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED)
+sa.Index(
+    "open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED
+)
 
 
 # A process must not fork during a SQLite transaction: the child would consider the parent's locks its own.
 _ONE_AT_A_TIME = threading.RLock()
 os.register_at_fork(
-    before=_ONE_AT_A_TIME.acquire, after_in_parent=_ONE_AT_A_TIME.release, after_in_child=_ONE_AT_A_TIME.release
+    before=_ONE_AT_A_TIME.acquire,
+    after_in_parent=_ONE_AT_A_TIME.release,
+    after_in_child=_ONE_AT_A_TIME.release,
 )
 
 
@@ -102,7 +111,11 @@ class Database:
     """
 
     def __init__(
-        self, where: str | os.PathLike[str] | None, *, dataset_id: str | None = None, read_only: bool = False
+        self,
+        where: str | os.PathLike[str] | None,
+        *,
+        dataset_id: str | None = None,
+        read_only: bool = False,
     ) -> None:
         self.read_only, self.closed, self._pid = read_only, False, os.getpid()
         self.url = _url(where) if where is not None and "://" in str(where) else None
@@ -113,12 +126,18 @@ class Database:
                 if not read_only and not self.path.exists():
                     _make_file(self.path, dataset_id or uuid.uuid4().hex)
                 connect = functools.partial(_connect, self.path)
-                self._engine = sa.create_engine("sqlite://", creator=connect, poolclass=pool.NullPool)
-            elif self.url is not None:  # Each transaction opens a connection, which no forked child inherits.
+                self._engine = sa.create_engine(
+                    "sqlite://", creator=connect, poolclass=pool.NullPool
+                )
+            elif (
+                self.url is not None
+            ):  # Each transaction opens a connection, which no forked child inherits.
                 self._engine = sa.create_engine(self.url, poolclass=pool.NullPool)
             else:
                 arguments = {"check_same_thread": False, "isolation_level": None}
-                self._engine = sa.create_engine("sqlite://", connect_args=arguments, poolclass=pool.StaticPool)
+                self._engine = sa.create_engine(
+                    "sqlite://", connect_args=arguments, poolclass=pool.StaticPool
+                )
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "begin", _begin)
         weakref.finalize(self, self._engine.dispose)
@@ -136,11 +155,15 @@ class Database:
                 self.path is not None
             ):  # Format 3 has an additional column, which another process may have added meanwhile.
                 if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
-                    connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+                    connection.execute(
+                        sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION")
+                    )
                     connection.execute(sa.update(LEDGER).values(format=FORMAT))
                 return
             if self.url is not None:
-                connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))  # One creates, the others wait.
+                connection.execute(
+                    sa.text("SELECT pg_advisory_xact_lock(7310579)")
+                )  # One creates, the others wait.
                 dataset_id = dataset_id or uuid.uuid4().hex
             if METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
                 _create(connection, dataset_id)
@@ -152,7 +175,9 @@ class Database:
 
     def read(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """Opens a transaction that reads one consistent state of the tables."""
-        return self._transaction(**({} if self.url is None else {"isolation_level": "REPEATABLE READ"}))
+        return self._transaction(
+            **({} if self.url is None else {"isolation_level": "REPEATABLE READ"})
+        )
 
     def write(self) -> contextlib.AbstractContextManager[sa.Connection]:
         """Opens an exclusive write transaction; an exception rolls it back."""
@@ -162,7 +187,9 @@ class Database:
     def check_writable(self) -> None:
         """Raises `LedgerError` if `write` is not allowed."""
         if self.read_only:
-            raise LedgerError("this ledger was opened with read_only=True; open it without to reserve.")
+            raise LedgerError(
+                "this ledger was opened with read_only=True; open it without to reserve."
+            )
         if self._pid != os.getpid() and self.in_memory:
             raise LedgerError(
                 "this ledger in memory was created before a fork: both processes would spend its budget. Use PrivacyLedger(path)."
@@ -187,13 +214,24 @@ class Database:
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
-            what = next(iter(str(cause).splitlines()), type(cause).__name__)  # A server's errors have many lines.
-            raise LedgerError(f"{self.shown!r} is not a usable privacy ledger: {what}. Nothing was written.") from error
+            what = next(
+                iter(str(cause).splitlines()), type(cause).__name__
+            )  # A server's errors have many lines.
+            raise LedgerError(
+                f"{self.shown!r} is not a usable privacy ledger: {what}. Nothing was written."
+            ) from error
 
     def check(self, connection: sa.Connection) -> None:
         """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
-        found = "ok" if self.path is None else connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
-        if self.path is not None and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
+        found = (
+            "ok"
+            if self.path is None
+            else connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+        )
+        if (
+            self.path is not None
+            and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None
+        ):
             found = "some of its rows are missing"
         elif found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
             found = "its charges are not the sums of its reservations"
@@ -204,7 +242,10 @@ class Database:
 
 
 def find_or_add(
-    connection: sa.Connection, table: sa.Table, defaults: Mapping[str, Value] | None = None, **key: Value
+    connection: sa.Connection,
+    table: sa.Table,
+    defaults: Mapping[str, Value] | None = None,
+    **key: Value,
 ) -> int:
     """Returns the id of the row with this key, created with `defaults` if missing."""
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
@@ -251,7 +292,9 @@ def _url(where: str | os.PathLike[str]) -> sa.URL:
             raise ValueError
     except (sa.exc.ArgumentError, ValueError):  # Not shown: it may hold a password.
         scheme = str(where).split("://")[0]
-        raise LedgerError(f"path='{scheme}://...': pass 'postgresql+psycopg://host/name', or a file's path.") from None
+        raise LedgerError(
+            f"path='{scheme}://...': pass 'postgresql+psycopg://host/name', or a file's path."
+        ) from None
     return url.set(drivername="postgresql+psycopg")
 
 
@@ -260,7 +303,9 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
         path = pathlib.Path(os.fsdecode(os.fsencode(where))).resolve()
         if path.is_file() or (path.parent.is_dir() and not path.exists()):
             return path
-        raise LedgerError(f"path={str(where)!a} is no regular file: pass a file's path in an existing folder.")
+        raise LedgerError(
+            f"path={str(where)!a} is no regular file: pass a file's path in an existing folder."
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(f"path={str(where)!a} is not a path: {error}.") from error
 
@@ -271,7 +316,9 @@ def _make_file(path: pathlib.Path, dataset_id: str) -> None:
         descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
         os.close(descriptor)
         try:
-            engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool)
+            engine = sa.create_engine(
+                "sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool
+            )
             with engine.begin() as connection:
                 _create(connection, dataset_id)
             with contextlib.suppress(FileExistsError):  # Another process was faster.

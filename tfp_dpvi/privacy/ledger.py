@@ -28,7 +28,15 @@ from tfp_dpvi.privacy.database import (
     find_or_add,
 )
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
-from tfp_dpvi.privacy.ledger_state import CONTINUED, Charged, Kind, LedgerEntry, LedgerState, LedgerView, composed
+from tfp_dpvi.privacy.ledger_state import (
+    CONTINUED,
+    Charged,
+    Kind,
+    LedgerEntry,
+    LedgerState,
+    LedgerView,
+    composed,
+)
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sensitivity import Json
 
@@ -42,10 +50,14 @@ _PROCESS = uuid.uuid4().hex
 
 # The statements of a reservation, built once: building one takes longer than running it.
 _NEXT_VERSION = sa.text("UPDATE ledger SET version = version + :more")
-_NEXT_AFTER = sa.text("UPDATE ledger SET version = :next WHERE version = :known AND ledger_id = :same")
+_NEXT_AFTER = sa.text(
+    "UPDATE ledger SET version = :next WHERE version = :known AND ledger_id = :same"
+)
 _ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
 _RESERVE = sa.insert(RESERVATIONS)
-_OPEN = sa.text("SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process")
+_OPEN = sa.text(
+    "SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process"
+)
 _CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
 
 
@@ -87,13 +99,19 @@ class PrivacyLedger(LedgerView):
     ) -> None:
         if dataset_id is not None:
             check.text("dataset_id", dataset_id, "pass a name that reveals nothing")
-        if (budget_epsilon is None) != (budget_delta is None) or (budget_adaptive and budget_epsilon is None):
+        if (budget_epsilon is None) != (budget_delta is None) or (
+            budget_adaptive and budget_epsilon is None
+        ):
             raise ValueError(
                 f"budget_epsilon={budget_epsilon!r} and budget_delta={budget_delta!r}: pass both of them or neither."
             )
         if read_only and path is None:
             raise ValueError("read_only=True needs a path; pass the ledger's file.")
-        budget = None if budget_epsilon is None else _budget(budget_epsilon, budget_delta, budget_adaptive)
+        budget = (
+            None
+            if budget_epsilon is None
+            else _budget(budget_epsilon, budget_delta, budget_adaptive)
+        )
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
         self._stands_for: Json | None = None
         self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals known to be within a budget.
@@ -137,7 +155,9 @@ class PrivacyLedger(LedgerView):
         most = plan.num_releases
         for budget in (*(EpsilonBudget(*pair) for pair in budgets), state.budget):
             if budget is not None and most:
-                most = budget.most_releases(plan.replace(num_releases=most), [composed(state.charged)])
+                most = budget.most_releases(
+                    plan.replace(num_releases=most), [composed(state.charged)]
+                )
         return most
 
     def reserve(
@@ -182,7 +202,9 @@ class PrivacyLedger(LedgerView):
                 state = newest
 
     @contextlib.contextmanager
-    def reserved(self, plan: PrivacyPlan, steps: int | None = None, **settings: Any) -> Iterator[None]:
+    def reserved(
+        self, plan: PrivacyPlan, steps: int | None = None, **settings: Any
+    ) -> Iterator[None]:
         """Reserves steps, by default all of a plan's, runs the body of a `with` statement, and confirms them.
 
         If the body raises, all of them stay charged. `settings` and errors are those of `reserve`.
@@ -192,7 +214,12 @@ class PrivacyLedger(LedgerView):
         self.confirm(reservation)
 
     def _check_allowed(
-        self, state: LedgerState, kind: Kind, steps: int, planned: int, budgets: tuple[EpsilonBudget, ...]
+        self,
+        state: LedgerState,
+        kind: Kind,
+        steps: int,
+        planned: int,
+        budgets: tuple[EpsilonBudget, ...],
     ) -> None:
         relation = kind.plan.neighboring_relation
         state.check_relation(relation)
@@ -205,7 +232,9 @@ class PrivacyLedger(LedgerView):
                     f"steps={steps}: {budget} does not allow them; {spent:.6g} is spent. Nothing was charged."
                 )
 
-    def _keeps(self, budget: EpsilonBudget, charged: Charged, kind: Kind, steps: int, planned: int) -> bool:
+    def _keeps(
+        self, budget: EpsilonBudget, charged: Charged, kind: Kind, steps: int, planned: int
+    ) -> bool:
         """Returns whether a budget allows further steps; a total below an allowed one needs no new computation."""
         known = self._affordable.get(budget, {})
         wanted = {**charged, kind: charged.get(kind, 0) + steps}
@@ -229,11 +258,24 @@ class PrivacyLedger(LedgerView):
                 raise _OutdatedError
             charge = priced.rows.get(kind)
             if charge is None:
-                plan = find_or_add(connection, PLANS, plan=json.dumps(kind.plan.to_json(), sort_keys=True))
-                key: dict[str, Value] = {"plan": plan, "run": kind.run, "seeded": kind.seeded, "writer": self._writer}
+                plan = find_or_add(
+                    connection, PLANS, plan=json.dumps(kind.plan.to_json(), sort_keys=True)
+                )
+                key: dict[str, Value] = {
+                    "plan": plan,
+                    "run": kind.run,
+                    "seeded": kind.seeded,
+                    "writer": self._writer,
+                }
                 charge = find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
             connection.execute(_ADD, {"charge": charge, "more": steps})
-            row = {"charge": charge, "steps": steps, "steps_run": None, "process": _process(), "time": now}
+            row = {
+                "charge": charge,
+                "steps": steps,
+                "steps_run": None,
+                "process": _process(),
+                "time": now,
+            }
             reservation = add(connection, _RESERVE, row)
             after = self._read(connection)
         self._known = after
@@ -253,7 +295,9 @@ class PrivacyLedger(LedgerView):
                 )
             run = row.steps if steps_run is None else check.count("steps_run", steps_run)
             if run > row.steps:
-                raise ValueError(f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running.")
+                raise ValueError(
+                    f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running."
+                )
             connection.execute(_CLOSE, {"id": reservation, "run": run})
             connection.execute(_ADD, {"charge": row.charge, "more": run - row.steps})
 
@@ -264,11 +308,19 @@ class PrivacyLedger(LedgerView):
         budget = _budget(epsilon, delta, adaptive)
         order = getattr(budget, "order", None)
         with self._change() as connection:
-            if order is not None and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first():
+            if (
+                order is not None
+                and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first()
+            ):
                 raise LedgerError(
                     "an adaptive budget must be set before the first release: create the ledger with budget_adaptive=True."
                 )
-            row = {"epsilon": budget.epsilon, "delta": budget.delta, "renyi_order": order, "time": _utc_now()}
+            row = {
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "renyi_order": order,
+                "time": _utc_now(),
+            }
             connection.execute(sa.insert(BUDGETS).values(**row))
 
     def record_exposure(self, text: str) -> None:
@@ -296,7 +348,9 @@ class PrivacyLedger(LedgerView):
             "url": self.path if self._database.url is not None else None,
             "budget": None if budget is None else [budget.epsilon, budget.delta, order],
             "exposures": list(state.exposures),
-            "charges": [{**{name: row[name] for name in _SAVED}, "plan": row["json"]} for row in rows],
+            "charges": [
+                {**{name: row[name] for name in _SAVED}, "plan": row["json"]} for row in rows
+            ],
         }
 
     @classmethod
@@ -329,14 +383,22 @@ class PrivacyLedger(LedgerView):
                     continue  # This object is newer: it may have refunded steps since.
                 plan = find_or_add(connection, PLANS, plan=one["plan"])
                 key = {name: one[name] for name in ("run", "seeded", "writer")}
-                charge = find_or_add(connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key)
+                charge = find_or_add(
+                    connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key
+                )
                 larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
-                others += connection.execute(sa.update(CHARGES).where(larger).values(steps=one["steps"])).rowcount
+                others += connection.execute(
+                    sa.update(CHARGES).where(larger).values(steps=one["steps"])
+                ).rowcount
             for text in config["exposures"]:
                 find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
             if config["budget"] is not None and not has_budget:
                 epsilon, delta, *order = config["budget"]  # Older files have no order.
-                row = {"epsilon": epsilon, "delta": delta, "renyi_order": order[0] if order else None}
+                row = {
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "renyi_order": order[0] if order else None,
+                }
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
             ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
             if not stands_in:  # From here on it is the saved one, registered by its identity.
@@ -344,7 +406,10 @@ class PrivacyLedger(LedgerView):
                 _IN_MEMORY[config["ledger_id"]] = self
                 if others:
                     ledger["continued"] = True
-                    _LOG.warning("This model's ledger is %s. Keep it on disk: PrivacyLedger(path).", CONTINUED)
+                    _LOG.warning(
+                        "This model's ledger is %s. Keep it on disk: PrivacyLedger(path).",
+                        CONTINUED,
+                    )
             connection.execute(sa.update(LEDGER).values(**ledger))
             self._known = None
 
@@ -384,7 +449,9 @@ class PrivacyLedger(LedgerView):
         return self  # A copied model shares the ledger.
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a PrivacyLedger cannot be pickled: a copy would miss later spending. Open its path instead.")
+        raise TypeError(
+            "a PrivacyLedger cannot be pickled: a copy would miss later spending. Open its path instead."
+        )
 
 
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:

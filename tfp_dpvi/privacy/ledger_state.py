@@ -14,7 +14,15 @@ from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, total_epsilon
-from tfp_dpvi.privacy.database import ALL_CHARGES, BUDGETS, EXPOSURES, FORMAT, LEDGER, RESERVATIONS, Database
+from tfp_dpvi.privacy.database import (
+    ALL_CHARGES,
+    BUDGETS,
+    EXPOSURES,
+    FORMAT,
+    LEDGER,
+    RESERVATIONS,
+    Database,
+)
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.sensitivity import Json
@@ -24,7 +32,9 @@ CONTINUED = "continued from a file: privacy spent after it was saved is not coun
 _LEDGER = sa.select(LEDGER)
 _BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
 _EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
-_UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(RESERVATIONS.c.steps_run.is_(None))
+_UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(
+    RESERVATIONS.c.steps_run.is_(None)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +146,9 @@ class LedgerView:
     Formal guarantee: a state that is older than one read before, or of another ledger, is refused.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, dataset_id: str | None, read_only: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, *, dataset_id: str | None, read_only: bool
+    ) -> None:
         self._database = Database(path, dataset_id=dataset_id, read_only=read_only)
         self._writer = uuid.uuid4().hex if path is None else ""
         self._known: LedgerState | None = None

@@ -35,12 +35,16 @@ class PrivacyPlan:
     noise_multiplier: float
     num_releases: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    sensitivity: Sensitivity = PER_RECORD_CLIP  # Of the sum to one record, in units of `l2_norm_clip` (contract C3).
+    sensitivity: Sensitivity = (
+        PER_RECORD_CLIP  # Of the sum to one record, in units of `l2_norm_clip` (contract C3).
+    )
     accountant: str = "pld"
     l2_norm_clip: float | None = None
     num_records: int | None = None  # As declared.
     purpose: str | None = None  # What is released if not training steps: "means of 3 columns".
-    metrics: tuple[str, ...] = ()  # Names of the privatised metrics that are released with each step.
+    metrics: tuple[
+        str, ...
+    ] = ()  # Names of the privatised metrics that are released with each step.
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -48,7 +52,9 @@ class PrivacyPlan:
                 f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, PoissonSampling(q) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
-            raise TypeError(f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D).")
+            raise TypeError(
+                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D)."
+            )
         put = object.__setattr__
         put(self, "noise_multiplier", check.non_negative("noise_multiplier", self.noise_multiplier))
         put(self, "num_releases", check.count("num_releases", self.num_releases))
@@ -77,7 +83,9 @@ class PrivacyPlan:
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
         unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        return self.sampling.dp_event(dp_accounting.GaussianDpEvent(self.noise_multiplier / unit), num_releases)
+        return self.sampling.dp_event(
+            dp_accounting.GaussianDpEvent(self.noise_multiplier / unit), num_releases
+        )
 
     def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
         """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
@@ -90,7 +98,12 @@ class PrivacyPlan:
 
     @classmethod
     def calibrate(
-        cls, *, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = (), **attributes: Any
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        prior_events: Sequence[DpEvent] = (),
+        **attributes: Any,
     ) -> "PrivacyPlan":
         """Returns the plan with these attributes and the smallest noise multiplier that meets a budget.
 
@@ -105,7 +118,9 @@ class PrivacyPlan:
         check.count("num_releases", attributes.get("num_releases"), 1)
         return cls(noise_multiplier=1.0, **attributes).calibrated(epsilon, delta, prior_events)
 
-    def calibrated(self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()) -> "PrivacyPlan":
+    def calibrated(
+        self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()
+    ) -> "PrivacyPlan":
         """Returns this plan with the smallest noise multiplier that meets a budget; see `calibrate`."""
         epsilon, delta = check.epsilon(epsilon), check.delta(delta)
         spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
@@ -116,7 +131,9 @@ class PrivacyPlan:
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
         unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        guess = unit * calibration.guess_noise_multiplier(epsilon - spent, delta, q, self.num_releases, replace)
+        guess = unit * calibration.guess_noise_multiplier(
+            epsilon - spent, delta, q, self.num_releases, replace
+        )
 
         def epsilon_of(z: float) -> float:
             return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
@@ -148,7 +165,9 @@ class PrivacyPlan:
         fields = dict(data)
         version = fields.pop("schema_version", None)
         if version != PLAN_SCHEMA_VERSION:
-            raise ValueError(f"schema_version={version!r} of a privacy plan: read it with the tfp_dpvi that wrote it.")
+            raise ValueError(
+                f"schema_version={version!r} of a privacy plan: read it with the tfp_dpvi that wrote it."
+            )
         fields["sampling"] = scheme_from_json(fields["sampling"])
         fields["sensitivity"] = Sensitivity(**fields["sensitivity"])
         fields.pop("gradient_sensitivity", None)  # Of earlier versions.
@@ -176,16 +195,29 @@ def plan_counts(
     """
     counts = Sensitivity(1.0, math.sqrt(2.0))
     first = 1.0 if noise is None else noise
-    whole = PrivacyPlan(FullBatch(), first, 1, neighboring_relation, counts, accountant, 1.0, num_records)
+    whole = PrivacyPlan(
+        FullBatch(), first, 1, neighboring_relation, counts, accountant, 1.0, num_records
+    )
     if epsilon is not None and delta is not None:
         whole = whole.calibrated(epsilon, delta, prior_events)
     plans = [
-        whole.replace(noise_multiplier=whole.noise_multiplier / math.sqrt(share), l2_norm_clip=norm, purpose=purpose)
+        whole.replace(
+            noise_multiplier=whole.noise_multiplier / math.sqrt(share),
+            l2_norm_clip=norm,
+            purpose=purpose,
+        )
         for purpose, norm, share in releases
     ]
-    if epsilon is not None and delta is not None and len(plans) > 1 and sum(r[2] for r in releases) > 1.0 - 1e-9:
+    if (
+        epsilon is not None
+        and delta is not None
+        and len(plans) > 1
+        and sum(r[2] for r in releases) > 1.0 - 1e-9
+    ):
         # The last release takes the exact remainder, since sums of costs round.
-        plans[-1] = plans[-1].calibrated(epsilon, delta, [*prior_events, *(plan.dp_event for plan in plans[:-1])])
+        plans[-1] = plans[-1].calibrated(
+            epsilon, delta, [*prior_events, *(plan.dp_event for plan in plans[:-1])]
+        )
     return plans
 
 

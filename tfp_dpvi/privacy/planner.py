@@ -48,7 +48,9 @@ class PrivacyOutlook:
     batch_size: int
     epochs: float  # Of ceil(N / batch_size) steps each, as in `fit`.
     side_by_side: tuple[Price, ...]  # The same noise by every accountant and neighboring relation.
-    changes: tuple[Price, ...]  # Other choices, at the same epsilon if that was an argument, else at the same noise.
+    changes: tuple[
+        Price, ...
+    ]  # Other choices, at the same epsilon if that was an argument, else at the same noise.
     target_epsilon: float | None
     warnings: tuple[str, ...]
 
@@ -56,7 +58,10 @@ class PrivacyOutlook:
         """Returns a JSON-ready dictionary; an infinite epsilon is the string "inf"."""
         plan = self.plan.to_json()
         names = ("noise_multiplier", "accountant", "neighboring_relation", "num_releases")
-        chosen = {name: plan[name] for name in names} | {"sampling": self.plan.sampling.name, "plan": plan}
+        chosen = {name: plan[name] for name in names} | {
+            "sampling": self.plan.sampling.name,
+            "plan": plan,
+        }
         data = {**dataclasses.asdict(self), **chosen}
         for price in (data, *data["side_by_side"], *data["changes"]):
             price["epsilon"] = finite(price["epsilon"])
@@ -107,19 +112,28 @@ def plan_privacy(
       TypeError, ValueError: bad arguments; the message has the fix.
       UnsupportedPairError: an unsupported pair of sampling and neighboring relation.
     """
-    records, batch = check.count("num_records", num_records, 1), check.count("batch_size", batch_size, 1)
+    records, batch = (
+        check.count("num_records", num_records, 1),
+        check.count("batch_size", batch_size, 1),
+    )
     if batch > records:
-        raise ValueError(f"batch_size={batch} exceeds num_records={records}; pass at most the number of records.")
+        raise ValueError(
+            f"batch_size={batch} exceeds num_records={records}; pass at most the number of records."
+        )
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs={epochs!r} and steps={steps!r}: pass exactly one of them.")
     if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError(f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them.")
+        raise ValueError(
+            f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them."
+        )
     per_epoch, delta = -(-records // batch), check.delta(delta)
     target = None if epsilon is None else check.epsilon(epsilon)
     draft = PrivacyPlan(
         _scheme(check.one_of("sampling", sampling, SAMPLINGS), records, batch),
         1.0 if noise_multiplier is None else noise_multiplier,
-        check.count("steps", steps, 1) if epochs is None else check.count("epochs", epochs, 1) * per_epoch,
+        check.count("steps", steps, 1)
+        if epochs is None
+        else check.count("epochs", epochs, 1) * per_epoch,
         check.relation(neighboring_relation),
         accountant=accountant or ("rdp" if sampling == "fixed_size" else "pld"),
         num_records=records,
@@ -134,7 +148,10 @@ def plan_privacy(
         batch_size=batch,
         epochs=plan.num_releases / per_epoch,
         side_by_side=tuple(_side_by_side(plan, delta)),
-        changes=tuple(_price(target, draft, delta, *change) for change in _changes(draft, sampling, records, batch)),
+        changes=tuple(
+            _price(target, draft, delta, *change)
+            for change in _changes(draft, sampling, records, batch)
+        ),
         target_epsilon=target,
         warnings=tuple(size_warnings(found, delta, records)),
     )
@@ -146,7 +163,9 @@ def _scheme(sampling: str, records: int, batch: int) -> SamplingScheme:
     if sampling == "poisson":
         return PoissonSampling(batch / records)
     return (
-        FixedSizeSampling(records, batch) if sampling == "fixed_size" else EachRecordOncePerEpoch(-(-records // batch))
+        FixedSizeSampling(records, batch)
+        if sampling == "fixed_size"
+        else EachRecordOncePerEpoch(-(-records // batch))
     )
 
 
@@ -154,11 +173,16 @@ def _meeting(target: float | None, draft: PrivacyPlan, delta: float) -> PrivacyP
     return draft if target is None else draft.calibrated(target, delta)
 
 
-def _price(target: float | None, draft: PrivacyPlan, delta: float, what: str, note: str, changes: Json) -> Price:
+def _price(
+    target: float | None, draft: PrivacyPlan, delta: float, what: str, note: str, changes: Json
+) -> Price:
     try:
         plan = _meeting(target, draft.replace(**changes), delta)
         return Price(what, plan.noise_multiplier, plan.epsilon(delta), note)
-    except (ValueError, BudgetExhaustedError):  # Includes UnsupportedPairError and a delta too small for PLD.
+    except (
+        ValueError,
+        BudgetExhaustedError,
+    ):  # Includes UnsupportedPairError and a delta too small for PLD.
         return Price(what, None, None, "has no price")
 
 
@@ -167,14 +191,24 @@ def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     for relation in (_ADD, _REPLACE):
         for name in accountants.ACCOUNTANTS:
             found, note = None, "has no price"
-            with contextlib.suppress(ValueError):  # UnsupportedPairError, or a delta too small for PLD.
+            with contextlib.suppress(
+                ValueError
+            ):  # UnsupportedPairError, or a delta too small for PLD.
                 found = plan.replace(neighboring_relation=relation, accountant=name).epsilon(delta)
-                note = "its bound does not hold here" if math.isinf(found) and plan.noise_multiplier else ""
-            prices.append(Price(f"{name}, {relation.name.lower()}", plan.noise_multiplier, found, note))
+                note = (
+                    "its bound does not hold here"
+                    if math.isinf(found) and plan.noise_multiplier
+                    else ""
+                )
+            prices.append(
+                Price(f"{name}, {relation.name.lower()}", plan.noise_multiplier, found, note)
+            )
     return prices
 
 
-def _changes(draft: PrivacyPlan, sampling: str, records: int, batch: int) -> Iterator[tuple[str, str, Json]]:
+def _changes(
+    draft: PrivacyPlan, sampling: str, records: int, batch: int
+) -> Iterator[tuple[str, str, Json]]:
     """Yields what is changed, a note, and the attributes of the plan that change."""
     half: Json = {"num_releases": -(-draft.num_releases // 2)}
     if 2 * batch <= records:
@@ -187,7 +221,10 @@ def _changes(draft: PrivacyPlan, sampling: str, records: int, batch: int) -> Ite
         yield "half the steps", "", half
     if sampling in ("poisson", "fixed_size"):
         note = "your own batches, each record at most once per epoch"
-        own = {"sampling": EachRecordOncePerEpoch(-(-records // batch)), "neighboring_relation": _REPLACE}
+        own = {
+            "sampling": EachRecordOncePerEpoch(-(-records // batch)),
+            "neighboring_relation": _REPLACE,
+        }
         yield "no amplification (replace_one, own batches)", note, own
     other = _ADD if draft.neighboring_relation is _REPLACE else _REPLACE
     yield f"adjacency {other.name.lower()}", "", {"neighboring_relation": other}

@@ -37,7 +37,9 @@ class PrivacyReport:
     seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    ledger_budget: Json | None = None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
+    ledger_budget: Json | None = (
+        None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
+    )
     grid_spacing: float | None = None  # Of the numerical composition; None without one.
 
     @classmethod
@@ -78,11 +80,17 @@ class PrivacyReport:
             releases=tuple(_release_facts(entry, halve) for entry in entries),
             num_releases=ledger.num_releases,
             unconfirmed_steps=ledger.unconfirmed_steps,
-            budget_epsilon=None if budget_epsilon is None else check.epsilon(budget_epsilon, "budget_epsilon"),
+            budget_epsilon=None
+            if budget_epsilon is None
+            else check.epsilon(budget_epsilon, "budget_epsilon"),
             num_records=None if num_records is None else check.count("num_records", num_records, 1),
             num_records_declared=num_records_declared,
             seeded=bool(seeded) or ledger.seeded,
-            caveats=(*(f"NOT PRIVATE: {text}" for text in ledger.exposures), *ledger.caveats, *caveats),
+            caveats=(
+                *(f"NOT PRIVATE: {text}" for text in ledger.exposures),
+                *ledger.caveats,
+                *caveats,
+            ),
             dataset_id=ledger.dataset_id,
             ledger_budget=_ledger_budget(ledger, accountant),
             grid_spacing=price.grid_spacing(ledger.dp_event, relation),

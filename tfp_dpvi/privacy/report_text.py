@@ -42,10 +42,11 @@ _NOT_COVERED = (
 )
 
 _FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
-_UNIT = (
-    "one record. The guarantee compares the result on the data with the result on the same data with any one record "
-)
-_UNITS = {"add_or_remove_one": _UNIT + "added or removed", "replace_one": _UNIT + "replaced by any other"}
+_UNIT = "one record. The guarantee compares the result on the data with the result on the same data with any one record "
+_UNITS = {
+    "add_or_remove_one": _UNIT + "added or removed",
+    "replace_one": _UNIT + "replaced by any other",
+}
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions{grid}, rounded upwards: PLDAccountant of dp_accounting >= 0.5 on the events below",
     "rdp": "Renyi differential privacy (the moments accountant): RdpAccountant of dp_accounting on the events below",
@@ -85,7 +86,9 @@ def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list
     """Returns warnings about values of epsilon and delta that give little protection."""
     found = []
     if math.isinf(epsilon):
-        found.append("NOT PRIVATE: without noise (or if the accountant's bound fails) no guarantee holds.")
+        found.append(
+            "NOT PRIVATE: without noise (or if the accountant's bound fails) no guarantee holds."
+        )
     elif epsilon > 10.0:
         found.append(
             f"epsilon {shown(epsilon)} is too large to protect an individual meaningfully. Aim below 10, better below 1."
@@ -101,16 +104,26 @@ def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list
 def covered(report: "PrivacyReport") -> list[str]:
     """Returns the scope of the guarantee."""
     purposes = dict.fromkeys(run["purpose"] for run in report.releases if "purpose" in run)
-    return [*_COVERED, *(f"{purpose}, which were released with noise and are included" for purpose in purposes)]
+    return [
+        *_COVERED,
+        *(f"{purpose}, which were released with noise and are included" for purpose in purposes),
+    ]
 
 
 def not_covered(report: "PrivacyReport") -> list[str]:
     """Returns the limits of the guarantee."""
     known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
-    declared = {True: " and was declared", False: ", although it was counted from the data", None: ""}
+    declared = {
+        True: " and was declared",
+        False: ", although it was counted from the data",
+        None: "",
+    }
     budget = report.ledger_budget
     kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
-    fields = {"declared": declared[report.num_records_declared], "adaptive": _FILTER_COVERS if kept else ""}
+    fields = {
+        "declared": declared[report.num_records_declared],
+        "adaptive": _FILTER_COVERS if kept else "",
+    }
     return [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
 
 
@@ -172,11 +185,19 @@ def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
         ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
     ]
     if report.budget_left is not None:
-        facts.append(("Budget", f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left"))
+        facts.append(
+            ("Budget", f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left")
+        )
     if report.ledger_budget is not None:
         facts.append(("Ledger's budget", _budget_text(report.ledger_budget)))
-    grid = " in closed form" if report.grid_spacing is None else f", composed on a grid of {report.grid_spacing:g}"
-    facts.append(("Accounting", _ACCOUNTANTS.get(report.accountant, report.accountant).format(grid=grid)))
+    grid = (
+        " in closed form"
+        if report.grid_spacing is None
+        else f", composed on a grid of {report.grid_spacing:g}"
+    )
+    facts.append(
+        ("Accounting", _ACCOUNTANTS.get(report.accountant, report.accountant).format(grid=grid))
+    )
     released = f"{report.num_releases:,} noisy sums"
     if report.unconfirmed_steps:
         released += f" (of which {report.unconfirmed_steps:,} were reserved but not confirmed; they count as released)"
@@ -187,7 +208,9 @@ def _budget_text(budget: Json) -> str:
     total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
     if not budget["adaptive"]:
         left = _left(max(0.0, budget["epsilon"] - budget["spent"]))
-        return f"{total}, {left} left; not valid for settings chosen after looking at earlier results"
+        return (
+            f"{total}, {left} left; not valid for settings chosen after looking at earlier results"
+        )
     return (
         f"{total}, adaptive: it covers settings chosen after looking at earlier results, by a Renyi filter: at order "
         f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}"
@@ -206,14 +229,18 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
             f"clipped to {bound}; Gaussian noise of {down(run['noise_multiplier'], 6)} times that bound"
         )
         if run["sensitivity"] != dataclasses.asdict(PER_RECORD_CLIP):
-            presence, replacement = (up(run["sensitivity"][of], 6) for of in ("add_or_remove", "replace"))
+            presence, replacement = (
+                up(run["sensitivity"][of], 6) for of in ("add_or_remove", "replace")
+            )
             text += (
                 f", times each part's scale; over these scales one record's presence moves what is released by up to {presence} "
                 f"times that bound, its replacement by up to {replacement} times"
             )
         facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
     if names := dict.fromkeys(name for run in report.releases for name in run.get("metrics", ())):
-        facts.append(("Metrics", f"{', '.join(names)}: privatised, released with the steps and included"))
+        facts.append(
+            ("Metrics", f"{', '.join(names)}: privatised, released with the steps and included")
+        )
     return facts
 
 
@@ -241,4 +268,6 @@ def down(value: float, digits: int) -> str:
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    return f"{float(decimal.Context(digits, rounding).create_decimal(repr(float(value)))):.{digits}g}"
+    return (
+        f"{float(decimal.Context(digits, rounding).create_decimal(repr(float(value)))):.{digits}g}"
+    )

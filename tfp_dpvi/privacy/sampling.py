@@ -24,9 +24,14 @@ class SamplingScheme(abc.ABC):
 
     name: ClassVar[str] = ""
     sentence: ClassVar[str] = ""  # For the report, with fields in braces.
-    fits_merge: ClassVar[bool] = True  # Whether releases of several fits cost the same as equally many of one fit.
+    fits_merge: ClassVar[bool] = (
+        True  # Whether releases of several fits cost the same as equally many of one fit.
+    )
     #: The neighboring relations under which `dp_event` is valid.
-    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.ADD_OR_REMOVE_ONE, _REPLACE)
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (
+        NeighboringRelation.ADD_OR_REMOVE_ONE,
+        _REPLACE,
+    )
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -88,7 +93,9 @@ class PoissonSampling(SamplingScheme):
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns `PoissonSampledDpEvent(q, mechanism)`, self-composed."""
-        return _repeated(dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases)
+        return _repeated(
+            dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases
+        )
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
         """Returns A under both relations: a record and its replacement are each compared with absence, for every D."""
@@ -124,11 +131,15 @@ class FixedSizeSampling(SamplingScheme):
         for name in ("num_records", "batch_size"):
             object.__setattr__(self, name, check.count(name, getattr(self, name), 1))
         if self.batch_size > self.num_records:
-            raise ValueError(f"batch_size={self.batch_size} exceeds num_records={self.num_records}; use FullBatch().")
+            raise ValueError(
+                f"batch_size={self.batch_size} exceeds num_records={self.num_records}; use FullBatch()."
+            )
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`, self-composed."""
-        event = dp_accounting.SampledWithoutReplacementDpEvent(self.num_records, self.batch_size, mechanism)
+        event = dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_records, self.batch_size, mechanism
+        )
         return _repeated(event, num_releases)
 
 
@@ -153,7 +164,9 @@ class EachRecordOncePerEpoch(SamplingScheme):
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps_per_epoch", check.count("steps_per_epoch", self.steps_per_epoch, 1))
+        object.__setattr__(
+            self, "steps_per_epoch", check.count("steps_per_epoch", self.steps_per_epoch, 1)
+        )
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """Returns one mechanism for each full or partial epoch: any record may be in one of its releases."""

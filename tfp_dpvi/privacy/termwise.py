@@ -103,14 +103,22 @@ def termwise_noise(
     # = n + n_e h^2 + n_e s + n h^2 / s, with its minimum at s = h sqrt(n / n_e) >= h.
     if scheme == "split":
         # Of two jointly released draws, of which the second, with tau = h, moves by at most 1.
-        return TermwiseNoise(math.hypot(1.0, shift), Sensitivity(math.hypot(1.0, 1.0), math.hypot(2.0, 1.0)))
+        return TermwiseNoise(
+            math.hypot(1.0, shift), Sensitivity(math.hypot(1.0, 1.0), math.hypot(2.0, 1.0))
+        )
     # Without a rest every rho_e costs the same, since z adapts: use the usual meaning of z.
-    scale = math.sqrt(1.0 + shift * math.sqrt(over_encoder)) if scheme == "blocks" and over_encoder > 1.0 else 1.0
+    scale = (
+        math.sqrt(1.0 + shift * math.sqrt(over_encoder))
+        if scheme == "blocks" and over_encoder > 1.0
+        else 1.0
+    )
     a, d = (block_sensitivity(shift, scale, radius=r) for r in (1.0, 2.0))
     return TermwiseNoise(scale, Sensitivity(a, d))
 
 
-def _batch_shift(l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_size: float, partitions: int) -> float:
+def _batch_shift(
+    l2_norm_clip: float, batch_l2_norm_clip: float, expected_batch_size: float, partitions: int
+) -> float:
     c1 = check.positive("l2_norm_clip", l2_norm_clip)
     c2 = check.positive("batch_l2_norm_clip", batch_l2_norm_clip)
     batch = check.positive("expected_batch_size", expected_batch_size)

@@ -18,7 +18,9 @@ class Sampler(abc.ABC):
     """Draws the records of one step, in physical batches of a fixed size."""
 
     num_available: int  # Records to draw from.
-    physical_batch_size: int  # The static number P of records at a time, without effect on the guarantee.
+    physical_batch_size: (
+        int  # The static number P of records at a time, without effect on the guarantee.
+    )
 
     @property
     @abc.abstractmethod

@@ -60,12 +60,16 @@ def make_sampler(
         raise ValueError(
             f"sampling={name!r} is unknown: choose one of {', '.join(map(repr, _SAMPLERS))}. Shuffling has no accounting here."
         )
-    rows, size = (_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES) if needs.batchwise else (num_available, _MAX_BYTES)
+    rows, size = (
+        (_MAX_BATCHWISE, _MAX_BATCHWISE_BYTES) if needs.batchwise else (num_available, _MAX_BYTES)
+    )
     most = physical_batch_size or max(1, min(rows, size // max(1, needs.bytes_each)))
     mean = num_available * batch_size / num_records
     full = batch_size >= num_records
     # If the whole sample is needed at once: ten standard deviations are never exceeded.
-    room = num_available if full else min(num_available, math.ceil(mean + 10.0 * math.sqrt(mean)) + 10)
+    room = (
+        num_available if full else min(num_available, math.ceil(mean + 10.0 * math.sqrt(mean)) + 10)
+    )
     if needs.whole and most < room:
         if physical_batch_size is not None:
             raise ValueError(
@@ -85,7 +89,9 @@ def make_sampler(
     return make(num_available, num_records, batch_size, most)
 
 
-def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None) -> Sampler:
+def _fixed_size(
+    num_available: int, num_records: int, batch_size: int, physical_batch_size: int | None
+) -> Sampler:
     if num_records != num_available:
         raise ValueError(
             f'num_records={num_records} and sampling="fixed_size": the accounting of fixed-size batches uses the exact '
@@ -95,6 +101,9 @@ def _fixed_size(num_available: int, num_records: int, batch_size: int, physical_
 
 
 register_sampler(
-    "poisson", lambda available, records, batch, physical: PoissonSampler(available, batch / records, physical)
+    "poisson",
+    lambda available, records, batch, physical: PoissonSampler(
+        available, batch / records, physical
+    ),
 )
 register_sampler("fixed_size", _fixed_size)

@@ -20,7 +20,9 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
     repetition depends on which integers were drawn, so every set is equally likely. Returns int64 of shape [count].
     """
     if 4 * count >= num:
-        uniform = tf.random.stateless_uniform([num], seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
+        uniform = tf.random.stateless_uniform(
+            [num], seed=key, dtype=tf.float64, alg=_random.ALGORITHM
+        )
         return tf.cast(tf.math.top_k(uniform, count).indices, tf.int64)
     size = math.ceil(1.3 * count) + 32
     if (size + 1) * num >= 2**63:
@@ -29,9 +31,16 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
 
     def draw(number: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         values = tf.random.stateless_uniform(
-            [size], seed=_random.fold_in(key, number), minval=0, maxval=num, dtype=tf.int64, alg=_random.ALGORITHM
+            [size],
+            seed=_random.fold_in(key, number),
+            minval=0,
+            maxval=num,
+            dtype=tf.int64,
+            alg=_random.ALGORITHM,
         )
-        by_value = tf.sort(values * size + places)  # One integer has value and place, for a single sort.
+        by_value = tf.sort(
+            values * size + places
+        )  # One integer has value and place, for a single sort.
         values, place = by_value // size, by_value % size
         first = tf.concat([[True], values[1:] != values[:-1]], axis=0)
         by_place = tf.sort(tf.where(first, place, size) * num + values)
@@ -50,11 +59,19 @@ class FixedSizeSampler(Sampler):
     `FixedSizeSampling(N, batch_size)`.
     """
 
-    def __init__(self, num_available: int, batch_size: int, physical_batch_size: int | None = None) -> None:
+    def __init__(
+        self, num_available: int, batch_size: int, physical_batch_size: int | None = None
+    ) -> None:
         if not 1 <= batch_size < num_available:
-            raise ValueError(f"batch_size={batch_size} must be at least 1 and below the {num_available} records.")
+            raise ValueError(
+                f"batch_size={batch_size} must be at least 1 and below the {num_available} records."
+            )
         self.num_available, self.batch_size = int(num_available), int(batch_size)
-        size = batch_size if physical_batch_size is None else check.count("physical_batch_size", physical_batch_size, 1)
+        size = (
+            batch_size
+            if physical_batch_size is None
+            else check.count("physical_batch_size", physical_batch_size, 1)
+        )
         self.physical_batch_size = min(size, self.batch_size)
 
     @property
@@ -69,4 +86,6 @@ class FixedSizeSampler(Sampler):
         def of_places(carry: Carry, places: tf.Tensor, mask: tf.Tensor) -> Carry:
             return body(carry, tf.gather(indices, places), mask)
 
-        return in_order(self.batch_size, self.physical_batch_size, self.batch_size, of_places, initial)
+        return in_order(
+            self.batch_size, self.physical_batch_size, self.batch_size, of_places, initial
+        )

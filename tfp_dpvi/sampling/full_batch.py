@@ -14,7 +14,9 @@ class FullBatchSampler(Sampler):
     def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
         self.num_available = check.count("num_available", num_available, 1)
         size = self.num_available if physical_batch_size is None else physical_batch_size
-        self.physical_batch_size = min(check.count("physical_batch_size", size, 1), self.num_available)
+        self.physical_batch_size = min(
+            check.count("physical_batch_size", size, 1), self.num_available
+        )
 
     @property
     def scheme(self) -> FullBatch:
@@ -24,10 +26,14 @@ class FullBatchSampler(Sampler):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         del key
-        return in_order(self.num_available, self.physical_batch_size, self.num_available, body, initial)
+        return in_order(
+            self.num_available, self.physical_batch_size, self.num_available, body, initial
+        )
 
 
-def in_order(count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry) -> Carry:
+def in_order(
+    count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry
+) -> Carry:
     """Calls `body` with indices below `count`, `size` at a time, for all indices below `end`; see `Sampler`."""
     if size == count:  # Without a loop.
         return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
@@ -37,5 +43,7 @@ def in_order(count: int, size: int, end: tf.Tensor | int, body: Body[Carry], ini
         return start + size, body(carry, tf.minimum(indices, count - 1), indices < count)
 
     begin = (tf.constant(0, tf.int64), initial)
-    last_carry: Carry = tf.while_loop(lambda start, _: start < end, one, begin, parallel_iterations=1)[1]
+    last_carry: Carry = tf.while_loop(
+        lambda start, _: start < end, one, begin, parallel_iterations=1
+    )[1]
     return last_carry

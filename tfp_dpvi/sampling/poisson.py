@@ -33,7 +33,9 @@ def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
     count = int(gaps.shape[0])
     width = math.ceil(math.sqrt(count))
     rows = math.ceil(count / width)
-    table = tf.reshape(tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]]), [rows, width])
+    table = tf.reshape(
+        tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]]), [rows, width]
+    )
     within = tf.linalg.matmul(table, tf.constant(np.triu(np.ones([width, width]))))
     before = tf.linalg.matvec(tf.constant(np.tril(np.ones([rows, rows]), -1)), within[:, -1])
     return tf.cast(tf.reshape(within + before[:, None], [rows * width])[:count], tf.int64)
@@ -52,16 +54,22 @@ class PoissonSampler(Sampler):
     52 bits of its uniforms; `scheme` is `PoissonSampling(q)`. The running time depends on the realised batch size.
     """
 
-    def __init__(self, num_available: int, probability: float, physical_batch_size: int | None = None) -> None:
+    def __init__(
+        self, num_available: int, probability: float, physical_batch_size: int | None = None
+    ) -> None:
         if not 1 <= num_available <= 2**40:
-            raise ValueError(f"num_available must be between 1 and 2^40 records, got {num_available}.")
+            raise ValueError(
+                f"num_available must be between 1 and 2^40 records, got {num_available}."
+            )
         if not 0.0 < probability < 1.0:
             raise ValueError(f"probability={probability!r} must lie strictly between 0 and 1.")
         mean = num_available * probability
         if physical_batch_size is None:
             physical_batch_size = math.ceil(mean + 3.0 * math.sqrt(mean)) + 4
         self.num_available, self.probability = int(num_available), float(probability)
-        self.physical_batch_size = min(check.count("physical_batch_size", physical_batch_size, 1), self.num_available)
+        self.physical_batch_size = min(
+            check.count("physical_batch_size", physical_batch_size, 1), self.num_available
+        )
 
     @property
     def scheme(self) -> PoissonSampling:
@@ -75,8 +83,12 @@ class PoissonSampler(Sampler):
         def more(last: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return last < count - 1
 
-        def one(last: tf.Tensor, number: tf.Tensor, carry: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            gaps = poisson_gaps(_random.fold_in(key, number), [self.physical_batch_size], self.probability, count)
+        def one(
+            last: tf.Tensor, number: tf.Tensor, carry: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            gaps = poisson_gaps(
+                _random.fold_in(key, number), [self.physical_batch_size], self.probability, count
+            )
             indices = last + partial_sums(gaps)
             mask = indices < count
             carry = body(carry, tf.minimum(indices, count - 1), mask)

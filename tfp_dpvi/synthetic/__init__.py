@@ -3,7 +3,13 @@
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.synthetic.dates import Date
 from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
-from tfp_dpvi.synthetic.mixture import Segments, TableMixture, make_likelihood, make_prior, starting_point
+from tfp_dpvi.synthetic.mixture import (
+    Segments,
+    TableMixture,
+    make_likelihood,
+    make_prior,
+    starting_point,
+)
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
 from tfp_dpvi.synthetic.table import Layout, Table, TableData

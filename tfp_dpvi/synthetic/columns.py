@@ -59,7 +59,9 @@ class Column(abc.ABC):
         """Returns levels, int32 [n], -1 for missing, of values [n]; `ValueError` for values that are not allowed."""
         absent = is_missing(values)
         if absent.any() and not self.missing:
-            raise ValueError(f"column {name!r} has missing values: describe it with missing=True, or fill them.")
+            raise ValueError(
+                f"column {name!r} has missing values: describe it with missing=True, or fill them."
+            )
         codes = np.full(len(values), MISSING, np.int32)
         codes[~absent] = self._levels(name, values[~absent])
         return codes
@@ -81,7 +83,9 @@ class Numeric(Column):
         low = check.real("lower", self.lower, "pass a public bound")
         high = check.real("upper", self.upper, "pass a public bound")
         if not (low < high and math.isfinite(high - low)):
-            raise ValueError(f"lower={self.lower!r} must be below upper={self.upper!r}, both finite.")
+            raise ValueError(
+                f"lower={self.lower!r} must be below upper={self.upper!r}, both finite."
+            )
         if isinstance(self.bins, int | np.integer):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
         else:
@@ -93,8 +97,12 @@ class Numeric(Column):
                 )
             object.__setattr__(self, "bins", inner)
         spikes = self._floats("spikes")
-        if not all(self.lower <= value <= self.upper for value in spikes) or len(set(spikes)) < len(spikes):
-            raise ValueError(f"spikes={self.spikes!r} must be different numbers from {self.lower} to {self.upper}.")
+        if not all(self.lower <= value <= self.upper for value in spikes) or len(set(spikes)) < len(
+            spikes
+        ):
+            raise ValueError(
+                f"spikes={self.spikes!r} must be different numbers from {self.lower} to {self.upper}."
+            )
         if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
                 f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with your own edges, use "
@@ -106,7 +114,9 @@ class Numeric(Column):
         try:
             return tuple(float(value) for value in getattr(self, name))
         except (TypeError, ValueError):
-            raise TypeError(f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0, 10].") from None
+            raise TypeError(
+                f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0, 10]."
+            ) from None
 
     def next_after(self, value: float) -> float:
         """Returns the next larger number that the column allows."""
@@ -120,12 +130,21 @@ class Numeric(Column):
             return np.array([self.lower, *self.bins, end], np.float64)
         if not self.step:
             return np.linspace(self.lower, end, self.bins + 1)
-        return np.round(np.linspace(self.lower, end, min(self.bins, int(end) - int(self.lower)) + 1))
+        return np.round(
+            np.linspace(self.lower, end, min(self.bins, int(end) - int(self.lower)) + 1)
+        )
 
     @property
     def special(self) -> tuple[float, ...]:
         """Common values (0 and the bounds) and the declared spikes, which have their own finest bins."""
-        return (*self.spikes, *(value for value in (self.lower, 0.0, self.upper) if self.lower <= value <= self.upper))
+        return (
+            *self.spikes,
+            *(
+                value
+                for value in (self.lower, 0.0, self.upper)
+                if self.lower <= value <= self.upper
+            ),
+        )
 
     @functools.cached_property
     def fine(self) -> Column | None:
@@ -155,7 +174,9 @@ class Numeric(Column):
         try:
             numbers = self._converted(values)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"column {name!r} has values that are {self._not} ({error}): convert it.") from error
+            raise ValueError(
+                f"column {name!r} has values that are {self._not} ({error}): convert it."
+            ) from error
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
             first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
@@ -203,10 +224,17 @@ class Integer(Numeric):
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = () if isinstance(self.bins, int) else self.bins
-        given = {"lower": (self.lower,), "upper": (self.upper,), "bins": inner, "spikes": self.spikes}
+        given = {
+            "lower": (self.lower,),
+            "upper": (self.upper,),
+            "bins": inner,
+            "spikes": self.spikes,
+        }
         for name, values in given.items():
             if any(float(value) != math.floor(value) for value in values):
-                raise ValueError(f"{name} has {values!r}, not all whole numbers: use Continuous, or whole numbers.")
+                raise ValueError(
+                    f"{name} has {values!r}, not all whole numbers: use Continuous, or whole numbers."
+                )
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         numbers = self._numbers(name, values)
@@ -246,7 +274,9 @@ class Categorical(Column):
         if len(categories) < 2 or len(set(categories)) != len(categories):
             raise ValueError(f"categories={categories!r} must be at least two, all different.")
         if is_missing(np.array([*categories, None], object))[:-1].any():
-            raise ValueError(f"categories={categories!r} has a missing value: leave it out and pass missing=True.")
+            raise ValueError(
+                f"categories={categories!r} has a missing value: leave it out and pass missing=True."
+            )
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
 
@@ -264,9 +294,13 @@ class Categorical(Column):
         known = {category: level for level, category in enumerate(self.categories)}
         plain = values.tolist()
         try:
-            levels = np.fromiter((known.get(value, MISSING) for value in plain), np.int32, len(plain))
+            levels = np.fromiter(
+                (known.get(value, MISSING) for value in plain), np.int32, len(plain)
+            )
         except TypeError as error:
-            raise ValueError(f"column {name!r} has a value that cannot be a category: {error}. Convert it.") from error
+            raise ValueError(
+                f"column {name!r} has a value that cannot be a category: {error}. Convert it."
+            ) from error
         if (levels == MISSING).any():
             raise ValueError(
                 f"column {name!r} has the category {plain[int(np.argmin(levels))]!r}, not in its description: map it, or add it if public."
@@ -313,7 +347,13 @@ class Binary(Column):
 def is_missing(values: np.ndarray) -> np.ndarray:
     """Returns which entries are None, NaN or pandas' NA or NaT: bool [n]."""
     if values.dtype != object:
-        return np.asarray(values != values, bool) if values.dtype.kind in "fM" else np.zeros(len(values), bool)
+        return (
+            np.asarray(values != values, bool)
+            if values.dtype.kind in "fM"
+            else np.zeros(len(values), bool)
+        )
     kinds = ("NoneType", "NAType", "NaTType")
-    found = (type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values)
+    found = (
+        type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values
+    )
     return np.fromiter(found, bool, len(values))

@@ -37,9 +37,13 @@ class Date(Integer):
             value = getattr(self, name)
             if isinstance(value, (str, datetime.date, np.datetime64)):
                 try:
-                    value = int(np.datetime64(value).astype(f"datetime64[{self.unit}]").astype(np.int64))
+                    value = int(
+                        np.datetime64(value).astype(f"datetime64[{self.unit}]").astype(np.int64)
+                    )
                 except ValueError:
-                    raise ValueError(f'{name}={value!r} is no date: pass, for example, "2020-01-31".') from None
+                    raise ValueError(
+                        f'{name}={value!r} is no date: pass, for example, "2020-01-31".'
+                    ) from None
             object.__setattr__(self, name, value)
         super().__post_init__()
 

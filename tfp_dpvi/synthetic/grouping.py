@@ -63,14 +63,22 @@ def crowded(column: Column, masses: np.ndarray) -> tuple[float, float] | None:
     `masses` are released counts of the column's levels.
     """
     inner, described = column.column if isinstance(column, Grouped) else column, column.description
-    if not (isinstance(inner, Numeric) and isinstance(described, Numeric) and isinstance(described.bins, int)):
+    if not (
+        isinstance(inner, Numeric)
+        and isinstance(described, Numeric)
+        and isinstance(described.bins, int)
+    ):
         return None
     if column.num_levels < _FEW:
         return None
     level = int(np.argmax(masses[: column.num_levels]))
-    members = np.flatnonzero(np.array(column.groups) == level) if isinstance(column, Grouped) else [level]
+    members = (
+        np.flatnonzero(np.array(column.groups) == level) if isinstance(column, Grouped) else [level]
+    )
     low, high = inner.edges[members[0]], inner.edges[members[0] + 1]
-    crowd = masses[level] > 0.5 * masses.sum() and len(members) == 1 and inner.next_after(low) < high
+    crowd = (
+        masses[level] > 0.5 * masses.sum() and len(members) == 1 and inner.next_after(low) < high
+    )
     return (low, high) if crowd else None
 
 
@@ -93,8 +101,15 @@ def histograms(column: Column, levels: np.ndarray) -> list[np.ndarray]:
     """
     assert column.fine is not None
     here, num, depth = levels[levels >= 0], column.fine.num_levels, depths(column)
-    widths = [1] if isinstance(column, Categorical) else [_BRANCHES ** (depth - 1 - d) for d in range(depth)]
-    return [np.bincount(here // width, minlength=-(-num // width)).astype(np.float64) for width in widths]
+    widths = (
+        [1]
+        if isinstance(column, Categorical)
+        else [_BRANCHES ** (depth - 1 - d) for d in range(depth)]
+    )
+    return [
+        np.bincount(here // width, minlength=-(-num // width)).astype(np.float64)
+        for width in widths
+    ]
 
 
 def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped:
@@ -112,10 +127,14 @@ def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped
     groups = np.searchsorted(ends, np.arange(len(cells)), side="right")
     masses = np.array([mass for _, _, mass in cells])
     kept = dataclasses.replace(fine, bins=tuple(float(edge) for edge in starts[1:]))
-    return _grouped(kept, column, groups, masses, np.array([high - low for low, high, _ in cells], float))
+    return _grouped(
+        kept, column, groups, masses, np.array([high - low for low, high, _ in cells], float)
+    )
 
 
-def _grouped(kept: Column, of: Column, groups: np.ndarray, masses: np.ndarray, sizes: np.ndarray) -> Grouped:
+def _grouped(
+    kept: Column, of: Column, groups: np.ndarray, masses: np.ndarray, sizes: np.ndarray
+) -> Grouped:
     masses = np.maximum(masses, 0.0)
     totals = np.bincount(groups, masses)
     # A group without records is shared among its members by their sizes.
@@ -135,14 +154,20 @@ def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation:
     seen = np.where(found > _SEEN * deviation, found, 0.0)
     by_noise = num * deviation * math.exp(-0.5 * _SEEN**2) / math.sqrt(2.0 * math.pi)
     sure = max(float(seen.sum()) - by_noise, 0.0)
-    masses[rare] = seen * sure / max(float(seen.sum()), 1e-9) + max(float(found.sum()) - sure, deviation) / num
+    masses[rare] = (
+        seen * sure / max(float(seen.sum()), 1e-9) + max(float(found.sum()) - sure, deviation) / num
+    )
     return _grouped(column, column, groups, masses, np.ones(column.num_levels))
 
 
-def _cells(tree: list[np.ndarray], sd: float, likely: np.ndarray, depth: int, node: int, mass: float) -> list[Cell]:
+def _cells(
+    tree: list[np.ndarray], sd: float, likely: np.ndarray, depth: int, node: int, mass: float
+) -> list[Cell]:
     """Returns the cells that are distinguished below a node; indistinct neighbours are one cell."""
     width = _BRANCHES ** (len(tree) - 1 - depth)
-    children = range(node * _BRANCHES if depth else 0, min((node + 1) * _BRANCHES, len(tree[depth])))
+    children = range(
+        node * _BRANCHES if depth else 0, min((node + 1) * _BRANCHES, len(tree[depth]))
+    )
     found = {child: float(tree[depth][child]) for child in children}
     seen = {child: count for child, count in found.items() if count > _SEEN * sd}
     total, rest = sum(seen.values()), len(found) - len(seen)
@@ -178,7 +203,11 @@ def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell
     while len(pieces) < levels:
         able = [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
         place = max(
-            able, key=lambda one: (sum(mass for _, _, mass in pieces[one]), pieces[one][-1][1] - pieces[one][0][0])
+            able,
+            key=lambda one: (
+                sum(mass for _, _, mass in pieces[one]),
+                pieces[one][-1][1] - pieces[one][0][0],
+            ),
         )
         pieces[place : place + 1] = _halves(pieces[place])
     return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
@@ -187,7 +216,9 @@ def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell
 def _cut(cell: Cell, alone: set[int]) -> list[Cell]:
     """Splits a cell at the finest levels that need their own cells."""
     low, high, mass = cell
-    marks = sorted({low, high} | {edge for one in alone if low <= one < high for edge in (one, one + 1)})
+    marks = sorted(
+        {low, high} | {edge for one in alone if low <= one < high for edge in (one, one + 1)}
+    )
     return [(a, b, mass * (b - a) / (high - low)) for a, b in itertools.pairwise(marks)]
 
 

@@ -29,7 +29,9 @@ Params = dict[str, tf.Tensor]
 class Segments:
     """The layout of the columns' levels in a row of the table of log-probabilities."""
 
-    sizes: tuple[int, ...]  # Levels of each column, then 2 (present, missing) for each column that may miss values.
+    sizes: tuple[
+        int, ...
+    ]  # Levels of each column, then 2 (present, missing) for each column that may miss values.
     maybe_missing: tuple[int, ...]  # Indices of these columns.
 
     @classmethod
@@ -37,7 +39,9 @@ class Segments:
         """Returns the segments of a table."""
         columns = tuple(table.columns.values())
         maybe_missing = tuple(place for place, column in enumerate(columns) if column.missing)
-        return cls((*(column.num_levels for column in columns), *(2 for _ in maybe_missing)), maybe_missing)
+        return cls(
+            (*(column.num_levels for column in columns), *(2 for _ in maybe_missing)), maybe_missing
+        )
 
     @property
     def num_columns(self) -> int:
@@ -45,15 +49,21 @@ class Segments:
         return len(self.sizes) - len(self.maybe_missing)
 
 
-def make_prior(table: Table, num_components: int, *, concentration: float = 1.0) -> tfd.Distribution:
+def make_prior(
+    table: Table, num_components: int, *, concentration: float = 1.0
+) -> tfd.Distribution:
     """Builds the public prior over the parameters of a mixture of K components, with symmetric Dirichlet priors.
 
     A TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
     """
     num = check.count("num_components", num_components, 1)
-    logits = tfd.ExpGamma(np.float32(check.positive("concentration", concentration)), np.float32(1.0))
+    logits = tfd.ExpGamma(
+        np.float32(check.positive("concentration", concentration)), np.float32(1.0)
+    )
     shapes = {"weights": [num], "levels": [num, sum(Segments.of(table).sizes)]}
-    return tfd.JointDistributionNamed({name: tfd.Sample(logits, shape) for name, shape in shapes.items()})
+    return tfd.JointDistributionNamed(
+        {name: tfd.Sample(logits, shape) for name, shape in shapes.items()}
+    )
 
 
 def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
@@ -67,7 +77,12 @@ def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
 
 
 def starting_point(
-    table: Table, num_components: int, *, target: str | None = None, spread: float = 0.5, seed: int | None = None
+    table: Table,
+    num_components: int,
+    *,
+    target: str | None = None,
+    spread: float = 0.5,
+    seed: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Draws initial parameters, without records: equal components would stay equal.
 
@@ -78,7 +93,9 @@ def starting_point(
     levels = np.random.default_rng(seed).normal(0.0, spread, [num_components, sum(segments.sizes)])
     if target is not None:
         if target not in table.columns:
-            raise ValueError(f"target={target!r} is no column of the table: {', '.join(map(repr, table.names))}.")
+            raise ValueError(
+                f"target={target!r} is no column of the table: {', '.join(map(repr, table.names))}."
+            )
         place = table.names.index(target)
         begin, size = sum(segments.sizes[:place]), segments.sizes[place]
         levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
@@ -98,7 +115,12 @@ class TableMixture(tfd.MixtureSameFamily):
     """
 
     def __init__(
-        self, logits: tf.Tensor, log_table: tf.Tensor, segments: Segments, *, name: str = "TableMixture"
+        self,
+        logits: tf.Tensor,
+        log_table: tf.Tensor,
+        segments: Segments,
+        *,
+        name: str = "TableMixture",
     ) -> None:
         parameters = dict(locals())
         super().__init__(tfd.Categorical(logits=logits), _Product(log_table, segments), name=name)
@@ -148,22 +170,32 @@ class _Product(NotReparameterized):
     def chosen(self, codes: tf.Tensor) -> tf.Tensor:
         """Returns ones at a record's levels, [..., levels]; none in a column with a missing value."""
         kinds = tf.unstack(codes, num=self.segments.num_columns, axis=-1)
-        kinds += [tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing]
+        kinds += [
+            tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing
+        ]
         dtype = self.log_table.dtype
         # The one-hot code of -1 is all zeros.
-        ones = [tf.one_hot(kind, size, dtype=dtype) for kind, size in zip(kinds, self.segments.sizes, strict=True)]
+        ones = [
+            tf.one_hot(kind, size, dtype=dtype)
+            for kind, size in zip(kinds, self.segments.sizes, strict=True)
+        ]
         return tf.concat(ones, axis=-1)
 
     def _sample_n(self, n: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         segments = self.segments
         shape = tf.concat([[n], self.batch_shape_tensor(), [len(segments.sizes)]], axis=0)
         uniform = tf.random.stateless_uniform(
-            shape, seed=tfp.random.sanitize_seed(seed), dtype=self.log_table.dtype, alg=_random.ALGORITHM
+            shape,
+            seed=tfp.random.sanitize_seed(seed),
+            dtype=self.log_table.dtype,
+            alg=_random.ALGORITHM,
         )
         picked = []
         for place, part in enumerate(tf.split(self.log_table, segments.sizes, axis=-1)):
             below = tf.cumsum(tf.exp(part), axis=-1)[..., :-1]
-            picked.append(tf.reduce_sum(tf.cast(uniform[..., place, tf.newaxis] >= below, tf.int32), axis=-1))
+            picked.append(
+                tf.reduce_sum(tf.cast(uniform[..., place, tf.newaxis] >= below, tf.int32), axis=-1)
+            )
         codes, absent = picked[: segments.num_columns], picked[segments.num_columns :]
         for place, gone in zip(segments.maybe_missing, absent, strict=True):
             codes[place] = tf.where(gone == 1, MISSING, codes[place])

@@ -29,7 +29,10 @@ class Pairs:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of levels of each column, with one for possibly missing values."""
-        absent, sizes = self.segments.maybe_missing, self.segments.sizes[: self.segments.num_columns]
+        absent, sizes = (
+            self.segments.maybe_missing,
+            self.segments.sizes[: self.segments.num_columns],
+        )
         return tuple(size + (place in absent) for place, size in enumerate(sizes))
 
     @property
@@ -39,9 +42,17 @@ class Pairs:
 
     def _blocks(self) -> Iterator[tuple[int, int, float, slice, slice]]:
         ends = np.cumsum(self.sizes)
-        slices = [slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)]
+        slices = [
+            slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)
+        ]
         for i, j in itertools.combinations_with_replacement(range(len(self.sizes)), 2):
-            yield i, j, TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0, slices[i], slices[j]
+            yield (
+                i,
+                j,
+                TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0,
+                slices[i],
+                slices[j],
+            )
 
     def weights(self) -> np.ndarray:
         """Returns the weight of each pair of levels, 0 for pairs that are not counted: float64 [levels, levels]."""
@@ -61,7 +72,10 @@ class Pairs:
         A record adds each pair's weight to one entry: a non-negative vector of l2 norm `norm`.
         """
         found = np.zeros([sum(self.sizes)] * 2)
-        places = [np.where(code == MISSING, size - 1, code) for code, size in zip(codes.T, self.sizes, strict=True)]
+        places = [
+            np.where(code == MISSING, size - 1, code)
+            for code, size in zip(codes.T, self.sizes, strict=True)
+        ]
         for i, j, weight, rows, columns in self._blocks():
             shape = self.sizes[i], self.sizes[j]
             counted = np.bincount(places[i] * shape[1] + places[j], minlength=shape[0] * shape[1])
@@ -75,7 +89,11 @@ class Pairs:
         absent = dict(zip(segments.maybe_missing, split[segments.num_columns :], strict=True))
         for place, part in enumerate(split[: segments.num_columns]):
             there = absent.get(place)
-            parts[place] = part if there is None else tf.concat([part * there[..., :1], there[..., 1:]], axis=-1)
+            parts[place] = (
+                part
+                if there is None
+                else tf.concat([part * there[..., :1], there[..., 1:]], axis=-1)
+            )
         table, weights = tf.concat(list(parts.values()), axis=-1), tf.nn.softmax(params["weights"])
         joint = tf.matmul(table * weights[..., tf.newaxis], table, transpose_a=True)
         return tf.linalg.set_diag(joint, tf.linalg.matvec(table, weights, transpose_a=True))
@@ -87,7 +105,9 @@ class NoisyPairs:
 
     pairs: Pairs
     counts: np.ndarray  # Divided by the weights, float64 [levels, levels].
-    deviations: np.ndarray  # Standard deviations of the noise; infinite for pairs that are not counted.
+    deviations: (
+        np.ndarray
+    )  # Standard deviations of the noise; infinite for pairs that are not counted.
     num_records: int  # The public N.
 
     @classmethod
@@ -96,7 +116,12 @@ class NoisyPairs:
         weights = pairs.weights()
         taken = weights > 0.0
         safe = np.where(taken, weights, 1.0)
-        return cls(pairs, np.where(taken, noisy / safe, 0.0), np.where(taken, deviation / safe, np.inf), num_records)
+        return cls(
+            pairs,
+            np.where(taken, noisy / safe, 0.0),
+            np.where(taken, deviation / safe, np.inf),
+            num_records,
+        )
 
     def column(self, place: int) -> np.ndarray:
         """Returns the noisy counts of one column's levels."""

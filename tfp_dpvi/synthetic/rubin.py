@@ -39,7 +39,9 @@ class RubinEstimate:
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Returns the lower and upper ends of the t interval."""
         if not 0.0 < level < 1.0:
-            raise ValueError(f"level={level!r} must lie strictly between 0 and 1, for instance 0.95.")
+            raise ValueError(
+                f"level={level!r} must lie strictly between 0 and 1, for instance 0.95."
+            )
         half = scipy.stats.t.ppf(0.5 + level / 2.0, self.degrees_of_freedom) * self.standard_error
         return self.estimate - half, self.estimate + half
 
@@ -65,9 +67,14 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
 
     A function of its arguments: post-processing if these come from private synthetic data.
     """
-    q, u = (_numbers(name, value) for name, value in (("estimates", estimates), ("variances", variances)))
+    q, u = (
+        _numbers(name, value)
+        for name, value in (("estimates", estimates), ("variances", variances))
+    )
     if q.shape != u.shape:
-        raise ValueError(f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the same.")
+        raise ValueError(
+            f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the same."
+        )
     if (u < 0.0).any():
         raise ValueError("variances has negative entries: pass squared standard errors.")
     m = len(q)
@@ -80,13 +87,17 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     # Without any spread there is no between-set variance to estimate: use a set's own degrees of freedom.
     freedom = np.where(np.isfinite(freedom), np.maximum(freedom, 1.0), np.inf)
     freedom = np.where(adjusted, np.maximum(freedom, m - 1), freedom)
-    return RubinEstimate(q.mean(axis=0), variance, within, between, freedom, np.asarray(adjusted), m)
+    return RubinEstimate(
+        q.mean(axis=0), variance, within, between, freedom, np.asarray(adjusted), m
+    )
 
 
 def _numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if array.ndim == 0 or len(array) < 2:
-        raise ValueError(f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 synthetic sets.")
+        raise ValueError(
+            f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 synthetic sets."
+        )
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has values that are not finite: pass finite numbers.")
     return array

@@ -30,7 +30,9 @@ class Table:
 
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping) or not self.columns:
-            raise TypeError(f'columns={self.columns!r} must be a dict of columns, such as {{"age": Integer(17, 90)}}.')
+            raise TypeError(
+                f'columns={self.columns!r} must be a dict of columns, such as {{"age": Integer(17, 90)}}.'
+            )
         for name, column in self.columns.items():
             if not isinstance(column, Column):
                 raise TypeError(
@@ -51,7 +53,9 @@ class Table:
     @property
     def fine(self) -> Table:
         """The table of the open columns with their finest levels."""
-        return Table({name: column.fine for name, column in self.columns.items() if column.fine is not None})
+        return Table(
+            {name: column.fine for name, column in self.columns.items() if column.fine is not None}
+        )
 
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
@@ -67,12 +71,16 @@ class Table:
           TypeError: neither a DataFrame nor a dict, or a masked array.
         """
         arrays = self._arrays(data)
-        codes = np.stack([column.encode(name, arrays[name]) for name, column in self.columns.items()], axis=1)
+        codes = np.stack(
+            [column.encode(name, arrays[name]) for name, column in self.columns.items()], axis=1
+        )
         if len(codes) == 0:
             raise ValueError("data has no records: pass at least one.")
         return codes
 
-    def decode(self, codes: np.ndarray, layout: Layout, generator: np.random.Generator) -> TableData:
+    def decode(
+        self, codes: np.ndarray, layout: Layout, generator: np.random.Generator
+    ) -> TableData:
         """Returns a data set in a layout with these levels, [records, columns]: the inverse of `encode`.
 
         Numbers are drawn within their bins.
@@ -87,13 +95,19 @@ class Table:
     def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
         if unknown := [name for name in names if name not in self.columns]:
-            raise ValueError(f"data has columns that are not in Table: {', '.join(map(repr, unknown))}. Drop them.")
+            raise ValueError(
+                f"data has columns that are not in Table: {', '.join(map(repr, unknown))}. Drop them."
+            )
         if absent := [name for name in self.columns if name not in names]:
-            raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}.")
+            raise ValueError(
+                f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}."
+            )
         arrays = {name: _plain(name, data[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"Lengths differ: {lengths}. Every column needs one entry for each record.")
+            raise ValueError(
+                f"Lengths differ: {lengths}. Every column needs one entry for each record."
+            )
         return arrays
 
 
@@ -112,27 +126,41 @@ class Layout:
           ValueError: a dtype that cannot hold all values that the description allows, which samples may have.
         """
         is_frame = _is_frame(data)
-        dtypes = {name: data[name].dtype if is_frame else _plain(name, data[name]).dtype for name in _names(data)}
+        dtypes = {
+            name: data[name].dtype if is_frame else _plain(name, data[name]).dtype
+            for name in _names(data)
+        }
         for name, dtype in dtypes.items():
             _check_dtype(name, dtype, table.columns[name].description)
             if isinstance(dtype, np.dtype) and dtype.kind in "US":
-                dtypes[name] = np.dtype(dtype.kind)  # Its width would reveal the longest value of the records.
+                dtypes[name] = np.dtype(
+                    dtype.kind
+                )  # Its width would reveal the longest value of the records.
         return cls(is_frame, dtypes)
 
     def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
         """Returns plain values for `from_config`."""
-        dtypes: list[tuple[Hashable, str]] = [(name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()]
+        dtypes: list[tuple[Hashable, str]] = [
+            (name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()
+        ]
         return {"is_frame": self.is_frame, "dtypes": dtypes}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
         """Returns the layout from `to_config`."""
-        return cls(config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]})
+        return cls(
+            config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]}
+        )
 
-    def restore(self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> TableData:
+    def restore(
+        self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> TableData:
         """Returns a data set in this layout, from each column's values and its mask of missing ones."""
         described = {name: column.description for name, column in table.columns.items()}
-        made = {name: _restore(described[name], dtype, *columns[name]) for name, dtype in self.dtypes.items()}
+        made = {
+            name: _restore(described[name], dtype, *columns[name])
+            for name, dtype in self.dtypes.items()
+        }
         if not self.is_frame:
             return made
         import pandas
@@ -163,7 +191,9 @@ def _is_frame(data: TableData) -> bool:
 
 def _names(data: TableData) -> list[str]:
     if not _is_frame(data) and not isinstance(data, Mapping):
-        raise TypeError(f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}.")
+        raise TypeError(
+            f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}."
+        )
     names = list(data)  # A DataFrame iterates over its columns.
     twice = sorted({repr(name) for name in names if names.count(name) > 1})
     if twice:
@@ -177,7 +207,9 @@ def _plain(name: str, values: np.ndarray) -> np.ndarray:
     is_extension = hasattr(values, "dtype") and not isinstance(values.dtype, np.dtype)
     array = np.asarray(values, object) if is_extension else np.asarray(values)
     if array.ndim != 1:
-        raise ValueError(f"column {name!r} has shape {list(array.shape)}: it must have one dimension.")
+        raise ValueError(
+            f"column {name!r} has shape {list(array.shape)}: it must have one dimension."
+        )
     return array
 
 
@@ -188,7 +220,9 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
             f"column {name!r} has dtype category, whose categories may come from the records: use numbers or Categorical."
         )
     if getattr(dtype, "tz", None) is not None:
-        raise ValueError(f"column {name!r} has dtype {dtype}: drop the time zone, dt.tz_localize(None).")
+        raise ValueError(
+            f"column {name!r} has dtype {dtype}: drop the time zone, dt.tz_localize(None)."
+        )
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
     if dtype.kind not in column.kinds:
@@ -197,7 +231,9 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
             f"column {name!r} has dtype {dtype}, but is described as {type(column).__name__}: describe it as {other}."
         )
     if column.missing and dtype.kind not in "fM":
-        raise ValueError(f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64.")
+        raise ValueError(
+            f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64."
+        )
     allowed: Sequence[Hashable] = ()
     if isinstance(column, Integer) and dtype.kind != "M":
         allowed = (int(column.lower), int(column.upper))
@@ -210,7 +246,9 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
         except (OverflowError, TypeError, ValueError):
             fits = False
         if not fits:
-            raise ValueError(f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: convert it.")
+            raise ValueError(
+                f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: convert it."
+            )
 
 
 def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
@@ -230,7 +268,10 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
         made[absent] = np.datetime64("NaT")
     if dtype.kind == "f":
         if isinstance(column, Numeric):
-            low, high = dtype.type(column.lower), dtype.type(column.upper)  # Rounding can exceed the bounds.
+            low, high = (
+                dtype.type(column.lower),
+                dtype.type(column.upper),
+            )  # Rounding can exceed the bounds.
             low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
             high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
             made = np.clip(made, low, high)

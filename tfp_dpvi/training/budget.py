@@ -23,7 +23,9 @@ class PrivacyTarget:
     """
 
     epsilon: float | None = None  # Lifetime total for these data, or None with a noise multiplier.
-    delta: float | None = None  # The delta of every epsilon shown; without one, training shows no epsilon.
+    delta: float | None = (
+        None  # The delta of every epsilon shown; without one, training shows no epsilon.
+    )
     noise: float | None = None  # The optimizer's `noise_multiplier`, or None with an epsilon.
     planned_epochs: int | None = None
     accountant: str = "pld"
@@ -58,7 +60,13 @@ class PrivacyTarget:
                 f"planned_epochs={self.planned_epochs} divides a budget, but there is none: pass compile(epsilon=, delta=)."
             )
         # Refuses an unknown accountant, and a relation that it does not support.
-        PrivacyPlan(FullBatch(), 1.0, 1, neighboring_relation=self.neighboring_relation, accountant=self.accountant)
+        PrivacyPlan(
+            FullBatch(),
+            1.0,
+            1,
+            neighboring_relation=self.neighboring_relation,
+            accountant=self.accountant,
+        )
 
     @property
     def budgets(self) -> tuple[tuple[float, float], ...]:
@@ -99,4 +107,6 @@ def calibrate(
             f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
             "spent.\nTo keep some for later fits, use compile(planned_epochs=...) before the first; or compile with a larger epsilon."
         )
-    return mechanism.calibrated(ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps)
+    return mechanism.calibrated(
+        ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps
+    )

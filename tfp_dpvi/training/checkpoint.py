@@ -20,14 +20,23 @@ class Checkpoint:
     """The backup of one fit, and the settings that a resumed fit must have; raises `ValueError` for a ledger in memory."""
 
     def __init__(
-        self, backup: PrivateBackupAndRestore, optimizer: Optimizer, variables: Sequence[tf.Variable], state: State
+        self,
+        backup: PrivateBackupAndRestore,
+        optimizer: Optimizer,
+        variables: Sequence[tf.Variable],
+        state: State,
     ) -> None:
         if state.ledger.path is None:
             raise ValueError(
                 "PrivateBackupAndRestore needs a ledger on disk: one in memory is lost with a killed process.\n"
                 'Use compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
-        self._backup, self._ledger, self._progress, target = backup, state.ledger, state.progress, state.target
+        self._backup, self._ledger, self._progress, target = (
+            backup,
+            state.ledger,
+            state.progress,
+            state.target,
+        )
         self._optimizer, self._variables = optimizer, variables
         assert target is not None
         self._public = {
@@ -69,7 +78,10 @@ class Checkpoint:
     def end(self, steps_left: int) -> None:
         """Ends a resumed fit without steps to run."""
         if steps_left:
-            _LOG.warning("The budget is spent; the model is that of the backup in %s.", self._backup.backup_dir)
+            _LOG.warning(
+                "The budget is spent; the model is that of the backup in %s.",
+                self._backup.backup_dir,
+            )
         elif self._backup.delete_checkpoint:
             self._backup.forget()
 
@@ -92,7 +104,9 @@ class Checkpoint:
         now[shapes] = [variable.shape.as_list() for variable in self._variables]
         now = json.loads(json.dumps(now))
         differing = [
-            f"{name} ({then.get(name)!r} then, {now[name]!r} now)" for name in now if then.get(name) != now[name]
+            f"{name} ({then.get(name)!r} then, {now[name]!r} now)"
+            for name in now
+            if then.get(name) != now[name]
         ]
         if differing:
             raise ValueError(
@@ -104,5 +118,8 @@ class Checkpoint:
         rate = learning_rate_variable(self._optimizer)
         if meta["learning_rate"] is not None and isinstance(rate, tf.Variable):
             rate.assign(meta["learning_rate"])
-        self._progress.steps, self._progress.epochs = meta["progress"]["steps"], meta["progress"]["epochs"]
+        self._progress.steps, self._progress.epochs = (
+            meta["progress"]["steps"],
+            meta["progress"]["epochs"],
+        )
         return mechanism

@@ -11,14 +11,20 @@ from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import Steps, StepState, initial_state, make_steps
 
 _LOG = logging.getLogger("tfp_dpvi")
-_STEPS_WORTH_COMPILING = 1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
+_STEPS_WORTH_COMPILING = (
+    1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
+)
 
 
 class CompiledSteps:
     """Compiles and caches the steps of one model."""
 
     def __init__(
-        self, optimizer: Optimizer, strategy: tf.distribute.Strategy, jit_compile: bool | None, run_eagerly: bool
+        self,
+        optimizer: Optimizer,
+        strategy: tf.distribute.Strategy,
+        jit_compile: bool | None,
+        run_eagerly: bool,
     ) -> None:
         self._optimizer, self._strategy = optimizer, strategy
         self._wanted, self._run_eagerly = jit_compile, run_eagerly
@@ -27,15 +33,23 @@ class CompiledSteps:
         self._choices: tuple[bool, ...] = (False,)
         self.uses_xla = False
 
-    def begin(self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool) -> None:
+    def begin(
+        self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool
+    ) -> None:
         """Sets a fit's variables, and chooses whether to compile with XLA; raises `ValueError` if the variables changed."""
-        if self._variables and [id(one) for one in self._variables] != [id(one) for one in variables]:
+        if self._variables and [id(one) for one in self._variables] != [
+            id(one) for one in variables
+        ]:
             raise ValueError(
                 "The model's trainable variables changed since its last fit. Call compile again; no privacy was spent."
             )
         self._variables = list(variables)
         with self._strategy.scope():
-            worth = gains_from_xla and planned_steps >= _STEPS_WORTH_COMPILING and not tf.distribute.has_strategy()
+            worth = (
+                gains_from_xla
+                and planned_steps >= _STEPS_WORTH_COMPILING
+                and not tf.distribute.has_strategy()
+            )
         wanted = False if self._run_eagerly else self._wanted
         self._choices = ((True, False) if worth else (False,)) if wanted is None else (wanted,)
 
@@ -44,9 +58,13 @@ class CompiledSteps:
 
         Raises `ValueError` if the step cannot be traced, or XLA was requested and cannot compile it.
         """
-        shapes = repr(tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), records))
+        shapes = repr(
+            tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), records)
+        )
         with self._strategy.scope():  # As Keras runs it: outside, TensorFlow would trace it again.
-            strategy = self._strategy if tf.distribute.has_strategy() else None  # Also with one replica.
+            strategy = (
+                self._strategy if tf.distribute.has_strategy() else None
+            )  # Also with one replica.
             for jit in self._choices:
                 identity = (mechanism.identity, shapes, jit)
                 if identity not in self._made:
@@ -58,18 +76,32 @@ class CompiledSteps:
         raise AssertionError("unreachable: without XLA the step is traced or raises")
 
     def _make(
-        self, mechanism: Mechanism, records: dict[str, tf.Tensor], jit: bool, strategy: tf.distribute.Strategy | None
+        self,
+        mechanism: Mechanism,
+        records: dict[str, tf.Tensor],
+        jit: bool,
+        strategy: tf.distribute.Strategy | None,
     ) -> Steps | None:
         """Traces and compiles the steps without running them; returns None if optional XLA fails."""
         how = {"jit_compile": jit, "run_eagerly": self._run_eagerly}
         steps = make_steps(mechanism, self._optimizer, self._variables, strategy=strategy, **how)
         zero = tf.constant(0, tf.int64)
-        none = (initial_state(mechanism), zero, records, tf.zeros([2], tf.int64), tf.zeros([], tf.float64))
+        none = (
+            initial_state(mechanism),
+            zero,
+            records,
+            tf.zeros([2], tf.int64),
+            tf.zeros([], tf.float64),
+        )
         try:
             steps(*none)
             if jit and strategy is None and not self._run_eagerly:
                 refuse_dynamic_shapes(steps, none)
-        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, VaryingShapeError) as error:
+        except (
+            tf.errors.InvalidArgumentError,
+            tf.errors.UnimplementedError,
+            VaryingShapeError,
+        ) as error:
             if not jit or self._wanted is not None:
                 raise
             _LOG.info("The step does not compile under XLA and runs without it: %s", error)
@@ -78,7 +110,11 @@ class CompiledSteps:
 
 
 def make_step(
-    mechanism: Mechanism, optimizer: Optimizer, variables: Sequence[tf.Variable], *, jit_compile: bool = False
+    mechanism: Mechanism,
+    optimizer: Optimizer,
+    variables: Sequence[tf.Variable],
+    *,
+    jit_compile: bool = False,
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
     """Returns `step(state, records, key) -> state`, for a custom training loop: see `docs/guides/custom_loop.md`.
 
@@ -88,7 +124,9 @@ def make_step(
 
     As for `private_step`: each call is one release of `mechanism.plan(1)`, which the caller must reserve in the ledger first.
     """
-    compiled = CompiledSteps(optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False)
+    compiled = CompiledSteps(
+        optimizer, tf.distribute.get_strategy(), jit_compile, run_eagerly=False
+    )
     compiled.begin(variables, planned_steps=0, gains_from_xla=False)
     noise, one = mechanism.noise, tf.constant(1, tf.int64)
 

@@ -14,7 +14,12 @@ from tfp_dpvi._tf import in_multi_worker_mode, tf
 from tfp_dpvi.gradients import ClippedSum, StepGradient, strictly
 
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
 
 
 class Replicas:
@@ -24,7 +29,9 @@ class Replicas:
     drawn from the step's key, and make the same update. `static` says whether batches have a fixed shape.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool) -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy | None, *, jit_compile: bool, static: bool
+    ) -> None:
         self._strategy, self._jit_compile, self._static = strategy, jit_compile, static
         self.num = 1 if strategy is None else strategy.num_replicas_in_sync
 
@@ -71,7 +78,9 @@ class Replicas:
             return list(clipped.tensors), per_example
 
         def compiled(*arguments: Any) -> Any:
-            tensors, per_example = tf.function(tensors_of, jit_compile=True, autograph=False)(*arguments)
+            tensors, per_example = tf.function(tensors_of, jit_compile=True, autograph=False)(
+                *arguments
+            )
             return dataclasses.replace(stated[-1], tensors=tensors), per_example
 
         return compiled
@@ -88,14 +97,18 @@ class Replicas:
 
     def apply(self, optimizer: Any, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
         """Applies gradients; under a strategy without summing them, since all replicas have the same."""
-        optimizer.apply_gradients(pairs, **({} if self._strategy is None else {"skip_gradients_aggregation": True}))
+        optimizer.apply_gradients(
+            pairs, **({} if self._strategy is None else {"skip_gradients_aggregation": True})
+        )
 
     def run(self, step: Callable[[Any], Any], state: Any) -> Any:
         """Runs a step on all replicas, which end in the same state."""
         if self._strategy is None:
             return step(state)
         ended = self._strategy.run(step, args=(state,))
-        return tf.nest.map_structure(lambda part: self._strategy.experimental_local_results(part)[0], ended)
+        return tf.nest.map_structure(
+            lambda part: self._strategy.experimental_local_results(part)[0], ended
+        )
 
 
 class Workers:
@@ -115,9 +128,13 @@ class Workers:
         if not self.several:
             return True
         resolver = self._strategy.cluster_resolver
-        return resolver.task_type == "chief" or (resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs)
+        return resolver.task_type == "chief" or (
+            resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs
+        )
 
-    def check_same(self, *public: object, arrays: Callable[[], Sequence[np.ndarray[Any, Any]]]) -> None:
+    def check_same(
+        self, *public: object, arrays: Callable[[], Sequence[np.ndarray[Any, Any]]]
+    ) -> None:
         """Raises `ValueError` on every worker unless all have the same public values and the same arrays.
 
         Each worker takes its part of one sample by position: with different records or weights, adding a record would move
@@ -127,7 +144,9 @@ class Workers:
             return
         found = zlib.crc32(repr(public).encode())
         for part in arrays():
-            found = zlib.crc32(np.ascontiguousarray(part).tobytes(), zlib.crc32(repr(part.shape).encode(), found))
+            found = zlib.crc32(
+                np.ascontiguousarray(part).tobytes(), zlib.crc32(repr(part.shape).encode(), found)
+            )
         rows = self._gathered([found])
         if not (rows == rows[0]).all():
             raise ValueError(
@@ -178,7 +197,9 @@ class Workers:
         try:
             yield
         except (*_LOST, tf.errors.InvalidArgumentError) as error:
-            if not self.several or not (isinstance(error, _LOST) or "Collective ops is aborted" in str(error)):
+            if not self.several or not (
+                isinstance(error, _LOST) or "Collective ops is aborted" in str(error)
+            ):
                 raise
             raise RuntimeError(
                 f"Another worker has ended or cannot be reached, but a step needs all of them. {spent()}\nRestart all workers."
@@ -190,7 +211,9 @@ class Workers:
 
         def added(numbers: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            place = tf.one_hot(context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=numbers.dtype)
+            place = tf.one_hot(
+                context.replica_id_in_sync_group, strategy.num_replicas_in_sync, dtype=numbers.dtype
+            )
             return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * numbers)
 
         with self.naming_lost(lambda: "This call spent no privacy."):
@@ -208,7 +231,13 @@ def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     """
     rows = tf.gather(table, indices)
     num = int(indices.shape[0])
-    if not _SPLITS_GATHERS or tf.config.list_physical_devices("GPU") or not num < (table.shape[0] or 0):
+    if (
+        not _SPLITS_GATHERS
+        or tf.config.list_physical_devices("GPU")
+        or not num < (table.shape[0] or 0)
+    ):
         return rows
-    padded = tf.raw_ops.TensorStridedSliceUpdate(input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows)
+    padded = tf.raw_ops.TensorStridedSliceUpdate(
+        input=table[: num + 1], begin=[0], end=[num], strides=[1], value=rows
+    )
     return padded[:num]

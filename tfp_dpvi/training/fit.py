@@ -24,7 +24,9 @@ from tfp_dpvi.training.step import StepState, initial_state
 
 _LOG = logging.getLogger("tfp_dpvi")
 _SHARE_OF_LEDGER = 0.02  # Maximal fraction of time for reservations: more steps are reserved at once for short steps.
-_FIRST_LOOK = 100  # Steps before the first thorough check of divergence; later ones after twice as many each.
+_FIRST_LOOK = (
+    100  # Steps before the first thorough check of divergence; later ones after twice as many each.
+)
 _MOST_OF_START = 0.05  # Maximal weight of the initial values in an average of iterates.
 
 
@@ -67,9 +69,16 @@ class Reservations:
 
     def __init__(self, state: State, plan: PrivacyPlan, *, strict: bool) -> None:
         assert state.target is not None
-        ledger, run, seeded, budgets = state.ledger, state.new_run(), state.seed is not None, state.target.budgets
+        ledger, run, seeded, budgets = (
+            state.ledger,
+            state.new_run(),
+            state.seed is not None,
+            state.target.budgets,
+        )
         self._ledger, self._strict = ledger, strict
-        self._reserve = functools.partial(ledger.reserve, plan, run=run, seeded=seeded, budgets=budgets)
+        self._reserve = functools.partial(
+            ledger.reserve, plan, run=run, seeded=seeded, budgets=budgets
+        )
         self._open: int | None = None
         self._reserved = self._used = 0
         self._at_once = 1
@@ -128,7 +137,14 @@ class PrivateFit:
     """
 
     def __init__(
-        self, model: Model, state: State, mechanism: Mechanism, data: Data, *, allowed: int, planned: int
+        self,
+        model: Model,
+        state: State,
+        mechanism: Mechanism,
+        data: Data,
+        *,
+        allowed: int,
+        planned: int,
     ) -> None:
         assert state.target is not None
         assert state.compiled is not None
@@ -149,7 +165,11 @@ class PrivateFit:
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show, so that errors occur before privacy is spent."""
         optimizer = self._model.optimizer
-        kept = getattr(optimizer, "ema_momentum", 0.0) ** self._planned if getattr(optimizer, "use_ema", False) else 0.0
+        kept = (
+            getattr(optimizer, "ema_momentum", 0.0) ** self._planned
+            if getattr(optimizer, "use_ema", False)
+            else 0.0
+        )
         if kept > _MOST_OF_START:
             _LOG.warning(
                 "use_ema: after %d steps the initial values still have the weight %.2g in the average of iterates. Lower "
@@ -177,7 +197,10 @@ class PrivateFit:
     @property
     def accumulated(self) -> dict[str, Structure]:
         """The accumulators over released values so far, by the name of the joint release."""
-        return {one.name: total for one, total in zip(self.mechanism.joint, self.state.accumulated, strict=True)}
+        return {
+            one.name: total
+            for one, total in zip(self.mechanism.joint, self.state.accumulated, strict=True)
+        }
 
     def close(self) -> None:
         """Refunds reserved steps that did not run."""
@@ -193,26 +216,36 @@ class PrivateFit:
     def _reserve(self) -> int:
         """Reserves steps in the ledger; returns the number to run now."""
         if self.mechanism.identity != self._priced:
-            raise RuntimeError("A metric changed since this fit was planned: do not change metrics while it runs.")
+            raise RuntimeError(
+                "A metric changed since this fit was planned: do not change metrics while it runs."
+            )
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
         left = self._allowed - self._done
         if not left:  # A callback has reset `stop_training`.
-            raise BudgetExhaustedError(f"fit: all {self._done} steps that the budget allows have run.")
+            raise BudgetExhaustedError(
+                f"fit: all {self._done} steps that the budget allows have run."
+            )
         return self._reservations.take(min(wanted, left), left)
 
     def _run(self, steps: int) -> None:
         first, self._done = self._progress.steps, self._done + steps
         self._progress.steps += steps
         self._progress.epochs += steps / self._data.steps_per_epoch
-        for many, sampler, tensors in self._data.calls(steps, self._key, first, self._compiled.uses_xla):
+        for many, sampler, tensors in self._data.calls(
+            steps, self._key, first, self._compiled.uses_xla
+        ):
             mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
             step = self._compiled.steps_for(mechanism, tensors)
-            self.state = step(self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise)
+            self.state = step(
+                self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise
+            )
         if self._done == self._allowed < self._planned:
             _LOG.warning(
-                "Training stops after %d of %d steps: the budget allows no more.", self._allowed, self._planned
+                "Training stops after %d of %d steps: the budget allows no more.",
+                self._allowed,
+                self._planned,
             )
             self._model.stop_training = True
         self._stop_if_diverged()

@@ -48,8 +48,12 @@ class Mechanism:
     gradient: ClippedGradient
     expected_batch_size: float  # The public denominator qN.
     num_records: int  # The public N.
-    noise_multiplier: float | None = None  # Noise standard deviation over the clip; None until `calibrated` finds it.
-    metrics: tuple[JointRelease, ...] = ()  # The joint releases of `compile`, on the same sample as the gradient.
+    noise_multiplier: float | None = (
+        None  # Noise standard deviation over the clip; None until `calibrated` finds it.
+    )
+    metrics: tuple[
+        JointRelease, ...
+    ] = ()  # The joint releases of `compile`, on the same sample as the gradient.
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant: str = "pld"
     unsafe_loss: bool = False  # Whether to also sum exact losses, which are *not private*.
@@ -108,19 +112,27 @@ class Mechanism:
             metrics=tuple(one.name for one in self.joint),
         )
 
-    def calibrated(self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int) -> Mechanism:
+    def calibrated(
+        self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int
+    ) -> Mechanism:
         """Returns the mechanism with the smallest noise such that these steps and the ledger meet a budget.
 
         Raises:
           BudgetExhaustedError: the budget is spent.
         """
-        return self.with_noise_of(self.plan(num_releases).calibrated(epsilon, delta, ledger.events()))
+        return self.with_noise_of(
+            self.plan(num_releases).calibrated(epsilon, delta, ledger.events())
+        )
 
     def zeros(self, gradient: StepGradient) -> Sums:
         """Returns zero sums."""
         # In float64 over several batches: rounding of a long float32 sum can exceed many clips.
-        once = self.gradient.batchwise and self.sampler.physical_batch_size >= self.expected_batch_size
-        parts = [tf.zeros(part.shape, part.dtype if once else tf.float64) for part in gradient.released]
+        once = (
+            self.gradient.batchwise and self.sampler.physical_batch_size >= self.expected_batch_size
+        )
+        parts = [
+            tf.zeros(part.shape, part.dtype if once else tf.float64) for part in gradient.released
+        ]
         joint = [tf.zeros(one.shape, tf.float64) for one in self.joint]
         return Sums(parts, joint, tf.zeros([], tf.float64), tf.constant(0, tf.int64))
 
@@ -134,18 +146,28 @@ class Mechanism:
         return Sums(
             [total + tf.cast(part, total.dtype) for total, part in parts],
             [total + tf.cast(_sum_of(one, per_example), total.dtype) for total, one in joint],
-            sums.loss + tf.cast(tf.reduce_sum(per_example.losses), tf.float64) if self.unsafe_loss else sums.loss,
+            sums.loss + tf.cast(tf.reduce_sum(per_example.losses), tf.float64)
+            if self.unsafe_loss
+            else sums.loss,
             sums.batches + 1,
         )
 
     def release(
-        self, optimizer: DPOptimizer, sums: Sums, gradient: StepGradient, key: tf.Tensor, noise: tf.Tensor
+        self,
+        optimizer: DPOptimizer,
+        sums: Sums,
+        gradient: StepGradient,
+        key: tf.Tensor,
+        noise: tf.Tensor,
     ) -> PrivatizedGradients:
         """Returns the Gaussian release of a whole sample's sums, gradient and joint releases together.
 
         The optimizer adds the noise of this multiplier; `key` is int64 of shape [2], used once.
         """
-        parts = [tf.cast(total, part.dtype) for total, part in zip(sums.gradient, gradient.released, strict=True)]
+        parts = [
+            tf.cast(total, part.dtype)
+            for total, part in zip(sums.gradient, gradient.released, strict=True)
+        ]
         clipped = ClippedSum(parts, *self._stated)
         return optimizer.privatize(
             joint_release(self.joint, clipped, sums.joint, self.sensitivity),
@@ -175,5 +197,7 @@ def _sum_of(one: JointRelease, per_example: PerExample) -> tf.Tensor:
     found = tf.convert_to_tensor(one.sum_of(per_example))
     refuse_writes(graph, known)
     if tuple(found.shape) != tuple(one.shape):
-        raise ValueError(f"sum_of of {one.name!r} returned shape {found.shape}; return its stated shape {one.shape}.")
+        raise ValueError(
+            f"sum_of of {one.name!r} returned shape {found.shape}; return its stated shape {one.shape}."
+        )
     return found

@@ -16,11 +16,15 @@ from tfp_dpvi.training.mechanism import Mechanism, Sums
 class StepState(NamedTuple):
     """The state between steps, besides the variables of model and optimizer. All but accumulators are scalars."""
 
-    step: tf.Tensor  # int64, the next step. A key and a number determine a step's draws, so no number repeats.
+    step: (
+        tf.Tensor
+    )  # int64, the next step. A key and a number determine a step's draws, so no number repeats.
     accumulated: tuple[tf.Tensor, ...]  # Of each joint release, over its released values.
     first: tf.Tensor  # int64, the number of the fit's first step.
     num_steps: tf.Tensor  # int64, how many steps the fit plans; 0 if unknown.
-    unsafe_loss: tf.Tensor  # float64, the sum over steps of exact mean losses if the mechanism has it, else 0.
+    unsafe_loss: (
+        tf.Tensor
+    )  # float64, the sum over steps of exact mean losses if the mechanism has it, else 0.
 
 
 def initial_state(mechanism: Mechanism, step: int = 0, num_steps: int = 0) -> StepState:
@@ -63,12 +67,16 @@ def private_step(
     gradient = mechanism.gradient.draw(draw_key)  # Monte Carlo draws shared by all records.
 
     def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
-        batch, mask = replicas.rows(records, *replicas.share(indices, mask), mechanism.gradient.batchwise)
+        batch, mask = replicas.rows(
+            records, *replicas.share(indices, mask), mechanism.gradient.batchwise
+        )
         own_key = _random.fold_in(batch_key, sums.batches * replicas.num + replicas.number())
         return mechanism.add(sums, *replicas.clipped_sum(gradient)(batch, mask, own_key))
 
     sampler = mechanism.sampler.on(records)
-    sums = replicas.total(sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient)))
+    sums = replicas.total(
+        sampler.for_each_batch(sampling_key, add_batch, mechanism.zeros(gradient))
+    )
     released = mechanism.release(optimizer, sums, gradient, noise_key, noise)
     replicas.apply(optimizer, zip(released.tensors, variables, strict=True))
     return _after(mechanism, gradient, state, sums, released)
@@ -84,14 +92,20 @@ def _check_rows(mechanism: Mechanism, records: dict[str, tf.Tensor]) -> None:
 
 
 def _after(
-    mechanism: Mechanism, gradient: StepGradient, state: StepState, sums: Sums, released: PrivatizedGradients
+    mechanism: Mechanism,
+    gradient: StepGradient,
+    state: StepState,
+    sums: Sums,
+    released: PrivatizedGradients,
 ) -> StepState:
     exact = gradient.data_independent_loss
     exact = tf.zeros([], released.tensors[0].dtype) if exact is None else exact
     number, public = state.step - state.first, gradient.public
 
     def of(mean: tf.Tensor) -> Released:
-        return Released(mean, released.mean, number, state.num_steps, tf.cast(exact, mean.dtype), public)
+        return Released(
+            mean, released.mean, number, state.num_steps, tf.cast(exact, mean.dtype), public
+        )
 
     accumulated = tuple(
         one.accumulate(total, of(mean))
@@ -125,16 +139,24 @@ def make_steps(
     replicas = Replicas(strategy, jit_compile=jit_compile, static=jit_compile or run_eagerly)
 
     def steps(
-        state: StepState, num_steps: tf.Tensor, records: dict[str, tf.Tensor], key: tf.Tensor, noise: tf.Tensor
+        state: StepState,
+        num_steps: tf.Tensor,
+        records: dict[str, tf.Tensor],
+        key: tf.Tensor,
+        noise: tf.Tensor,
     ) -> StepState:
         def one_step(state: StepState) -> StepState:
-            return private_step(mechanism, optimizer, variables, state, records, key, noise, replicas)
+            return private_step(
+                mechanism, optimizer, variables, state, records, key, noise, replicas
+            )
 
         def body(state: StepState) -> tuple[StepState]:
             return (replicas.run(one_step, state),)
 
         end = state.step + tf.cast(num_steps, tf.int64)
-        last: StepState = tf.while_loop(lambda state: state.step < end, body, (state,), parallel_iterations=1)[0]
+        last: StepState = tf.while_loop(
+            lambda state: state.step < end, body, (state,), parallel_iterations=1
+        )[0]
         return last
 
     if run_eagerly:

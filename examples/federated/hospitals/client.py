@@ -19,7 +19,9 @@ def simulated(number, epsilon, rounds, folder):
         pathlib.Path(folder, f"hospital{number}.ledger")
     )  # Ray moves nodes between its processes.
     budget = {"epsilon": epsilon, "rounds": rounds, "ledger": ledger}
-    return dpvi.federated.hospital_of(make_study(), *make_records(number), name=f"hospital{number}", **budget)
+    return dpvi.federated.hospital_of(
+        make_study(), *make_records(number), name=f"hospital{number}", **budget
+    )
 
 
 def answer(context):

@@ -45,6 +45,13 @@ def main(grid, context):
             }
             for one in run.server.history
         ]
-        free = not [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_keras")]
-        found = {"rounds": rounds, "refused": run.server.refused, "retired": run.server.retired, "no_tensorflow": free}
+        free = not [
+            name for name in sys.modules if name.split(".")[0] in ("tensorflow", "tf_keras")
+        ]
+        found = {
+            "rounds": rounds,
+            "refused": run.server.refused,
+            "retired": run.server.retired,
+            "no_tensorflow": free,
+        }
         pathlib.Path(settings["output"]).write_text(json.dumps(found, indent=1) + "\n")

@@ -20,7 +20,9 @@ def likelihood(params, x):
 def make_study():
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), sample_shape=WIDTH)})
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05)
-    return dpvi.federated.Study(prior, likelihood, optimizer, name="three hospitals", local_steps=20)
+    return dpvi.federated.Study(
+        prior, likelihood, optimizer, name="three hospitals", local_steps=20
+    )
 
 
 def make_records(number, num=500):
