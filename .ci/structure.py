@@ -44,6 +44,7 @@ ORDER = (
     "posterior",
     "export",
     "models",
+    "audit",
     "federated",
 )
 # Rooms below that are none of a room's business all the same: these know nothing of privacy.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfp_dpvi import (
+        audit,
         callbacks,
         data,
         divergences,
@@ -66,6 +67,7 @@ __all__ = [
     "PrivacyReport",
     "Synthesizer",
     "__version__",
+    "audit",
     "callbacks",
     "data",
     "divergences",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import weakref
 from typing import Any
 from unittest import mock
@@ -15,14 +16,16 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import make_records, streaming
-from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped
+from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped, vmap
 from tfp_dpvi.gradients import step as step_lib
+from tfp_dpvi.models import pairing
 from tfp_dpvi.models.group_terms import GroupTerms
 from tfp_dpvi.models.predictive import PosteriorPredictive
 from tfp_dpvi.models.synthesizer import TableModel
 from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
+from tfp_dpvi.training import mechanism as mechanism_lib
 from tfp_dpvi.training.compiled import CompiledSteps
 
 __all__ = ["LOG", "PosteriorPredictive", "StepGradients", "TableModel"]
@@ -104,6 +107,32 @@ def installed(clipped_sum, privatize, poisson):
         mock.patch.object(dp_keras, "privatize", privatize),
         mock.patch.object(choose, "PoissonSampler", poisson),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def writes_allowed():
+    """A loss may write to variables."""
+    with (
+        mock.patch.object(vmap, "refuse_writes"),
+        mock.patch.object(mechanism_lib, "refuse_writes"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def twins_changed(change):
+    """The simulated twins of a batch of records pass through a function."""
+    simulated = pairing._simulated
+    with mock.patch.object(pairing, "_simulated", lambda *args: change(simulated(*args))):
+        yield
+
+
+@contextlib.contextmanager
+def paired_sums(clipped_sum):
+    """Puts a clipped sum where the paired clip takes it from."""
+    module = sys.modules["tfp_dpvi.gradients.paired"]  # The package has a function of that name.
+    with mock.patch.object(module, "clipped_sum", clipped_sum):
         yield
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from support.subject import REAL
+from tfp_dpvi import audit
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import Clip
 
@@ -42,19 +43,6 @@ def model_sums(model, engine, subject=REAL, *, jit_compile=False):
     return tf.function(compute, jit_compile=jit_compile, autograph=False)
 
 
-def norm(parts, others):
-    squares = [
-        np.sum(np.square(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
-        for a, b in zip(parts, others, strict=True)
-    ]
-    return math.sqrt(sum(squares))
-
-
-def slack(dtype, num_records, num_coordinates):
-    """Rounding, in clips: of one record's scale and of sums of `num_records` vectors no longer than a clip each."""
-    return float(np.finfo(dtype).eps) * (8 + math.sqrt(num_coordinates) + 2 * num_records)
-
-
 def check_neighbours(sums, records, other, at, clip, sensitivity=(1.0, 2.0)):
     """C3, C8: one record removed and one replaced move a sum by at most A C and D C; bad records count for nothing.
 
@@ -66,32 +54,19 @@ def check_neighbours(sums, records, other, at, clip, sensitivity=(1.0, 2.0)):
       clip: the clip.
       sensitivity: A and D as stated, in clips.
     """
-    num = len(records["x"])
-    mask = np.ones(num, bool)
-    without = mask.copy()
-    without[at] = False
-    replaced = {name: part.copy() for name, part in records.items()}
-    for name, part in replaced.items():
-        part[at] = other[name][at]
-    full, removed, swapped = (
-        sums(*arguments, clip)
-        for arguments in [(records, mask), (records, without), (replaced, mask)]
+    moved = audit.differences(lambda rows, mask: sums(rows, mask, clip), records, other, at)
+    full, removed = moved.full, moved.removed
+    allowed = audit.rounding(
+        np.asarray(full[0]).dtype, len(records["x"]), sum(np.size(part) for part in full)
     )
-    coordinates = sum(np.size(part) for part in full)
-    allowed = slack(np.asarray(full[0]).dtype, num, coordinates)
-    for parts in (full, removed, swapped):
-        assert all(np.all(np.isfinite(part)) for part in parts), "a sum is not finite"
-    a, d = sensitivity
-    assert norm(full, removed) <= (a + allowed) * clip, (
-        f"presence moves the sum by {norm(full, removed) / clip:.6g} C"
-    )
-    assert norm(swapped, removed) <= (a + allowed) * clip, "presence of the replacement"
-    assert norm(full, swapped) <= (d + allowed) * clip, (
-        f"replacement moves the sum by {norm(full, swapped) / clip:.6g} C"
-    )
-    for data, parts in ((records, full), (replaced, swapped)):
+    a, d = ((stated + allowed) * clip for stated in sensitivity)
+    assert moved.finite, "a sum is not finite"
+    assert moved.presence <= a, f"presence moves the sum by {moved.presence / clip:.6g} C"
+    assert moved.other_presence <= a, "presence of the replacement"
+    assert moved.replacement <= d, f"replacement moves the sum by {moved.replacement / clip:.6g} C"
+    for source, parts in ((records, full), (other, moved.replaced)):
         if any(
-            not np.all(np.isfinite(part[at])) for part in data.values() if part.dtype.kind == "f"
+            not np.all(np.isfinite(part[at])) for part in source.values() if part.dtype.kind == "f"
         ):
             for part, reference in zip(parts, removed, strict=True):
                 np.testing.assert_array_equal(

@@ -1,0 +1,272 @@
+"""The private step of a model, made observable: what it releases with and without a record, with and without noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, function_of_model, tf
+from tfp_dpvi.data import ArrayData, by_column
+from tfp_dpvi.models import DPModel
+from tfp_dpvi.models.arguments import is_batches
+from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
+from tfp_dpvi.privacy import PrivacyLedger, SamplingScheme
+from tfp_dpvi.sampling import Sampler
+from tfp_dpvi.sampling.base import Body, Carry
+from tfp_dpvi.training import Mechanism, initial_state, make_steps
+
+_MOST_VALUES = 2**23  # Released numbers that are kept on the device in one call.
+
+
+def num_rows(x: Structure) -> int:
+    """Returns the number of records; raises `TypeError` for batches, whose records cannot be left out."""
+    if is_batches(x):
+        raise TypeError(f"x is a {type(x).__name__}: an audit leaves out records, so pass arrays.")
+    return len(tf.nest.flatten(by_column("x", x))[0])
+
+
+class _Kept(Sampler):
+    """A sampler that leaves records out by masking them at their index, so that the others keep their draws."""
+
+    def __init__(self, inner: Sampler, keep: tf.Variable, seen: tf.Variable) -> None:
+        self.num_available = inner.num_available
+        self.physical_batch_size = inner.physical_batch_size
+        self._inner = inner
+        self._keep = keep
+        self._seen = seen
+
+    @property
+    def scheme(self) -> SamplingScheme:
+        return self._inner.scheme
+
+    @property
+    def identity(self) -> Hashable:
+        return ("kept", self._inner.identity)
+
+    def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
+        def kept(carry: Carry, indices: tf.Tensor, mask: tf.Tensor) -> Carry:
+            self._seen.scatter_nd_add(indices[:, None], tf.cast(mask, tf.int32))
+            return body(carry, indices, mask & tf.gather(self._keep, indices))
+
+        return self._inner.for_each_batch(key, kept, initial)
+
+
+class _Recorder:
+    """Takes the optimizer's place in a step: keeps what the optimizer releases, and changes no variable."""
+
+    def __init__(self, optimizer: DPOptimizer, seen: tf.Variable, values: tf.Variable) -> None:
+        self._optimizer = optimizer
+        self._seen = seen
+        self._values = values
+        self._counts = tf.Variable(tf.zeros([values.shape[0], seen.shape[0]], tf.int32))
+        self._at = tf.Variable(0, dtype=tf.int64)
+
+    def build(self, variables: Sequence[tf.Variable]) -> None:
+        """Creates no slots: nothing is updated."""
+
+    def privatize(self, clipped: Any, **settings: Any) -> PrivatizedGradients:
+        private = self._optimizer.privatize(clipped, **settings)
+        parts = [tf.cast(part, self._values.dtype) for part in (*private.mean, *private.joint)]
+        row = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+        at = self._at[None, None]
+        self._values.scatter_nd_update(at, row[None])
+        self._counts.scatter_nd_update(at, self._seen[None])
+        self._seen.assign(tf.zeros_like(self._seen))
+        self._at.assign_add(1)
+        return private
+
+    def apply_gradients(self, pairs: Any, **settings: Any) -> None:
+        """Applies nothing."""
+        del settings
+        for _ in pairs:
+            pass
+
+    def rewind(self) -> None:
+        """Forgets what was kept."""
+        self._at.assign(0)
+
+    def read(self, num: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the released values of the last `num` steps and the records that they visited."""
+        return self._values[:num].numpy(), self._counts[:num].numpy()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of the sums that a step releases: the gradient, or a joint release.
+
+    Attributes:
+      name: "gradient", or the name of the joint release.
+      columns: its place among the released values.
+      sensitivity: the most that a record's presence moves it, in units of `ObservedStep.values`.
+    """
+
+    name: str
+    columns: slice
+    sensitivity: float
+    replace: float
+
+
+class ObservedStep:
+    """The step of `fit`, with its sampler, clip, sums, noise and joint releases, on records that can be left out.
+
+    The variables stay as they are, so that every step is a release at the same parameters. Nothing is charged to the ledger:
+    an audit is no release, and its result is not private.
+
+    Args:
+      model: a compiled model.
+      x, y, sample_weight: as for `fit`; arrays.
+      num_steps: the number of steps to calibrate the noise for, if `compile` has an epsilon and no fit has run; None for
+        steps without noise alone.
+      settings: of `make_data`: `batch_size`, `num_records`, `sampling`.
+    """
+
+    def __init__(
+        self,
+        model: DPModel,
+        x: Structure,
+        y: Structure | None = None,
+        sample_weight: np.ndarray | None = None,
+        *,
+        num_steps: int | None = 1,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(model, DPModel):
+            raise TypeError(f"model must be a compiled DPModel, got {type(model).__name__}.")
+        if model.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError("model: an audit runs on one device; build it outside the strategy.")
+        num_rows(x)
+        data = model.make_data(x, y, sample_weight, validate=False, stream=False, **settings)
+        assert isinstance(data, ArrayData)
+        self.mechanism = model.mechanism(data)
+        if num_steps is not None:
+            self.mechanism = _with_noise(model, self.mechanism, num_steps)
+        if not np.isfinite(self.mechanism.gradient.clip.bound):
+            raise ValueError("model: its clip is off, so there is no claim to audit.")
+        self.model = model
+        self.num_rows = data.sampler.num_available
+        self.tensors = data.tensors
+        self._compile(model)
+
+    def _compile(self, model: DPModel) -> None:
+        mechanism = self.mechanism
+        shapes: list[list[int]] = []
+        dtypes: list[tf.DType] = []
+
+        def note(key: tf.Tensor) -> tf.Tensor:
+            for part in mechanism.gradient.draw(key).released:
+                shapes.append(part.shape.as_list())
+                dtypes.append(part.dtype)
+            return key
+
+        function_of_model(note).get_concrete_function(tf.TensorSpec([2], tf.int64))
+        joint = [list(release.shape) for release in mechanism.joint]
+        sizes = [int(np.prod(shape)) for shape in (*shapes, *joint)]
+        self.dtype = dtypes[0].as_numpy_dtype
+        self._scales = np.repeat(_noise_scales(mechanism, len(shapes)), sizes)
+        self._parts = _parts(mechanism, sizes, len(shapes))
+        self._most = max(1, min(4096, _MOST_VALUES // max(sum(sizes), self.num_rows)))
+        self._keep = tf.Variable(tf.ones([self.num_rows], tf.bool), trainable=False)
+        seen = tf.Variable(tf.zeros([self.num_rows], tf.int32), trainable=False)
+        values = tf.Variable(tf.zeros([self._most, sum(sizes)], dtypes[0]), trainable=False)
+        self._recorder = _Recorder(model.optimizer, seen, values)
+        kept = dataclasses.replace(mechanism, sampler=_Kept(mechanism.sampler, self._keep, seen))
+        # Not compiled here but below: batches then keep their padding, so that a record that is left out moves no other.
+        steps = make_steps(kept, self._recorder, model.trainable_variables, run_eagerly=True)
+        compile_config = model.get_compile_config() or {}
+        self._steps = function_of_model(
+            lambda *arguments: steps(*arguments).step,
+            jit_compile=bool(compile_config.get("jit_compile")),
+        )
+        self._initial = lambda first, num: initial_state(kept, first, num)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The released sums, in the order of the columns of `values`."""
+        return self._parts
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation that the noise is stated to have in every column of `values`."""
+        return float(self.mechanism.noise)
+
+    @property
+    def units(self) -> np.ndarray:
+        """The unit of each column of `values`, [D]: the noise's deviation over the noise multiplier."""
+        return self._scales
+
+    def values(
+        self,
+        key: np.ndarray,
+        num_steps: int,
+        *,
+        noise: float | None = None,
+        keep: np.ndarray | None = None,
+        tensors: dict[str, Any] | None = None,
+        first: int = 0,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the released sums of blocks of steps, in units in which the stated noise has the same deviation everywhere.
+
+        Args:
+          key: the fit's key, int64 [2]; it and a step's number determine all its draws.
+          num_steps: number of steps.
+          noise: the noise multiplier, by default the mechanism's; 0 for the exact sums, which are *not private*.
+          keep: bool [num_rows], False for records to leave out; by default all are there.
+          tensors: records of the same shapes in place of those of the constructor.
+          first: number of the first step.
+
+        Yields:
+          Pairs of released values, float64 [k, D], and how often each record was visited, int [k, num_rows].
+        """
+        self._keep.assign(np.ones(self.num_rows, bool) if keep is None else keep)
+        level = tf.constant(self.noise if noise is None else noise, tf.float64)
+        records = self.tensors if tensors is None else tensors
+        unit = self.mechanism.expected_batch_size / self._scales
+        for begin in range(0, num_steps, self._most):
+            num = min(self._most, num_steps - begin)
+            self._recorder.rewind()
+            state = self._initial(first + begin, num)
+            self._steps(state, tf.constant(num, tf.int64), records, tf.constant(key), level)
+            released, visits = self._recorder.read(num)
+            yield released.astype(np.float64) * unit, visits
+
+    def all_values(self, key: np.ndarray, num_steps: int, **how: Any) -> np.ndarray:
+        """Returns the released sums of all steps at once, [num_steps, D]; see `values`."""
+        return np.concatenate([released for released, _ in self.values(key, num_steps, **how)])
+
+
+def _with_noise(model: DPModel, mechanism: Mechanism, num_steps: int) -> Mechanism:
+    """Returns the mechanism with the noise of the optimizer, of the last fit, or of a fit of this many steps."""
+    check.count("num_steps", num_steps, 1)
+    target = model.get_compile_config() or {}
+    if target["epsilon"] is None:
+        return mechanism
+    if model.privacy_plan is not None:
+        return mechanism.with_noise_of(model.privacy_plan)
+    return mechanism.calibrated(
+        PrivacyLedger(), epsilon=target["epsilon"], delta=target["delta"], num_releases=num_steps
+    )
+
+
+def _noise_scales(mechanism: Mechanism, num_gradient: int) -> np.ndarray:
+    """Returns the noise's deviation over the noise multiplier, for each part of the gradient and each joint release."""
+    gradient = mechanism.gradient
+    own = gradient.noise_scales or [1.0] * num_gradient
+    joint = [each.noise_ratio * each.sensitivity.add_or_remove for each in mechanism.joint]
+    return np.array([*(gradient.clip.bound * scale for scale in own), *joint], np.float64)
+
+
+def _parts(mechanism: Mechanism, sizes: list[int], num_gradient: int) -> tuple[Part, ...]:
+    end = sum(sizes[:num_gradient])
+    stated = mechanism.gradient.sensitivity
+    parts = [Part("gradient", slice(0, end), stated.add_or_remove, stated.replace)]
+    for release, size in zip(mechanism.joint, sizes[num_gradient:], strict=True):
+        own = release.sensitivity
+        unit = release.noise_ratio * own.add_or_remove
+        columns = slice(end, end + size)
+        parts.append(Part(release.name, columns, own.add_or_remove / unit, own.replace / unit))
+        end += size
+    return tuple(parts)
