@@ -11,6 +11,7 @@ from support import broken, internals
 from support.subject import Subject
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.gradients import clipped_sum
+from tfp_dpvi.sampling import PoissonSampler
 
 tfd = tfp.distributions
 WIDTH = 8
@@ -30,8 +31,8 @@ class Linear(dpvi.DPModel):
         return tf.reduce_sum(self.v * x)
 
 
-def linear(noise=1.0, **settings):
-    model = Linear()
+def linear(noise=1.0, width=WIDTH, **settings):
+    model = Linear(width)
     model.compile(sgd(noise), **settings)
     return model
 
@@ -40,10 +41,10 @@ def sgd(noise):
     return dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=CLIP, noise_multiplier=noise)
 
 
-def small_records(num=30, seed=0):
+def small_records(num=30, width=WIDTH, seed=0):
     """Records whose gradients are within the clip."""
     rng = np.random.default_rng(seed)
-    return (0.1 * rng.normal(size=(num, WIDTH)) / np.sqrt(WIDTH)).astype("float32")
+    return (0.1 * rng.normal(size=(num, width)) / np.sqrt(width)).astype("float32")
 
 
 def logistic(noise=1.0, clipping="paired", **settings):
@@ -109,9 +110,21 @@ def joint_unclipped():
         yield
 
 
+# ---------------------------------------------------------------------- sampling
+
+
+class TwiceTheRate(PoissonSampler):
+    """Samples at twice the rate that it states."""
+
+    def for_each_batch(self, key, body, initial):
+        sampler = PoissonSampler(self.num_available, 2 * self.probability, self.num_available)
+        return sampler.for_each_batch(key, body, initial)
+
+
 @contextlib.contextmanager
-def nothing():
-    yield
+def rate_doubled():
+    with Subject(poisson=TwiceTheRate).installed():
+        yield
 
 
 REPLAYED = {

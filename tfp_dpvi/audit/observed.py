@@ -221,12 +221,13 @@ class ObservedStep:
         Yields:
           Pairs of released values, float64 [k, D], and how often each record was visited, int [k, num_rows].
         """
-        self._keep.assign(np.ones(self.num_rows, bool) if keep is None else keep)
+        keep = np.ones(self.num_rows, bool) if keep is None else keep
         level = tf.constant(self.noise if noise is None else noise, tf.float64)
         records = self.tensors if tensors is None else tensors
         unit = self.mechanism.expected_batch_size / self._scales
         for begin in range(0, num_steps, self._most):
             num = min(self._most, num_steps - begin)
+            self._keep.assign(keep)  # Here: two of these iterators may run side by side.
             self._recorder.rewind()
             state = self._initial(first + begin, num)
             self._steps(state, tf.constant(num, tf.int64), records, tf.constant(key), level)

@@ -1,0 +1,129 @@
+"""`audit.lower_bound`: near the truth on clean steps, above the claim on faulty ones."""
+
+import numpy as np
+import pytest
+from support import broken, planted
+from support.subject import Subject
+
+import tfp_dpvi as dpvi
+from tfp_dpvi import audit
+from tfp_dpvi.audit import canaries
+
+SURE = 1.0 - 1e-9  # A false alarm of a test here: 1e-9, as elsewhere.
+
+
+def test_a_full_step_gives_away_nearly_what_it_claims():
+    """mu = 1: from 1500 runs, at least three quarters of epsilon at 95 %. The ledger and the variables do not change."""
+    model = planted.linear(1.0)
+    result = audit.lower_bound(model, planted.small_records(), num_runs=2000)
+    assert result.claimed == pytest.approx(4.377, abs=0.01)  # Balle and Wang 2018.
+    assert 0.75 * result.claimed < result.epsilon
+    assert 0.9 < result.epsilon_of_any < 2.0
+    assert result.reach == pytest.approx(1.0, abs=1e-4)
+    assert result.delta == 1e-5
+    text = str(result)
+    assert "no contradiction of the claim of 4.38" in text
+    assert "the result is not private itself" in text
+    assert model.num_releases == 0
+    assert not model.v.numpy().any()
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = result.plot(figure.subplots())
+    assert "does not contradict" in axes.get_title()
+    assert len(axes.patches) == 80
+
+
+def test_half_the_noise_is_found():
+    """And only half the noise: the true epsilon is 10.0, and the bound lies between."""
+    with Subject(privatize=broken.half_noise).installed():
+        result = audit.lower_bound(
+            planted.linear(1.0), planted.small_records(), num_runs=2000, confidence=SURE
+        )
+    assert result.contradicted
+    assert result.claimed < result.epsilon < 10.0
+    assert "CONTRADICTS" in str(result)
+
+
+@pytest.mark.parametrize("clean", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_one_run(clean):
+    """Many canaries in one run show that there is no noise; with it, they show nothing beyond the claim."""
+    model = planted.linear(2.0, width=64)
+    x = planted.small_records(20, width=64)
+    with Subject(privatize=dpvi.optimizers.privatize if clean else broken.no_noise).installed():
+        result = audit.lower_bound(model, x, method="one_run", confidence=SURE if clean else 0.95)
+    assert result.guesses.canaries == 64
+    assert result.guesses.guesses == 32
+    assert result.contradicted != clean
+    assert clean or result.guesses.correct == 32
+    assert "one run, 64 canaries" in str(result)
+
+
+@pytest.mark.slow
+def test_several_sampled_steps():
+    """A clean plan of sampled steps is not contradicted, and the bound comes near it; a rate twice the claim is found."""
+    x, how = planted.small_records(), {"batch_size": 6, "num_steps": 2, "num_runs": 4000}
+    result = audit.lower_bound(planted.linear(0.5), x, **how)
+    assert 0.5 * result.claimed < result.epsilon
+    assert not audit.lower_bound(planted.linear(0.5), x, **how, confidence=SURE).contradicted
+    with planted.rate_doubled():
+        twice = audit.lower_bound(planted.linear(0.5), x, **how, confidence=SURE)
+    assert twice.contradicted
+    assert twice.epsilon > twice.claimed == result.claimed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size"])
+def test_replacement(sampling):
+    """Under replace-one a canary stands in the place of its opposite."""
+    model = planted.linear(
+        4.0,
+        neighboring_relation="replace_one",
+        accountant="rdp" if sampling == "fixed_size" else "pld",
+    )
+    how = {} if sampling == "poisson" else {"sampling": sampling, "batch_size": 20}
+    result = audit.lower_bound(model, planted.small_records(), num_runs=4000, **how)
+    assert result.reach == pytest.approx(1.0, abs=1e-3)
+    assert not result.contradicted
+    assert result.epsilon > (0.7 if sampling == "poisson" else 0.2) * result.claimed
+    with pytest.raises(ValueError, match="add_or_remove_one"):
+        audit.lower_bound(model, planted.small_records(), method="one_run")
+
+
+@pytest.mark.slow
+def test_pairs_with_their_joint_releases():
+    """The canary reaches the clip only where its twin differs; an unclipped curvature tells all."""
+    x, y = planted.labelled()
+    model = planted.logistic(1.0)
+    result = audit.lower_bound(model, x, y, num_runs=4000)
+    assert 0.3 * result.claimed < result.epsilon
+    with planted.joint_unclipped():
+        result = audit.lower_bound(model, x, y, num_runs=2000, confidence=SURE)
+    assert result.contradicted
+
+
+def test_canaries_are_strong_and_apart():
+    """Vectors with one large entry are Dirac canaries of a linear loss: 8 orthogonal ones at the clip."""
+    model, x = planted.linear(), planted.small_records()
+    rows = canaries.rows_of(model, x, None, None)
+    made = canaries.candidates(rows)
+    assert len(made["x"]) == 4 * 5 + 2 * planted.WIDTH
+    added = canaries.Contributions(
+        made, made["x"] / np.linalg.norm(made["x"], axis=1, keepdims=True), np.ones(len(made["x"]))
+    )
+    chosen = added.apart(100)
+    assert len(chosen) == planted.WIDTH
+    gram = added.means[chosen] @ added.means[chosen].T
+    assert np.abs(gram - np.eye(planted.WIDTH)).max() < 0.9
+    first = added.strongest()
+    assert added.means[added.farthest_from(first)] @ added.means[first] < -0.999
+
+
+def test_refusals():
+    model, x = planted.linear(), planted.small_records(5)
+    for arguments, message in (
+        ({"method": "both"}, "method"),
+        ({"confidence": 1.0}, "confidence=1.0"),
+        ({"canaries": {"z": x}}, "canaries has the keys"),
+        ({"canaries": {"x": 0.0 * x}}, "none of them moves a sum"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            audit.lower_bound(model, x, **arguments)

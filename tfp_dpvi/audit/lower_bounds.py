@@ -1,0 +1,414 @@
+"""`lower_bound`: how much a model's own step gives away about canaries, as a lower bound of epsilon."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import special, stats
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.audit import bounds
+from tfp_dpvi.audit.bounds import Errors, Guesses
+from tfp_dpvi.audit.canaries import (
+    Contributions,
+    Rows,
+    appended,
+    candidates,
+    contributions,
+    rows_of,
+    taken,
+)
+from tfp_dpvi.audit.observed import ObservedStep, num_rows
+from tfp_dpvi.models import DPModel
+from tfp_dpvi.privacy import NeighboringRelation, PrivacyPlan
+from tfp_dpvi.training import new_key
+
+_TRAINING_SHARE = 0.25  # Of the runs, to choose the threshold.
+_DELTA = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LowerBound:
+    """A lower bound of the epsilon of a model's step, from an attack on it.
+
+    Attributes:
+      epsilon: a lower bound of epsilon at `delta`, for a mechanism of the plan's shape with an unknown amount of noise.
+      epsilon_of_any: a lower bound for any mechanism, from one pair of epsilon and delta; holds at the same confidence.
+      claimed: the epsilon that the plan claims for `num_steps` steps.
+      contradicted: whether the errors of the attack are too few for the claimed trade-off curve. This assumes nothing.
+      delta: the delta of all epsilons.
+      confidence: the probability with which each bound holds.
+      method: "repeated" or "one_run".
+      num_steps: steps of a run.
+      num_runs: runs with the canary, and runs without it; 1 for "one_run".
+      guesses: of "one_run".
+      errors: of "repeated".
+      reach: the canary's contribution over the stated sensitivity; a bound can come near the truth only if it is near 1.
+      present, absent: the scores of runs or canaries with and without; those that the threshold was chosen on left out.
+      thresholds: the scores at or above which, and below which, the attack guesses that a canary took part or did not.
+    """
+
+    epsilon: float
+    epsilon_of_any: float
+    claimed: float
+    contradicted: bool
+    delta: float
+    confidence: float
+    method: str
+    num_steps: int
+    num_runs: int
+    guesses: Guesses | None
+    errors: Errors | None
+    reach: float
+    present: np.ndarray
+    absent: np.ndarray
+    thresholds: tuple[float, float]
+
+    def __str__(self) -> str:
+        """Returns the result as plain text."""
+        verdict = (
+            "which CONTRADICTS the claim" if self.contradicted else "no contradiction of the claim"
+        )
+        lines = [
+            f"Audit of {self.num_steps} step{'' if self.num_steps == 1 else 's'} by canaries ({self._how}):",
+            f"  epsilon >= {self.epsilon:.3g} at delta = {self.delta:g}, {verdict} of {self.claimed:.3g};",
+            f"  for a mechanism of any shape: epsilon >= {self.epsilon_of_any:.3g}.",
+            f"  Each bound holds with a probability of {100 * self.confidence:.6g} %. The canary reached "
+            f"{100 * self.reach:.3g} % of the stated sensitivity.",
+            "  The attack knew all other records' exact sums: the result is not private itself. On simulated or public",
+            "  records that matters to nobody; on private ones do not publish it.",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+    @property
+    def _how(self) -> str:
+        if self.guesses is not None:
+            asked = self.guesses
+            return f"one run, {asked.canaries} canaries, {asked.correct} of {asked.guesses} guesses right"
+        assert self.errors is not None
+        wrong = self.errors
+        return (
+            f"{self.num_runs} runs with one and {self.num_runs} without, "
+            f"{wrong.false_positives} of {wrong.without} and {wrong.false_negatives} of {wrong.present} guesses wrong"
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the scores with and without canaries, and the thresholds; returns Matplotlib's axes.
+
+        Needs matplotlib, of the extra "examples".
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(layout="constrained")
+        low, high = (float(f([*self.present, *self.absent])) for f in (np.min, np.max))
+        edges = np.linspace(low, high + 1e-9, 41)
+        for scores, label in ((self.absent, "without"), (self.present, "with")):
+            ax.hist(scores, edges, alpha=0.6, label=f"{label} canary")
+        for threshold in sorted(set(self.thresholds)):
+            ax.axvline(threshold, color="black", linewidth=1)
+        ax.set_xlabel("score of the attack")
+        ax.set_ylabel("canaries" if self.guesses is not None else "runs")
+        sign = "contradicts" if self.contradicted else "does not contradict"
+        ax.set_title(
+            f"epsilon ≥ {self.epsilon:.2f} ({100 * self.confidence:.4g} %)\n{sign} the claim of {self.claimed:.2f}",
+            fontsize="medium",
+        )
+        ax.legend()
+        return ax
+
+
+def lower_bound(
+    model: DPModel,
+    x: Structure,
+    y: Structure | None = None,
+    sample_weight: np.ndarray | None = None,
+    *,
+    method: str = "repeated",
+    num_runs: int = 1000,
+    num_steps: int = 1,
+    canaries: dict[str, Any] | None = None,
+    num_canaries: int = 100,
+    num_guesses: int | None = None,
+    delta: float | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    **settings: Any,
+) -> LowerBound:
+    """Attacks the model's own step, and returns the lower bound of epsilon that follows from the attack's success.
+
+    Canaries are records whose clipped contribution is as large as the clip allows. The attacker sees all that the step
+    releases, noisy gradient and joint releases, knows all other records' exact sums, and guesses whether a canary took part.
+    Differential privacy bounds how often such guesses can be right, so that too many right ones contradict the claim.
+
+    "repeated" runs the steps many times with one canary and without it. "one_run" adds many canaries to one run, each by the
+    toss of a coin (Steinke et al. 2023); it is weaker, and needs a model with more parameters than canaries. All steps are
+    made at the model's present variables, which do not change, and nothing is charged to the ledger.
+
+    ```python
+    model.compile(optimizer, epsilon=1.0, delta=1e-5)
+    result = dpvi.audit.lower_bound(model, x, y)
+    print(result)
+    result.plot()
+    ```
+
+    Args:
+      model: a compiled model, fitted or not. With `compile(epsilon=...)` and before a fit, the noise is that of `num_steps` steps.
+      x: simulated or public records as for `fit`. On private records the attack shows as much, but neither its result nor
+        its picture is private: do not publish them.
+      y: likewise.
+      sample_weight: likewise.
+      method: "repeated" or "one_run".
+      num_runs: for "repeated", the runs with and the runs without the canary. A quarter of them choose the threshold.
+      num_steps: steps of a run, which the claim covers.
+      canaries: records to choose canaries from, `{"x": ..., "y": ..., "sample_weight": ...}`. By default extreme records: a few
+        of `x` enlarged, and vectors with one large entry.
+      num_canaries: for "one_run", their largest number. They are chosen to be nearly orthogonal.
+      num_guesses: for "one_run", the number of canaries to guess, half of them as present; by default half of the canaries.
+      delta: the delta of all epsilons; by default that of `compile`, or 1e-5.
+      confidence: the probability with which each of the bounds holds, by itself.
+      seed: of the draws; None for fresh ones.
+      **settings: of `model.make_data`: `batch_size`, `num_records`, `sampling`. By default every step takes all records, for
+        which one canary gives the attacker the most.
+
+    Returns:
+      The bounds beside the claim, with a plain-text form and a picture.
+
+    Raises:
+      ValueError: bad arguments, or no canary contributes anything.
+    """
+    check.one_of("method", method, ("repeated", "one_run"))
+    check.count("num_steps", num_steps, 1)
+    check.count("num_runs", num_runs, 20)
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
+    num = num_rows(x)
+    settings = {"num_records": num, **settings}
+    settings = {"batch_size": settings["num_records"], **settings}
+    key = new_key(seed)
+    rows = rows_of(model, x, y, sample_weight)
+    made = candidates(rows) if canaries is None else _given(model, canaries)
+    tf.nest.assert_same_structure(rows, made)
+    added = contributions(model, made, key, num_records=settings["num_records"])
+    if not added.norms.max() > 0.0:
+        raise ValueError(
+            "canaries: none of them moves a sum; pass records with a gradient, canaries={'x': ...}."
+        )
+    attack = _Attack(model, rows, added, key, num_steps, delta, confidence, settings)
+    if method == "repeated":
+        return attack.repeated(num_runs)
+    return attack.one_run(num_canaries, num_guesses)
+
+
+def _given(model: DPModel, canaries: dict[str, Any]) -> Rows:
+    if "x" not in canaries or set(canaries) - {"x", "y", "sample_weight"}:
+        raise ValueError(
+            f"canaries has the keys {sorted(canaries)}: pass x and, as for fit, y and sample_weight."
+        )
+    return rows_of(model, *(canaries.get(name) for name in ("x", "y", "sample_weight")))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Attack:
+    """An attack on the steps of a model on records, by canaries of known contributions."""
+
+    model: DPModel
+    rows: Rows
+    added: Contributions
+    key: np.ndarray
+    num_steps: int
+    delta: float | None
+    confidence: float
+    settings: dict[str, Any]
+
+    def _step(self, canaries: list[int]) -> ObservedStep:
+        """Returns the step on the records and these canaries, which come last."""
+        rows = appended(self.rows, taken(self.added.rows, canaries))
+        replace = self._replaces()
+        settings = self.settings
+        if replace:  # One of the records of a fixed number is the canary.
+            num = num_rows(rows["x"])
+            full = settings["batch_size"] >= settings["num_records"]
+            size = num if full else settings["batch_size"]
+            settings = {**settings, "num_records": num, "batch_size": size}
+        return ObservedStep(
+            self.model,
+            rows["x"],
+            rows.get("y"),
+            rows.get("sample_weight"),
+            num_steps=self.num_steps,
+            **settings,
+        )
+
+    def _replaces(self) -> bool:
+        relation = (self.model.get_compile_config() or {})["neighboring_relation"]
+        return str(relation).lower() == NeighboringRelation.REPLACE_ONE.name.lower()
+
+    def _plan(self, step: ObservedStep) -> tuple[PrivacyPlan, float]:
+        """Returns the claim, and its delta."""
+        stated = (self.model.get_compile_config() or {}).get("delta")
+        delta = check.delta(self.delta if self.delta is not None else (stated or _DELTA))
+        return step.mechanism.plan(self.num_steps), delta
+
+    # ------------------------------------------------------------------ many runs, one canary
+
+    def repeated(self, num_runs: int) -> LowerBound:
+        """Attacks runs with and without the strongest canary; under replace-one, with an opposite one in its place."""
+        canary = self.added.strongest()
+        step = self._step([canary])
+        last = np.arange(step.num_rows) < step.num_rows - 1
+        mean = self.added.shares[canary] * self.added.means[canary]
+        without: dict[str, Any] = {"keep": last}
+        if self._replaces():
+            other = self.added.farthest_from(canary)
+            rows = appended(self.rows, taken(self.added.rows, [other]))
+            without = {"tensors": tf.nest.map_structure(tf.constant, rows)}
+            mean = mean - self.added.shares[other] * self.added.means[other]
+        size = float(np.linalg.norm(mean))
+        direction = mean / size
+        plan, delta = self._plan(step)
+        share = float(self.added.shares[canary]) * _rate(step)
+
+        def scores(number: int, how: dict[str, Any]) -> np.ndarray:
+            """Returns a likelihood ratio for each run: of noise around the canary against noise around zero."""
+            key = self.key + np.array([0, (number + 1) << 40])
+            count = num_runs * self.num_steps
+            seen = [
+                (noisy - exact) @ direction
+                for (noisy, _), (exact, _) in zip(
+                    step.values(key, count, **how),
+                    step.values(key, count, noise=0.0, **without),
+                    strict=True,
+                )
+            ]
+            whole = size / float(self.added.shares[canary])
+            ratio = (whole * np.concatenate(seen) - whole**2 / 2.0) / step.noise**2
+            ratio = np.clip(ratio, -700.0, 700.0)
+            mixed = ratio if share == 1.0 else np.log1p(share * np.expm1(ratio))
+            return mixed.reshape(num_runs, self.num_steps).sum(axis=1)
+
+        present, absent = scores(0, {}), scores(1, without)
+        split = int(num_runs * _TRAINING_SHARE)
+        chosen = _thresholds(present[:split], absent[:split], self.confidence)
+        present, absent = present[split:], absent[split:]
+        errors, direct = (
+            Errors(
+                int(np.sum(absent >= threshold)),
+                len(absent),
+                int(np.sum(present < threshold)),
+                len(present),
+            )
+            for threshold in chosen
+        )
+
+        def rejects(tradeoff: bounds.Tradeoff) -> bool:
+            return bounds.repeated_rejects(errors, tradeoff, self.confidence)
+
+        stated = step.mechanism.sensitivity
+        return LowerBound(
+            epsilon=bounds.largest_rejected(plan, delta, rejects),
+            epsilon_of_any=bounds.repeated_epsilon(direct, delta, self.confidence),
+            claimed=plan.epsilon(delta),
+            contradicted=rejects(bounds.tradeoff_of(plan)),
+            delta=delta,
+            confidence=self.confidence,
+            method="repeated",
+            num_steps=self.num_steps,
+            num_runs=num_runs,
+            guesses=None,
+            errors=errors,
+            reach=size / (stated.replace if self._replaces() else stated.add_or_remove),
+            present=present,
+            absent=absent,
+            thresholds=(chosen[0], chosen[0]),
+        )
+
+    # ------------------------------------------------------------------ one run, many canaries
+
+    def one_run(self, most: int, num_guesses: int | None) -> LowerBound:
+        """Attacks one run that has each of many canaries by the toss of a coin."""
+        if self._replaces():
+            raise ValueError(
+                "method='one_run' adds canaries, so it needs neighboring_relation='add_or_remove_one': use 'repeated'."
+            )
+        chosen = self.added.apart(check.count("num_canaries", most, 1))
+        num = len(chosen)
+        asked = max(2, num // 2) if num_guesses is None else num_guesses
+        if not 2 <= check.count("num_guesses", asked, 2) <= num:
+            raise ValueError(
+                f"num_guesses={asked}, but {num} canaries are nearly orthogonal: pass fewer, or use method='repeated'."
+            )
+        step = self._step(chosen)
+        inside = np.random.default_rng(np.abs(self.key)).random(num) < 0.5
+        keep = np.ones(step.num_rows, bool)
+        keep[-num:] = inside
+        without = np.ones(step.num_rows, bool)
+        without[-num:] = False
+        means = self.added.shares[chosen, None] * self.added.means[chosen]
+        total = np.zeros(means.shape[1])
+        key = self.key + np.array([0, 3 << 40])
+        for (noisy, _), (exact, _) in zip(
+            step.values(key, self.num_steps, keep=keep),
+            step.values(key, self.num_steps, noise=0.0, keep=without),
+            strict=True,
+        ):
+            total += (noisy - exact).sum(axis=0)
+        # Half of the canaries are there: the others' mean is taken off each score.
+        total -= 0.5 * self.num_steps * _rate(step) * means.sum(axis=0)
+        norms = np.linalg.norm(means, axis=1)
+        scores = means @ total / norms
+        order = np.argsort(scores)
+        out, taken_in = order[: asked // 2], order[-(asked - asked // 2) :]
+        correct = int(np.sum(~inside[out]) + np.sum(inside[taken_in]))
+        guesses = Guesses(num, asked, correct)
+        plan, delta = self._plan(step)
+
+        def rejects(tradeoff: bounds.Tradeoff) -> bool:
+            return bounds.one_run_rejects(guesses, tradeoff, self.confidence)
+
+        return LowerBound(
+            epsilon=bounds.largest_rejected(plan, delta, rejects),
+            epsilon_of_any=bounds.one_run_epsilon(guesses, delta, self.confidence),
+            claimed=plan.epsilon(delta),
+            contradicted=rejects(bounds.tradeoff_of(plan)),
+            delta=delta,
+            confidence=self.confidence,
+            method="one_run",
+            num_steps=self.num_steps,
+            num_runs=1,
+            guesses=guesses,
+            errors=None,
+            reach=float(norms.mean()) / step.mechanism.sensitivity.add_or_remove,
+            present=scores[inside],
+            absent=scores[~inside],
+            thresholds=(float(scores[taken_in].min()), float(scores[out].max())),
+        )
+
+
+def _rate(step: ObservedStep) -> float:
+    """Returns the stated probability that a step takes a record."""
+    mechanism = step.mechanism
+    return min(1.0, mechanism.expected_batch_size / mechanism.num_records)
+
+
+def _thresholds(present: np.ndarray, absent: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Returns the thresholds with the best bounds on training runs: for a curve, and for one pair of epsilon and delta.
+
+    The bounds are those that the training runs themselves allow: few of them, so that rare errors count for little.
+    """
+    scores = np.unique(np.concatenate([present, absent]))
+    places = np.concatenate([scores[:1], (scores[1:] + scores[:-1]) / 2.0, scores[-1:] + 1.0])
+    risk, num = (1.0 - confidence) / 2.0, len(absent)
+    wrong = np.stack(
+        [
+            num - np.searchsorted(np.sort(absent), places),
+            np.searchsorted(np.sort(present), places),
+        ]
+    )
+    rates = np.where(wrong < num, stats.beta.isf(risk, wrong + 1, np.maximum(num - wrong, 1)), 1.0)
+    curve = -special.ndtri(rates).sum(axis=0)
+    pairs = np.log(np.maximum(1.0 - rates[::-1], 1e-300) / rates).max(axis=0)
+    return float(places[np.argmax(curve)]), float(places[np.argmax(pairs)])
