@@ -2,7 +2,7 @@
 
     python benchmarks/where_time_goes.py [--jax PYTHON] [--quick] [--output docs/figures/benchmark_profile]
 
-A step is timed completely and without one of its parts, in alternating rounds as in `suite.py`: noise (zeros instead), sampling
+A step is timed completely and without one of its parts, in alternating rounds as in `suite.py`: noise (none instead), sampling
 (always the first records instead of a Poisson batch), Adam (plain gradient descent instead). The time of a part is the
 difference; parts that run simultaneously on two cores add up to less than the whole. The remainder without all parts is the
 clipped gradient with its update. A step without a part is *not private*, and only for timing.
@@ -44,9 +44,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ("noise", "sampling", "Adam")
 
 
-def _no_noise(key: Any, shapes: Any, dtype: Any) -> list[Any]:
-    del key
-    return [tf.zeros(shape, dtype) for shape in shapes]
+def _no_noise(key: Any, sums: Any, deviations: Any, *, dtype: Any = None) -> list[Any]:
+    del key, deviations
+    return [tf.cast(part, dtype or sums[0].dtype) for part in sums]
 
 
 def _no_sampling(self: PoissonSampler, key: Any, visit: Any, initial: Any) -> Any:
@@ -59,7 +59,7 @@ def _no_sampling(self: PoissonSampler, key: Any, visit: Any, initial: Any) -> An
 def without(parts: tuple[str, ...]) -> Iterator[None]:
     """The library with parts of its step taken out, while a step is traced."""
     patches = {
-        "noise": lambda: mock.patch.object(_random, "normals", _no_noise),
+        "noise": lambda: mock.patch.object(_random, "add_noise", _no_noise),
         "sampling": lambda: mock.patch.object(PoissonSampler, "for_each_batch", _no_sampling),
         "Adam": lambda: mock.patch.object(
             dpvi.optimizers, "DPKerasAdamOptimizer", dpvi.optimizers.DPKerasSGDOptimizer

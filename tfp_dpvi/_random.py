@@ -17,11 +17,18 @@ import numpy as np
 from tfp_dpvi._tf import tf
 
 ALGORITHM = "philox"
-"""The algorithm of every `tf.random.stateless_*` call: compiled by XLA, the default reads only 64 of a key's 128 bits."""
+"""The algorithm of every `tf.random.stateless_*` call: compiled by XLA, the default reads only 64 bits of a key."""
 
 _MANY = 2**14
 _MASK = 0x7FFFFFFF
 _THREEFRY = 2  # TensorFlow's number for it.
+_GRID_BITS = 12  # The grid is so many powers of two finer than the noise.
+_MANTISSA = np.int64(52)  # Bits of a float64's.
+_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.int64)  # The pattern of the float64.
+# Taylor series, in squares, from the highest power down to the constant.
+_SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
+_COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1)]
+_ARTANH = [2.0 / (2 * k + 1) for k in range(9, -1, -1)]
 
 
 def new_key(seed: int | None = None) -> np.ndarray:
@@ -61,100 +68,161 @@ def keys_of_step(key: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
     return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
 
 
-def normal(key: tf.Tensor, shape: tf.Tensor, dtype: tf.Tensor) -> tf.Tensor:
-    """Draws standard normals with Gaussian tails up to 8.49 standard deviations.
+def add_noise(
+    key: tf.Tensor,
+    sums: Sequence[tf.Tensor],
+    deviations: Sequence[float | tf.Tensor],
+    *,
+    dtype: tf.DType | None = None,
+) -> list[tf.Tensor]:
+    """Returns sums with independent Gaussian noise, on a grid: the only function that adds noise.
 
-    `tf.random.stateless_normal` (TensorFlow 2.15, with XLA and without) never exceeds 5.68 = sqrt(-2 log 1e-7). The
-    probability that a Gaussian does, times the number of releases, exceeds common values of delta: the guarantee would not
-    hold. Here the Box-Muller method runs on float64 uniforms with 52 bits; the missing tail has probability 2e-17.
+    The draws have 52 bits of radius and of angle, in float64, and tails up to 8.5 standard
+    deviations: the missing tail has probability 2e-17. The noisy sum is formed in float64 and
+    rounded to a multiple of `noise_grid(deviation)`, at most 2^-12 standard deviations, before
+    anything reads it: the low bits of a float32 sum would show whether it is exactly zero
+    (Mironov 2012, "On significance of the least significant bits for differential privacy").
 
-    Large float32 draws come from `_many_normals`, which has the same tails and takes a tenth of the time. Use a key once.
+    Args:
+      key: int64 tensor of shape [2], used once.
+      sums: tensors of static shapes, float32 or float64; exact, hence *not private*.
+      deviations: the noise's standard deviation on each sum, at least 0; a sum with 0 is returned
+        as it is.
+      dtype: dtype of the results, by default that of the first sum.
+
+    Returns:
+      Noisy sums, as many as `sums` and of their shapes.
+
+    #### Formal guarantee
+
+    Each result is post-processing, by rounding, of `sum + deviation * draw`. Rounding adds a
+    variance of at most 2^-24 / 12 of the noise's, for which no credit is taken. Not claimed: that
+    the draws are those of an exact sampler of a discrete Gaussian, or that floating-point sums of
+    many records move by no more than the clip in their last bits.
     """
-    static = tf.TensorShape(shape).num_elements() if not tf.is_tensor(shape) else None
-    if static is not None and static >= _MANY and tf.as_dtype(dtype) == tf.float32:
-        return tf.reshape(tf.concat(_many_normals(key, static), axis=0)[:static], shape)
-    size = tf.reduce_prod(tf.cast(shape, tf.int64))
-    half = (size + 1) // 2
-    uniform = tf.random.stateless_uniform(
-        tf.stack([2, half]), seed=key, dtype=tf.float64, alg=ALGORITHM
-    )
-    radius = tf.sqrt(
-        -2.0 * tf.math.log1p(-uniform[0])
-    )  # In [0, 1): the logarithm's argument is never 0.
-    angle = (2.0 * math.pi) * uniform[1]
-    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.cast(tf.reshape(both[:size], shape), dtype)
+    sums = [tf.convert_to_tensor(part) for part in sums]
+    # Not `tf.cast`, which rounds a Python float to float32 first.
+    deviations = [
+        tf.cast(part, tf.float64) if tf.is_tensor(part) else tf.constant(part, tf.float64)
+        for part in deviations
+    ]
+    num = sum(part.shape.num_elements() for part in sums)
+    if num < _MANY:
+        draws, on_grid = _few_normals(key, num), _on_grid
+    else:
+        draws, on_grid = _many_normals(_threefry(key, (num + 1) // 2)), _on_grid_compiled
+    parts = on_grid(draws, sums, deviations)
+    return [tf.cast(part, dtype or sums[0].dtype) for part in parts]
 
 
-def normals(key: tf.Tensor, shapes: Sequence[Sequence[int]], dtype: tf.Tensor) -> list[tf.Tensor]:
-    """Draws standard normals of several static shapes at once: `normal` in fewer and larger operations."""
-    sizes = [tf.TensorShape(shape).num_elements() for shape in shapes]
-    pieces = tf.split(normal(key, [sum(sizes)], dtype), sizes)
-    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+def noise_grid(deviation: float) -> float:
+    """Returns the grid of sums with this noise: the power of two 2^floor(log2(deviation) - 12)."""
+    return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _GRID_BITS)
 
 
-def _many_normals(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws at least `num` standard normals in float32, in two halves, by the Box-Muller method on integers.
+def _on_grid(
+    draws: tf.Tensor, sums: Sequence[tf.Tensor], deviations: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Returns sums with noise, in float64, rounded to `noise_grid`; `draws` are standard normals."""
+    results = []
+    start = 0
+    for part, deviation in zip(sums, deviations, strict=True):
+        end = start + part.shape.num_elements()
+        exact = tf.cast(part, tf.float64)
+        noisy = exact + deviation * tf.reshape(draws[start:end], part.shape)
+        # The exponent's bits, since no logarithm is exact at powers of two.
+        exponent = tf.bitwise.right_shift(tf.bitcast(deviation, tf.int64), _MANTISSA)
+        bits = tf.bitwise.left_shift(exponent - _GRID_BITS, _MANTISSA)
+        grid = tf.bitcast(bits, tf.float64)
+        rounded = tf.round(noisy * (1.0 / grid)) * grid
+        # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
+        results.append(tf.where(deviation > 0.0, rounded, exact))
+        start = end
+    return results
 
-    A pair takes 64 random bits: 40 for the radius `sqrt(-2 log u)`, with u to a relative precision of 2^-24 however small,
-    and 23 for the angle. If the first 31 bits of any u are all zero (once in thousands of draws of a million), 31 more are
-    drawn for all, so that tails reach 9.9. The bits come from Threefry, XLA's counter-based generator (Salmon et al. 2011),
-    seeded with all 128 bits of the key.
+
+_on_grid_compiled = tf.function(_on_grid, jit_compile=True, autograph=False)
+
+
+def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
+    """Draws standard normals, float64 [num], by the Box-Muller method.
+
+    `tf.random.stateless_normal` (TensorFlow 2.15, with XLA and without) never exceeds
+    5.68 = sqrt(-2 log 1e-7): the missing tail, times the number of releases, exceeds common deltas.
     """
     half = (num + 1) // 2
-    bits_key, more_key = split(key, 2)
-    bits = _threefry(bits_key, half)
-    rare = tf.reduce_any(tf.bitwise.bitwise_and(bits[0], _MASK) == 0)
-    return tf.cond(
-        rare,
-        lambda: _box_muller(*bits, _threefry(more_key, half)[0]),
-        lambda: _box_muller(*bits, bits[0][:0]),
-    )
+    uniform = tf.random.stateless_uniform([2, half], seed=key, dtype=tf.float64, alg=ALGORITHM)
+    # In [0, 1): the logarithm's argument is never 0.
+    radius = tf.sqrt(-2.0 * tf.math.log1p(-uniform[0]))
+    angle = (2.0 * math.pi) * uniform[1]
+    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:num]
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _threefry(key: tf.Tensor, num: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws two int32 tensors of `num` random values. Compiled alone: fused with its users, XLA would compute it twice.
+def _threefry(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
+    """Draws uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011), XLA's generator.
 
-    One draw of 64 bits is one block of Threefry; newer XLA computes every block of 32-bit draws twice.
+    It is seeded with all 128 bits of the key, and has 64 bits of strength. Compiled alone: fused with
+    its users, XLA would compute it twice.
     """
     key = tf.bitcast(key, tf.uint64)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.uint64
+        shape=[2 * num_pairs], key=key[:1], counter=key[1:], alg=_THREEFRY, dtype=tf.uint64
     )
-    halves = bits, tf.bitwise.right_shift(bits, tf.constant(32, tf.uint64))
-    first, second = (tf.bitcast(tf.cast(half, tf.uint32), tf.int32) for half in halves)
-    return first, second
+    return tf.reshape(bits, [2, num_pairs])
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _box_muller(
-    first: tf.Tensor, second: tf.Tensor, more: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns pairs of normals from two int32 tensors of shape [n]; `more` [n] or [0] extends u of which 31 bits are 0."""
-    high = tf.cast(tf.bitwise.bitwise_and(first, _MASK), tf.float32) * 2.0**-31
-    low = tf.cast(tf.bitwise.bitwise_and(second, 511), tf.float32) * 2.0**-40
-    if more.shape[0]:  # Added last, to small numbers only: float32 adds small parts exactly.
-        rest = tf.cast(tf.bitwise.bitwise_and(more, _MASK), tf.float32) * 2.0**-71 + 2.0**-72
-    else:
-        rest = tf.fill([first.shape[0]], tf.constant(2.0**-41))
-    radius = tf.sqrt(tf.maximum(-2.0 * tf.math.log(high + (low + rest)), 0.0))
-    turns = tf.cast(tf.bitwise.right_shift(second, 9), tf.float32) * 2.0**-23  # In [-1/2, 1/2).
-    # Sine and cosine by polynomials on a quarter turn: XLA on CPUs has no vectorised ones.
-    quarter = tf.round(turns * 4.0)
-    angle = (turns - quarter * 0.25) * (2.0 * math.pi)
+def _many_normals(bits: tf.Tensor) -> tf.Tensor:
+    """Makes standard normals, float64 [2 n], of uint64 bits [2, n], by the Box-Muller method.
+
+    Logarithm, sine and cosine are polynomials: XLA on CPUs has no vectorised ones in float64.
+    """
+    first, second = tf.unstack(bits)
+    radius = tf.sqrt(-2.0 * _log_of_bits(first))
+    sign = tf.where(_bit(second, 1), -radius, radius)
+    # An angle in (-pi/4, pi/4) of 52 bits; swapping and a common sign make the other three quarters.
+    turns = tf.cast(_high_bits(second, 2), tf.float64) * 2.0**-52 - (0.5 - 2.0**-53)
+    angle = turns * (math.pi / 2)
     square = angle * angle
-    sine = angle * (
-        1.0 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362880)))
+    sine = angle * _polynomial(square, _SINE)
+    cosine = _polynomial(square, _COSINE)
+    swap = _bit(second, 0)
+    return tf.concat(
+        [sign * tf.where(swap, sine, cosine), sign * tf.where(swap, cosine, sine)], axis=0
     )
-    cosine = 1.0 + square * (
-        -1 / 2 + square * (1 / 24 + square * (-1 / 720 + square * (1 / 40320 - square / 3628800)))
-    )
-    odd, half_turn = tf.abs(quarter) == 1.0, tf.abs(quarter) == 2.0
-    x, y = tf.where(odd, sine, cosine), tf.where(odd, cosine, sine)
-    x = tf.where((quarter == 1.0) | half_turn, -x, x)
-    y = tf.where((quarter == -1.0) | half_turn, -y, y)
-    return radius * x, radius * y
+
+
+def _log_of_bits(bits: tf.Tensor) -> tf.Tensor:
+    """Returns log((k + 1/2) 2^-52), k the highest 52 bits, to a relative error of 1e-14."""
+    number = tf.cast(_high_bits(bits, 0), tf.float64) + 0.5
+    pattern = tf.bitcast(number, tf.int64)
+    exponent = tf.bitwise.right_shift(pattern - _ROOT_HALF, _MANTISSA)
+    mantissa = tf.bitcast(pattern - tf.bitwise.left_shift(exponent, _MANTISSA), tf.float64)
+    # log m = 2 artanh((m - 1) / (m + 1)), with m between sqrt(1/2) and sqrt(2).
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    series = ratio * _polynomial(ratio * ratio, _ARTANH)
+    return series + (tf.cast(exponent, tf.float64) - 52.0) * math.log(2.0)
+
+
+def _high_bits(bits: tf.Tensor, skip: int) -> tf.Tensor:
+    """Returns 52 bits of uint64 values as int64, after the first `skip`."""
+    wide = tf.bitwise.left_shift(bits, tf.constant(skip, tf.uint64))
+    return tf.bitcast(tf.bitwise.right_shift(wide, tf.constant(12, tf.uint64)), tf.int64)
+
+
+def _bit(bits: tf.Tensor, number: int) -> tf.Tensor:
+    """Returns whether a bit of uint64 values is set; number 0 is the highest."""
+    mask = tf.constant(1 << (63 - number), tf.uint64)
+    return tf.bitwise.bitwise_and(bits, mask) != 0
+
+
+def _polynomial(x: tf.Tensor, coefficients: Sequence[float]) -> tf.Tensor:
+    """Returns the polynomial with these coefficients, that of the highest power first."""
+    total = tf.constant(coefficients[0], tf.float64)
+    for coefficient in coefficients[1:]:
+        total = total * x + tf.constant(coefficient, tf.float64)
+    return total
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:

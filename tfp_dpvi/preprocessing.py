@@ -248,7 +248,8 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
 
 def privatize_moments(sums: np.ndarray, deviation: float, key: np.ndarray) -> np.ndarray:
     """Returns `moment_sums` with independent Gaussian noise of this standard deviation on every coordinate."""
-    return sums + deviation * np.asarray(_random.normal(tf.constant(key), [len(sums)], tf.float64))
+    (noisy,) = _random.add_noise(tf.constant(key), [tf.constant(sums, tf.float64)], [deviation])
+    return noisy.numpy()
 
 
 def _statistics(

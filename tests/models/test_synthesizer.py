@@ -347,7 +347,7 @@ def test_nothing_is_released_that_was_not_reserved(monkeypatch):
             seen.append(plan.purpose) or (_ for _ in ()).throw(BudgetExhaustedError("no"))
         ),
     )
-    monkeypatch.setattr("tfp_dpvi._random.normal", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr("tfp_dpvi._random.add_noise", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(BudgetExhaustedError, match="no"):
         synthesizer.fit(make_gains(), epsilon=1.0, delta=1e-5)
     assert seen == ["histograms of 1 column, by which levels are chosen"]

@@ -79,15 +79,13 @@ class MessageHospital(Hospital):
         # C10: a fresh key for every message; of a seed's one key, no number comes twice.
         key = _random.fold_in(tf.constant(_random.new_key(self._seed)), tf.constant(self._messages))
         self._messages += 1
-        shapes = [total.shift.shape, total.precision.shape]
-        shift, precision = (
-            self._plan.deviation * part.numpy() for part in _random.normals(key, shapes, tf.float64)
-        )
-        if (
-            total.full_rank
-        ):  # The upper half is what is released: no longer than the matrix, and noisy as a whole.
+        exact = [tf.constant(part, tf.float64) for part in (total.shift, total.precision)]
+        noisy = _random.add_noise(key, exact, [self._plan.deviation] * 2)
+        shift, precision = (part.numpy() for part in noisy)
+        if total.full_rank:
+            # The upper half is what is released: no longer than the matrix, and noisy as a whole.
             precision = np.triu(precision) + np.triu(precision, 1).T
-        return total * Factor(shift, precision)
+        return Factor(shift, precision)
 
     def _clipped_sum(self, task: Task) -> Factor:
         """Returns the sum over shards of clipped changes, each against the posterior without that shard's share of the factor."""

@@ -96,8 +96,6 @@ def joint_release(
     scales += [
         one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.bound for one in joint
     ]
-    dtype = clipped.tensors[0].dtype
-    sums = [tf.cast(one, dtype) for one in sums]
     return ClippedSum(
         [*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_joint=len(joint)
     )

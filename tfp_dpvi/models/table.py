@@ -105,8 +105,9 @@ class TableModel(DPVI):
         with state.ledger.reserved(
             plan, seeded=state.seed is not None, budgets=state.target.budgets
         ):
-            noise = _random.normal(key, [counts.size], tf.float64).numpy()
-            return counts + plan.deviation * noise.reshape(counts.shape)
+            exact = tf.constant(counts, tf.float64)
+            (noisy,) = _random.add_noise(key, [exact], [plan.deviation])
+            return noisy.numpy()
 
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
         """Fits the surrogate to the posterior given released counts: post-processing, at no cost."""

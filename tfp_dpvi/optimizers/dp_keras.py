@@ -35,30 +35,45 @@ def privatize(
     expected_batch_size: float,
     pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     data_independent: Sequence[tf.Tensor] | None = None,
+    dtype: tf.DType | None = None,
 ) -> PrivatizedGradients:
     """Returns `pull_back((sum + z C Z) / (q N)) + exact` (contracts C1 and C2).
 
-    `noise_multiplier`, z >= 0, is the noise's standard deviation over the bound C of `clipped`; `key`, int64 of shape [2], is used
-    once; `expected_batch_size` is the public denominator qN, never the realised batch size, which is secret. `pull_back` maps the
-    gradient's noisy mean to one tensor for each variable, without reading records (None for the identity); `data_independent` is
-    the exact gradient of the terms that depend on no record, added without clip and noise.
+    Args:
+      clipped: the sum of clipped gradients, and its sensitivity.
+      noise_multiplier: z >= 0, the noise's standard deviation over the bound C of `clipped`.
+      key: int64 tensor of shape [2], used once.
+      expected_batch_size: the public denominator qN, never the realised batch size, which is secret.
+      pull_back: maps the gradient's noisy mean to one tensor for each variable, without reading
+        records; None for the identity.
+      data_independent: the exact gradient of the terms that depend on no record, added without clip
+        and noise.
+      dtype: float32 or float64, of the results; by default that of the sum. Sums in float64 keep
+        their precision until the noise is in.
+
+    Returns:
+      The noisy gradients of the variables, and the noisy means that they are made of.
 
     #### Formal guarantee
 
-    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's `noise_scales`), independent
-    across coordinates and keys, followed by post-processing. An empty batch is a release too, of noise alone.
+    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's
+    `noise_scales`), independent across coordinates and keys, rounded to a grid of at most 2^-12
+    standard deviations (see `add_noise`), followed by post-processing. An empty batch is a release
+    too, of noise alone.
     """
-    dtype = clipped.tensors[0].dtype
-    noise = _random.normals(key, [part.shape.as_list() for part in clipped.tensors], dtype)
-    multiplier = tf.cast(noise_multiplier, dtype)
-    released = []
-    for part, draw, scale in zip(
-        clipped.tensors, noise, clipped.noise_scales or [1.0] * len(noise), strict=True
-    ):
-        deviation = multiplier * exactly(clipped.clip.bound * scale, dtype)
+    dtype = dtype or clipped.tensors[0].dtype
+    multiplier = exactly(noise_multiplier, tf.float64)
+    scales = clipped.noise_scales or [1.0] * len(clipped.tensors)
+    deviations = [
         # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
-        deviation = tf.where(multiplier > 0, deviation, tf.zeros_like(deviation))
-        released.append((part + deviation * draw) / exactly(expected_batch_size, dtype))
+        tf.where(
+            multiplier > 0.0, multiplier * exactly(clipped.clip.bound * scale, tf.float64), 0.0
+        )
+        for scale in scales
+    ]
+    noisy = _random.add_noise(key, clipped.tensors, deviations, dtype=dtype)
+    denominator = exactly(expected_batch_size, dtype)
+    released = [part / denominator for part in noisy]
     num = len(released) - clipped.num_joint
     mean, joint = released[:num], released[num:]
     tensors = mean if pull_back is None else list(pull_back(mean))

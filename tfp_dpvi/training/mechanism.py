@@ -164,11 +164,7 @@ class Mechanism:
 
         The optimizer adds the noise of this multiplier; `key` is int64 of shape [2], used once.
         """
-        parts = [
-            tf.cast(total, part.dtype)
-            for total, part in zip(sums.gradient, gradient.released, strict=True)
-        ]
-        clipped = ClippedSum(parts, *self._stated)
+        clipped = ClippedSum(sums.gradient, *self._stated)
         return optimizer.privatize(
             joint_release(self.joint, clipped, sums.joint, self.sensitivity),
             noise_multiplier=noise,
@@ -176,6 +172,7 @@ class Mechanism:
             expected_batch_size=self.expected_batch_size,
             pull_back=gradient.pull_back,
             data_independent=gradient.data_independent,
+            dtype=gradient.released[0].dtype,
         )
 
     @property

@@ -1,0 +1,133 @@
+"""One function adds all noise (contract C10): what is released passes it, and nothing else draws any."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from support.toy import Toy, records, sgd
+
+import tfp_dpvi as dpvi
+from tfp_dpvi import _random
+from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
+from tfp_dpvi.synthetic import Binary, Table
+
+tfd = tfp.distributions
+PACKAGE = pathlib.Path(dpvi.__file__).parent
+
+# Files that draw normals for another purpose than the noise of a release, and which.
+OTHER_NORMALS = {
+    "federated/factors.py": "draws of a posterior that is known",
+    "federated/study.py": "public directions that try the prior",
+    "models/calibrated.py": "places of a released path",
+    "posterior/curvature.py": "HMC's momenta and draws of the curvature",
+    "posterior/mixture.py": "draws of a posterior",
+    "surrogates.py": "reparameterised draws of a surrogate",
+    "synthetic/mixture.py": "starting values",
+}
+NORMALS = {"normal", "standard_normal", "stateless_normal", "multivariate_normal", "laplace"}
+
+
+def drawing_files(package=PACKAGE):
+    """Files that call a function of such a name, `Factor.normal` (a constructor) left out."""
+    names = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in NORMALS
+                and getattr(node.func.value, "id", "") != "Factor"
+            ):
+                names.add(path.relative_to(package).as_posix())
+    return names
+
+
+def test_no_other_file_draws_noise():
+    assert drawing_files() == set(OTHER_NORMALS)
+
+
+def test_a_file_that_adds_noise_of_its_own_is_seen(tmp_path):
+    (tmp_path / "leak.py").write_text("def f(total, rng):\n    return total + rng.normal()\n")
+    assert drawing_files(tmp_path) == {"leak.py"}
+
+
+# ---------------------------------------------------------------- every release passes `add_noise`
+
+
+def gradients(shift):
+    """Two steps of SGD, and a metric released with them."""
+    model = Toy()
+    model.compile(sgd(1.0), delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(-5.0, 0.0)])
+    x, y = records(60)
+    history = model.fit(x + shift, y, batch_size=20, epochs=1, verbose=0).history
+    return [model.w.numpy(), *(np.array(value) for value in history.values())]
+
+
+def pairs(shift):
+    """A calibrated posterior's scores and curvature."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 1.0)})
+    model = dpvi.DPVI(prior, lambda params, x: tfd.Normal(params["w"] * x, 1.0), seed=1)
+    model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
+    x = np.linspace(-1.0, 1.0, 60).astype("float32")
+    model.fit(x, x + shift, batch_size=60, sampling="fixed_size", epochs=3, verbose=0)
+    released = tf.nest.flatten(model._dp.accumulated)
+    return [value.numpy() for value in [*model.trainable_variables, *released]]
+
+
+def moments(shift):
+    layer = dpvi.preprocessing.PrivateStandardize(-3.0, 3.0)
+    layer.adapt(records(60)[0] + shift, epsilon=1.0, delta=1e-5)
+    return [weight.numpy() for weight in layer.weights]
+
+
+def counts(shift):
+    model = dpvi.Synthesizer(Table({"a": Binary()}), 1).model
+    model.compile(sgd(), epsilon=1.0, delta=1e-5)
+    (plan,) = model.plans([("counts", 1.0, 1.0)], 60)
+    return [model.release(np.full([2, 3], shift), plan, 0)]
+
+
+def message(shift):
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), [1])})
+    silent = dpvi.optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=np.inf, noise_multiplier=0.0, learning_rate=0.1
+    )
+    study = Study(
+        prior,
+        lambda params, x: tfd.Normal(x[:, 0] * params["w"][0], 1.0),
+        silent,
+        privacy="messages",
+        message_clip=0.1,
+        num_shards=2,
+        num_hospitals=10**4,
+        local_steps=2,
+        batch_size=20,
+    )
+    x, y = records(60, 1)
+    hospital = MessageHospital(study, x + np.float32(shift), y, name="a", epsilon=1.0, rounds=1)
+    start = Factor.normal([0.0], [1.0])
+    change = hospital._change(Task(study.terms.identity, "a", "r", 0, start, start))
+    return [change.shift, change.precision]
+
+
+@pytest.mark.parametrize("release", [gradients, pairs, moments, counts, message])
+def test_without_the_noise_functions_result_nothing_depends_on_records(release, monkeypatch):
+    """Its results are replaced by constants: what is released of unlike data is then the same.
+
+    A sum that went past it would show the data.
+    """
+    calls = []
+
+    def constants(key, sums, deviations, *, dtype=None):
+        calls.append(deviations)
+        return [tf.fill(part.shape, tf.constant(1.0, dtype or part.dtype)) for part in sums]
+
+    monkeypatch.setattr(_random, "add_noise", constants)
+    for both in zip(release(0.0), release(2.0), strict=True):
+        np.testing.assert_array_equal(*both)
+    assert calls
