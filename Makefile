@@ -85,6 +85,10 @@ on-stacks:
 test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new random numbers: about an hour and a half (an estimate)
 	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) $(RUN_TESTS) -m slow $(PYTEST_ARGS)
 
+.PHONY: audit
+audit: $(STAMP) ## Plant 20 faults and more in the private step: each must be found, and the clean step pass
+	$(BIN)/python .ci/audit.py
+
 .PHONY: studies
 studies: $(STAMP) ## Ten models, the 2017 paper's mixture, d3p's groups, the bars: goes on where it stopped; FULL=1 adds two long cells
 	$(BIN)/python benchmarks/run_studies.py --write $(if $(FULL),--full)

@@ -18,6 +18,7 @@ PAGES = {
 
 
 SLOW = (
+    "audit.md",
     "guides/analyst.md",
     "guides/arviz.md",
     "guides/calibrated_posterior.md",
@@ -26,7 +27,7 @@ SLOW = (
     "guides/in_keras.md",
     "guides/local_latents.md",
     "guides/vae_researcher.md",
-)  # 10 to 20 s each; the README runs.
+)  # 7 to 20 s each; the README runs.
 NEEDS = {"guides/arviz.md": "arviz"}
 
 

@@ -43,7 +43,8 @@ def test_half_the_noise_is_found():
     assert "CONTRADICTS" in str(result)
 
 
-@pytest.mark.parametrize("clean", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("clean", [True, False])
 def test_one_run(clean):
     """Many canaries in one run show that there is no noise; with it, they show nothing beyond the claim."""
     model = planted.linear(2.0, width=64)

@@ -137,6 +137,21 @@ def paired_sums(clipped_sum):
 
 
 @contextlib.contextmanager
+def keys_changed(changed):
+    """A step's keys are `changed(keys_of_step, key, step)`."""
+    real = _random.keys_of_step
+    with mock.patch.object(_random, "keys_of_step", lambda key, step: changed(real, key, step)):
+        yield
+
+
+@contextlib.contextmanager
+def joint_for_free():
+    """The sensitivity that is priced leaves out the joint releases."""
+    with mock.patch.object(mechanism_lib, "joint_sensitivity", lambda joint, gradient: gradient):
+        yield
+
+
+@contextlib.contextmanager
 def without_the_look_at_xla():
     """What XLA made of a step is not looked at for shapes that vary."""
     with mock.patch.object(compiled, "refuse_dynamic_shapes"):

@@ -1,6 +1,7 @@
-"""Audits of a model's own private step: its sensitivity by replay, and a lower bound of epsilon by canaries."""
+"""Audits of a model's own private step: sensitivity by replay, epsilon from below by canaries, noise and samples by tests."""
 
 from tfp_dpvi.audit.bounds import Errors, Guesses
+from tfp_dpvi.audit.draws import Randomness, randomness
 from tfp_dpvi.audit.lower_bounds import LowerBound, lower_bound
 from tfp_dpvi.audit.neighbours import Differences, differences, rounding
 from tfp_dpvi.audit.replayed import Measured, Replay, replay
@@ -11,9 +12,11 @@ __all__ = [
     "Guesses",
     "LowerBound",
     "Measured",
+    "Randomness",
     "Replay",
     "differences",
     "lower_bound",
+    "randomness",
     "replay",
     "rounding",
 ]

@@ -20,11 +20,11 @@ _STEPS = 16
 _MOST_UNITS = 128
 _MOST = 512
 
-Rows = dict[str, Structure]
+Rows = dict[str, Any]
 """Arrays under "x", "y" and "sample_weight"; a missing part has no key."""
 
 
-def rows_of(model: DPModel, x: Structure, y: Structure | None, weight: Any) -> Rows:
+def rows_of(model: DPModel, x: Structure, y: Structure | None, weight: np.ndarray | None) -> Rows:
     """Returns records as arrays with the types that `fit` gives them."""
     records = make_records(x, y, weight, dtype=model.record_dtype, validate=False)
     return tf.nest.map_structure(lambda part: part.numpy(), records.tensors())
@@ -35,7 +35,7 @@ def appended(rows: Rows, more: Rows) -> Rows:
     return tf.nest.map_structure(lambda a, b: np.concatenate([a, b]), rows, more)
 
 
-def taken(rows: Rows, indices: Sequence[int]) -> Rows:
+def taken(rows: Rows, indices: Sequence[int] | np.ndarray) -> Rows:
     """Returns some of the records."""
     return tf.nest.map_structure(lambda part: part[np.asarray(indices)], rows)
 
@@ -68,7 +68,12 @@ def _scaled(part: np.ndarray, scale: float) -> np.ndarray:
 
 def _units(x: Structure) -> np.ndarray | None:
     """Returns vectors with one large entry of either sign, if records are vectors of moderate length."""
-    if tf.nest.is_nested(x) or x.ndim != 2 or x.dtype.kind != "f" or x.shape[1] > _MOST_UNITS:
+    if (
+        not isinstance(x, np.ndarray)
+        or x.ndim != 2
+        or x.dtype.kind != "f"
+        or x.shape[1] > _MOST_UNITS
+    ):
         return None
     eye = np.eye(x.shape[1], dtype=x.dtype) * x.dtype.type(_UNIT)
     return np.concatenate([eye, -eye])
@@ -86,7 +91,7 @@ def _distinct(y: Structure) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributions:
-    """What each of several records adds to a step's sums.
+    """The contributions of each of several records to a step's sums.
 
     Attributes:
       rows: the records.

@@ -21,7 +21,7 @@ from tfp_dpvi.audit.canaries import (
     rows_of,
     taken,
 )
-from tfp_dpvi.audit.observed import ObservedStep, num_rows
+from tfp_dpvi.audit.observed import ObservedStep, Setting, num_rows
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import NeighboringRelation, PrivacyPlan
 from tfp_dpvi.training import new_key
@@ -76,10 +76,10 @@ class LowerBound:
             f"Audit of {self.num_steps} step{'' if self.num_steps == 1 else 's'} by canaries ({self._how}):",
             f"  epsilon >= {self.epsilon:.3g} at delta = {self.delta:g}, {verdict} of {self.claimed:.3g};",
             f"  for a mechanism of any shape: epsilon >= {self.epsilon_of_any:.3g}.",
-            f"  Each bound holds with a probability of {100 * self.confidence:.6g} %. The canary reached "
+            f"  Each bound holds with a probability of {100 * self.confidence:.10g} %. The canary reached "
             f"{100 * self.reach:.3g} % of the stated sensitivity.",
-            "  The attack knew all other records' exact sums: the result is not private itself. On simulated or public",
-            "  records that matters to nobody; on private ones do not publish it.",
+            "  The attack knew all other records' exact sums: the result is not private itself, which does not matter for",
+            "  simulated or public records. Do not publish the result of an audit on private ones.",
         ]  # fmt: skip
         return "\n".join(lines)
 
@@ -130,13 +130,13 @@ def lower_bound(
     method: str = "repeated",
     num_runs: int = 1000,
     num_steps: int = 1,
-    canaries: dict[str, Any] | None = None,
+    canaries: dict[str, Structure] | None = None,
     num_canaries: int = 100,
     num_guesses: int | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
-    **settings: Any,
+    **settings: Setting,
 ) -> LowerBound:
     """Attacks the model's own step, and returns the lower bound of epsilon that follows from the attack's success.
 
@@ -186,29 +186,29 @@ def lower_bound(
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
     num = num_rows(x)
-    settings = {"num_records": num, **settings}
-    settings = {"batch_size": settings["num_records"], **settings}
+    how: dict[str, Any] = {"num_records": num, **settings}
+    how = {"batch_size": how["num_records"], **how}
     key = new_key(seed)
     rows = rows_of(model, x, y, sample_weight)
-    made = candidates(rows) if canaries is None else _given(model, canaries)
+    made = candidates(rows) if canaries is None else _converted(model, canaries)
     tf.nest.assert_same_structure(rows, made)
-    added = contributions(model, made, key, num_records=settings["num_records"])
+    added = contributions(model, made, key, num_records=how["num_records"])
     if not added.norms.max() > 0.0:
         raise ValueError(
             "canaries: none of them moves a sum; pass records with a gradient, canaries={'x': ...}."
         )
-    attack = _Attack(model, rows, added, key, num_steps, delta, confidence, settings)
+    attack = _Attack(model, rows, added, key, num_steps, delta, confidence, how)
     if method == "repeated":
         return attack.repeated(num_runs)
     return attack.one_run(num_canaries, num_guesses)
 
 
-def _given(model: DPModel, canaries: dict[str, Any]) -> Rows:
+def _converted(model: DPModel, canaries: dict[str, Any]) -> Rows:
     if "x" not in canaries or set(canaries) - {"x", "y", "sample_weight"}:
         raise ValueError(
             f"canaries has the keys {sorted(canaries)}: pass x and, as for fit, y and sample_weight."
         )
-    return rows_of(model, *(canaries.get(name) for name in ("x", "y", "sample_weight")))
+    return rows_of(model, canaries["x"], canaries.get("y"), canaries.get("sample_weight"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import Structure, tf
 
-Sums = Callable[[Any, np.ndarray], Sequence[np.ndarray]]
+Sums = Callable[[Structure, np.ndarray], Sequence[np.ndarray]]
 """`sums(records, mask) -> parts of a sum`, with the same randomness in every call."""
 
 
@@ -45,12 +44,12 @@ def distance(parts: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float
     return math.sqrt(sum(squares))
 
 
-def rounding(dtype: Any, num_records: int, num_coordinates: int) -> float:
+def rounding(dtype: np.dtype | type, num_records: int, num_coordinates: int) -> float:
     """Returns an allowance for rounding, in clips: of a record's scale, and of sums of `num_records` vectors."""
     return float(np.finfo(dtype).eps) * (8 + math.sqrt(num_coordinates) + 2 * num_records)
 
 
-def with_row(records: Any, other: Any, at: int, row: int) -> Any:
+def with_row(records: Structure, other: Structure, at: int, row: int) -> Structure:
     """Returns a copy of records whose record `at` is record `row` of other records of the same structure."""
 
     def put(part: np.ndarray, source: np.ndarray) -> np.ndarray:
@@ -61,7 +60,7 @@ def with_row(records: Any, other: Any, at: int, row: int) -> Any:
     return tf.nest.map_structure(put, records, other)
 
 
-def differences(sums: Sums, records: Any, other: Any, at: int) -> Differences:
+def differences(sums: Sums, records: Structure, other: Structure, at: int) -> Differences:
     """Returns how far a sum moves if record `at` is removed, or replaced by record `at` of `other`.
 
     The removed record is masked at its index, so that all other records keep their random numbers.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.data import ArrayData, by_column
+from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.models.arguments import is_batches
 from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
@@ -18,6 +19,9 @@ from tfp_dpvi.privacy import PrivacyLedger, SamplingScheme
 from tfp_dpvi.sampling import Sampler
 from tfp_dpvi.sampling.base import Body, Carry
 from tfp_dpvi.training import Mechanism, initial_state, make_steps
+
+Setting: TypeAlias = int | float | str | None
+"""An argument of `make_data`, such as `batch_size` or `sampling`."""
 
 _MOST_VALUES = 2**23  # Released numbers that are kept on the device in one call.
 
@@ -68,7 +72,7 @@ class _Recorder:
     def build(self, variables: Sequence[tf.Variable]) -> None:
         """Creates no slots: nothing is updated."""
 
-    def privatize(self, clipped: Any, **settings: Any) -> PrivatizedGradients:
+    def privatize(self, clipped: ClippedSum, **settings: Any) -> PrivatizedGradients:
         private = self._optimizer.privatize(clipped, **settings)
         parts = [tf.cast(part, self._values.dtype) for part in (*private.mean, *private.joint)]
         row = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
@@ -79,11 +83,8 @@ class _Recorder:
         self._at.assign_add(1)
         return private
 
-    def apply_gradients(self, pairs: Any, **settings: Any) -> None:
+    def apply_gradients(self, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
         """Applies nothing."""
-        del settings
-        for _ in pairs:
-            pass
 
     def rewind(self) -> None:
         """Forgets what was kept."""
@@ -132,7 +133,7 @@ class ObservedStep:
         sample_weight: np.ndarray | None = None,
         *,
         num_steps: int | None = 1,
-        **settings: Any,
+        **settings: Setting,
     ) -> None:
         if not isinstance(model, DPModel):
             raise TypeError(f"model must be a compiled DPModel, got {type(model).__name__}.")
@@ -205,7 +206,7 @@ class ObservedStep:
         *,
         noise: float | None = None,
         keep: np.ndarray | None = None,
-        tensors: dict[str, Any] | None = None,
+        tensors: dict[str, Structure] | None = None,
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the released sums of blocks of steps, in units in which the stated noise has the same deviation everywhere.

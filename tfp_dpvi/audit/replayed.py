@@ -9,10 +9,11 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.audit.canaries import rows_of
 from tfp_dpvi.audit.neighbours import rounding, with_row
-from tfp_dpvi.audit.observed import ObservedStep, Part, num_rows
-from tfp_dpvi.data import make_records
+from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
 from tfp_dpvi.models import DPModel
+from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.training import new_key
 
 EXTREMES = (0.0, 1.0, -1.0, 30.0, -30.0, 1e4, -1e4, 1e15, -1e30, np.nan, np.inf)
@@ -101,11 +102,11 @@ def replay(
     y: Structure | None = None,
     sample_weight: np.ndarray | None = None,
     *,
-    neighbours: dict[str, Any] | None = None,
+    neighbours: dict[str, Structure] | None = None,
     at: tuple[int, ...] | None = None,
     num_steps: int = 2,
     seed: int | None = None,
-    **settings: Any,
+    **settings: Setting,
 ) -> Replay:
     """Measures what one record can do to the sums of the model's own step, against the sensitivity that the step states.
 
@@ -178,7 +179,7 @@ class _Runs:
         self.names = [variable.name for variable in self._variables]
         self._before = [variable.numpy() for variable in self._variables]
 
-    def __call__(self, records: Any, keep: np.ndarray | None = None) -> list[np.ndarray]:
+    def __call__(self, records: Structure, keep: np.ndarray | None = None) -> list[np.ndarray]:
         tensors = tf.nest.map_structure(tf.constant, records)
         try:
             released = self._step.all_values(
@@ -194,7 +195,7 @@ class _Runs:
 class _Largest:
     """The largest differences so far."""
 
-    def __init__(self, parts: tuple[Part, ...], sensitivity: Any) -> None:
+    def __init__(self, parts: tuple[Part, ...], sensitivity: Sensitivity) -> None:
         whole = Part("together", slice(None), sensitivity.add_or_remove, sensitivity.replace)
         self._parts = (*parts, *((whole,) if len(parts) > 1 else ()))
         self._presence = dict.fromkeys((part.name for part in self._parts), 0.0)
@@ -249,7 +250,7 @@ def _largest_norm(difference: np.ndarray) -> float:
     return float(np.max(np.where(np.isfinite(norms), norms, np.inf)))
 
 
-def _extremes(records: Any) -> Any:
+def _extremes(records: dict[str, Structure]) -> dict[str, Structure]:
     """Returns records of extreme floats; integers, such as labels, are those of the first records."""
     num = len(tf.nest.flatten(records)[0])
 
@@ -266,13 +267,11 @@ def _extremes(records: Any) -> Any:
     return tf.nest.map_structure(rows, records)
 
 
-def _converted(model: DPModel, neighbours: dict[str, Any]) -> Any:
+def _converted(model: DPModel, neighbours: dict[str, Any]) -> dict[str, Structure]:
     """Returns the neighbours with the types that `fit` gives to records."""
     unknown = set(neighbours) - {"x", "y", "sample_weight"}
     if unknown or "x" not in neighbours:
         raise ValueError(
             f"neighbours has the keys {sorted(neighbours)}: pass x and, as for fit, y and sample_weight."
         )
-    parts = [neighbours.get(name) for name in ("x", "y", "sample_weight")]
-    made = make_records(*parts, dtype=model.record_dtype, validate=False)
-    return tf.nest.map_structure(lambda part: part.numpy(), made.tensors())
+    return rows_of(model, neighbours["x"], neighbours.get("y"), neighbours.get("sample_weight"))

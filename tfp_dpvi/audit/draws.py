@@ -1,0 +1,227 @@
+"""`randomness`: whether a step's noise and its samples are distributed as its plan states."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure
+from tfp_dpvi.audit.observed import ObservedStep, Setting
+from tfp_dpvi.models import DPModel
+from tfp_dpvi.privacy import FullBatch, PoissonSampling, SamplingScheme
+
+_MOST_VALUES = 2**21  # Of the noise, that are kept for the tests.
+_MOST_SORTED = 100_000
+_EXACT = 2.0**22  # Multiples of the grid up to which float32 is exact.
+_ULPS = 2  # That a division may be off.
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomness:
+    """The result of `randomness`.
+
+    Attributes:
+      p_values: the p-value of each test by its name.
+      off_grid: the share of released values that are no multiples of their noise's grid.
+      false_alarm: the probability with which correct code fails.
+      num_steps: steps of each of the two runs.
+    """
+
+    p_values: tuple[tuple[str, float], ...]
+    off_grid: float
+    false_alarm: float
+    num_steps: int
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The tests that fail."""
+        least = self.false_alarm / len(self.p_values)
+        failed = [name for name, p_value in self.p_values if not p_value >= least]
+        return (*failed, *(["grid of released values"] if self.off_grid > 0.0 else []))
+
+    @property
+    def holds(self) -> bool:
+        """True if no test fails."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        """Returns the result as plain text."""
+        verdict = "as stated" if self.holds else "NOT as stated"
+        lines = [
+            f"Noise and samples of 2 x {self.num_steps} steps are {verdict} (false alarms: {self.false_alarm:g}):"
+        ]
+        for name, p_value in self.p_values:
+            mark = "  FAILS" if name in self.failures else ""
+            lines.append(f"  {name}: p = {p_value:.3g}{mark}")
+        mark = "  FAILS" if self.off_grid > 0.0 else ""
+        lines.append(f"  released values off their grid: {100 * self.off_grid:.3g} %{mark}")
+        return "\n".join(lines)
+
+
+def randomness(
+    model: DPModel,
+    x: Structure,
+    y: Structure | None = None,
+    sample_weight: np.ndarray | None = None,
+    *,
+    num_steps: int = 1000,
+    false_alarm: float = 1e-6,
+    seed: int | None = None,
+    **settings: Setting,
+) -> Randomness:
+    """Tests the noise and the samples of the model's own step against its plan.
+
+    The step runs with noise and, with the same keys, without it. The difference must be Gaussian noise of the stated standard
+    deviation in every released value, independent between values, steps and runs, and released sums must lie on the grid of
+    their noise. The records that each step visits must be those of the stated sampling: as many, at the stated rate, anew
+    in every step. Variables and ledger do not change.
+
+    Args:
+      model: a compiled model, fitted or not.
+      x: simulated or public records as for `fit`; 30 are enough.
+      y: likewise.
+      sample_weight: likewise.
+      num_steps: steps in each of two runs with keys of their own.
+      false_alarm: the probability with which correct code fails, divided among the tests.
+      seed: of the keys; None for fresh ones.
+      **settings: of `model.make_data`: `batch_size`, `num_records`, `sampling`.
+
+    Returns:
+      The p-values, with `holds` and a plain-text form.
+    """
+    check.count("num_steps", num_steps, 100)
+    false_alarm = check.delta(false_alarm)
+    step = ObservedStep(model, x, y, sample_weight, num_steps=num_steps, **settings)
+    columns = _columns(step, num_steps)
+    runs, visits, off_grid = [], [], []
+    for number in range(2):
+        key = _random.new_key(None if seed is None else seed + number)
+        blocks = zip(
+            step.values(key, num_steps), step.values(key, num_steps, noise=0.0), strict=True
+        )
+        noise = []
+        for (noisy, visited), (exact, _) in blocks:
+            noise.append((noisy - exact)[:, columns] / step.noise)
+            visits.append(visited)
+            off_grid.append(_off_grid(step, noisy))
+        runs.append(np.concatenate(noise))
+    tests = [*_noise_tests(step, runs, columns), *_sampling_tests(step, np.concatenate(visits))]
+    return Randomness(tuple(tests), float(np.mean(off_grid)), false_alarm, num_steps)
+
+
+def _columns(step: ObservedStep, num_steps: int) -> np.ndarray:
+    """Returns the released values to keep: all, or the first and the last, where joint releases are."""
+    size, most = len(step.units), max(2, _MOST_VALUES // num_steps)
+    if size <= most:
+        return np.arange(size)
+    return np.concatenate([np.arange(most // 2), np.arange(size - most // 2, size)])
+
+
+# ---------------------------------------------------------------------- noise
+
+
+def _noise_tests(
+    step: ObservedStep, runs: list[np.ndarray], columns: np.ndarray
+) -> Iterator[tuple[str, float]]:
+    """Yields tests of noise in units of its stated deviation."""
+    both = np.concatenate(runs)
+    for part in step.parts:
+        own = both[:, (columns >= part.columns.start) & (columns < part.columns.stop)]
+        yield f"deviation of the noise of {part.name}", _of_squares(own)
+    values = both.ravel()
+    some = values[:: max(1, len(values) // _MOST_SORTED)]
+    yield "Gaussian noise", float(stats.kstest(some, "norm").pvalue)
+    for lag in (1, 2, 3):
+        pairs = [(run[lag:], run[:-lag]) for run in runs]
+        name = f"noise of steps {lag} apart"
+        yield name, _of_correlation(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
+    yield "noise of two runs", _of_correlation(*runs)
+    if both.shape[1] > 1:
+        yield "noise of neighbouring values", _of_correlation(both[:, 1:], both[:, :-1])
+        yield "noise common to all values", _of_squares(both.sum(axis=1) / math.sqrt(both.shape[1]))
+
+
+def _of_squares(values: np.ndarray) -> float:
+    """Returns the p-value of independent standard normals by their sum of squares."""
+    law, total = stats.chi2(values.size), float(np.sum(np.square(values)))
+    return min(1.0, 2.0 * min(float(law.sf(total)), float(law.cdf(total))))
+
+
+def _of_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the p-value of no correlation between two samples of mean zero; 0 if one of them is constant zero."""
+    a, b = a.ravel(), b.ravel()
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return _of_score(float(a @ b) / size * math.sqrt(a.size)) if size > 0.0 else 0.0
+
+
+def _of_score(score: float) -> float:
+    return float(2.0 * stats.norm.sf(abs(score)))
+
+
+def _off_grid(step: ObservedStep, values: np.ndarray) -> float:
+    """Returns the share of released values that are not their dtype's nearest number to a multiple of the grid."""
+    batch = step.mechanism.expected_batch_size
+    grid = np.array([_random.noise_grid(step.noise * unit) for unit in step.units])
+    multiples = np.round(values * step.units / grid)
+    released = (values * step.units / batch).astype(step.dtype)
+    nearest = (multiples * grid).astype(step.dtype) / np.asarray(batch, step.dtype)
+    off = np.abs(released - nearest) > _ULPS * np.spacing(np.abs(nearest))
+    return float(np.mean(off & (np.abs(multiples) < _EXACT)))
+
+
+# ---------------------------------------------------------------------- samples
+
+
+def _sampling_tests(step: ObservedStep, visits: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yields tests of how often each record was visited in each step, [K, N]."""
+    yield "no record twice in a step", float(visits.max() <= 1)
+    scheme, sizes = step.mechanism.sampler.scheme, visits.sum(axis=1)
+    steps, num = visits.shape
+    if isinstance(scheme, FullBatch):
+        yield "every record in every step", float(np.all(visits == 1))
+        return
+    rate = step.mechanism.expected_batch_size / step.mechanism.num_records
+    counts = visits.sum(axis=0)
+    if isinstance(scheme, PoissonSampling):
+        total = int(visits.sum())
+        yield "sampling rate", float(stats.binomtest(total, visits.size, rate).pvalue)
+        yield "batch sizes", _of_dispersion(sizes, num, rate)
+        yield "rate of each record", _of_dispersion(counts, steps, rate)
+    else:
+        yield "batch sizes", float(np.all(sizes == round(num * rate)))
+        # Counts of a fixed total vary as those of one record fewer.
+        yield "rate of each record", _of_dispersion(counts, steps, rate, free=num - 1)
+    yield "samples of consecutive steps", _of_overlap(visits, rate, _variance(scheme, rate))
+
+
+def _variance(scheme: SamplingScheme, rate: float) -> float:
+    """Returns the variance of whether a given record is in two consecutive steps, with half of its covariances."""
+    if isinstance(scheme, PoissonSampling):
+        return rate**2 - rate**4 + 2.0 * (rate**3 - rate**4)
+    return (rate * (1.0 - rate)) ** 2
+
+
+def _of_overlap(visits: np.ndarray, rate: float, variance: float) -> float:
+    """Returns the p-value of the number of visits of a record in two consecutive steps, by the wider of two laws."""
+    together, pairs = float(np.sum(visits[1:] * visits[:-1])), visits[1:].size
+    mean = pairs * rate**2
+    normal = _of_score((together - mean) / math.sqrt(pairs * variance))
+    law = stats.poisson(mean)  # If such visits are rare, they are not normal.
+    rare = min(1.0, 2.0 * min(float(law.cdf(together)), float(law.sf(together - 1))))
+    return max(normal, rare)
+
+
+def _of_dispersion(counts: np.ndarray, trials: int, rate: float, free: int | None = None) -> float:
+    """Returns the p-value of binomial counts by their squared deviations, whose law is close to a gamma law."""
+    variance = trials * rate * (1.0 - rate)
+    free = len(counts) if free is None else free
+    total = float(np.sum((counts - trials * rate) ** 2)) / variance * free / len(counts)
+    each = 2.0 + (1.0 - 6.0 * rate * (1.0 - rate)) / variance
+    law = stats.gamma(free / each, scale=each)  # Its mean is `free`, its variance `free * each`.
+    return min(1.0, 2.0 * min(float(law.sf(total)), float(law.cdf(total))))
