@@ -101,6 +101,26 @@ def test_pairs_with_their_joint_releases():
     assert result.contradicted
 
 
+@pytest.mark.slow
+def test_the_claim_is_that_of_the_report():
+    """Of a fitted model, with the noise that `fit` found; before a fit, the noise is that of the audited steps."""
+    x, y = planted.labelled(30)
+    columns = {"a": x[:, 0], "b": x[:, 1]}  # As a table's.
+    model = dpvi.DPVI(
+        planted.tfd.Sample(planted.tfd.Normal(0.0, 1.0), 2),
+        lambda params, x: planted.tfd.Bernoulli(logits=x["a"] * params[0] + x["b"] * params[1]),
+        clipping="flat",
+    )
+    model.compile(planted.sgd(None), epsilon=1.0, delta=1e-6)
+    how = {"batch_size": 10, "num_steps": 6, "num_runs": 100}
+    before = audit.lower_bound(model, columns, y, **how)
+    assert before.claimed == pytest.approx(1.0, rel=0.002)
+    assert before.delta == 1e-6
+    model.fit(columns, y, batch_size=10, epochs=2, verbose=0)
+    assert audit.lower_bound(model, columns, y, **how).claimed == model.privacy_report().epsilon
+    assert model.num_releases == 6
+
+
 def test_canaries_are_strong_and_apart():
     """Vectors with one large entry are Dirac canaries of a linear loss: 8 orthogonal ones at the clip."""
     model, x = planted.linear(), planted.small_records()

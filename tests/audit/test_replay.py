@@ -52,6 +52,18 @@ def test_a_fault_is_found(leaks):
     assert all(each.within(result.rounding) for each in result.sums) == leaks
 
 
+@pytest.mark.slow
+def test_privatised_metrics_are_measured_too():
+    """C3: each attains its statement, and all together theirs."""
+    metrics = [dpvi.metrics.PrivateELBO(-5.0, 0.0), dpvi.metrics.PrivateClippedFraction()]
+    model = planted.logistic(clipping="flat", metrics=metrics)
+    result = audit.replay(model, *planted.labelled())
+    assert result.holds, result
+    assert len(result.sums) == 4
+    for each in result.sums:
+        assert each.presence == pytest.approx(each.stated, rel=1e-3), each.name
+
+
 def _keras_model(gradients, dropout=0.0):
     network = keras.Sequential(
         [keras.layers.Dense(3, "relu"), *([keras.layers.Dropout(dropout)] if dropout else []),
