@@ -250,7 +250,8 @@ class DPModel(FittedModel):
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(
-                f"loss={loss!r}: leave it out; the model defines its own per-record loss."
+                f"loss={check.shown(loss)}: leave it out; the model defines its own per-record "
+                "loss."
             )
         if optimizer is None:
             raise ValueError(
@@ -293,7 +294,7 @@ class DPModel(FittedModel):
         if ledger is None or ledger is held:
             return held
         if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
         same = ledger.path is not None and ledger.path == held.path
         if held.num_releases and not same and not ledger.continues(held):
             raise ValueError(

@@ -395,5 +395,7 @@ ACCOUNTANTS: dict[str, Accountant] = {a.name: a for a in (PldAccountant(), RdpAc
 def get_accountant(name: str) -> Accountant:
     """Returns an accountant by name; raises `ValueError` for an unknown one."""
     if name not in ACCOUNTANTS:
-        raise ValueError(f"accountant={name!r} is unknown; choose one of {sorted(ACCOUNTANTS)}.")
+        raise ValueError(
+            f"accountant={check.shown(name)} is unknown; choose one of {sorted(ACCOUNTANTS)}."
+        )
     return ACCOUNTANTS[name]

@@ -49,11 +49,13 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
             raise TypeError(
-                f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, PoissonSampling(q) or FullBatch()."
+                f"sampling={check.shown(self.sampling)} is not a sampling scheme; pass, for "
+                "example, PoissonSampling(q) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
             raise TypeError(
-                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D)."
+                f"sensitivity={check.shown(self.sensitivity)} is not a Sensitivity; pass "
+                "Sensitivity(A, D)."
             )
         put = object.__setattr__
         put(self, "noise_multiplier", check.non_negative("noise_multiplier", self.noise_multiplier))
