@@ -6,8 +6,10 @@ refuses it or may print it, and searches all that comes out.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import logging
+import pathlib
 import re
 import traceback
 import types
@@ -421,6 +423,47 @@ def test_what_holds_records_does_not_print_them():
     data = toy(1.0).make_data(numbers(), labels(), batch_size=4)
     records = make_records(numbers(), None, None, dtype=np.float32, validate=True)
     assert not _MARKED.search(f"{data!r} {data} {records!r} {records}")
+
+
+def errors_passed_on(source):
+    """Returns the lines on which a caught exception is chained, or used for more than its class."""
+    for handler in ast.walk(ast.parse(source)):
+        if not isinstance(handler, ast.ExceptHandler):
+            continue
+        of_class = set()
+        for node in ast.walk(handler):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "type":
+                of_class.update(map(id, node.args))
+            none = isinstance(node, ast.Raise) and ast.unparse(node.cause or node) == "None"
+            if isinstance(node, ast.Raise) and node.exc is not None and not none:
+                yield node.lineno
+            if isinstance(node, ast.Name) and node.id == handler.name and id(node) not in of_class:
+                yield node.lineno
+
+
+WITH_RECORDS = [
+    path
+    for part in ("data/*.py", "synthetic/*.py", "preprocessing.py")
+    for path in pathlib.Path(dpvi.__file__).parent.glob(part)
+]
+
+
+@pytest.mark.parametrize("path", WITH_RECORDS, ids=lambda path: path.name)
+def test_no_error_about_values_is_passed_on(path):
+    """Where records are converted and read: errors of NumPy, pandas and a user's source show values."""
+    assert list(errors_passed_on(path.read_text())) == []
+
+
+def test_an_error_that_is_passed_on_is_found():
+    raises = (
+        "raise ValueError('x') from e",
+        "raise ValueError('x')",
+        "raise ValueError(e) from None",
+    )
+    for line in (*raises, "print(e)"):
+        assert list(errors_passed_on(f"try: f()\nexcept ValueError as e: {line}"))
+    fine = "raise ValueError(type(e).__name__) from None"
+    assert not list(errors_passed_on(f"try: f()\nexcept ValueError as e: {fine}"))
 
 
 def test_the_search_finds_what_it_looks_for(capfd):
