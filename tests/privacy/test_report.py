@@ -135,6 +135,18 @@ def test_declared_records():
     assert _report().to_json()["num_records_declared"] is None
 
 
+def test_add_or_remove_one_does_not_cover_attributes():
+    """By group privacy a replacement costs (2 epsilon, (1 + exp(epsilon)) delta); replace_one covers it."""
+    added, replaced = (
+        PrivacyReport.from_ledger(PrivacyLedger(), delta=1e-6, neighboring_relation=relation)
+        for relation in ("add_or_remove_one", "replace_one")
+    )
+    assert "single attributes" in flat(added)
+    assert "(2 epsilon, (1 + exp(epsilon)) delta)" in flat(added)
+    assert "single attributes" not in flat(replaced)
+    assert all(replaced.to_json()["not_covered"])
+
+
 def test_the_number_of_records_is_in_the_plans():
     ledger = PrivacyLedger()
     ledger.reserve(PLAN, 10)

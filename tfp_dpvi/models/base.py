@@ -229,7 +229,9 @@ class DPModel(FittedModel):
           noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
           planned_epochs: with `epsilon`, the epochs that the budget lasts for; by default the first `fit` spends it.
           ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
-          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum.
+          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum. The
+            first protects whether a record takes part, takes the number of records as public, and
+            overstates the protection of single attributes; see `PrivacyPlan`.
           accountant: "pld" (tight) or "rdp".
           validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
             `evaluate` and validation data.

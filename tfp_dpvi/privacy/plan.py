@@ -28,6 +28,13 @@ class PrivacyPlan:
     (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
     The attributes after `accountant` serve the report alone.
+
+    Under "add_or_remove_one" the guarantee is about whether a record takes part. A change of an
+    attribute, such as a label, replaces a record: for it the releases are only
+    (2 epsilon, (1 + exp(epsilon)) delta)-differentially private, and "replace_one" is the relation to
+    account under (Pradhan et al. 2025, arXiv:2511.21804). The number of records is taken as public.
+    Where it is counted from the records, as `len(x)` by default in `fit`, it is not itself protected
+    under "add_or_remove_one" (see arXiv:2605.15648): declare one that is public with `num_records`.
     """
 
     sampling: SamplingScheme  # Of each release's records.

@@ -27,6 +27,7 @@ _NOT_COVERED = (
     "spends budget, and trials outside this ledger are not counted",
     "the choice of prior and model: they are assumed to be public",
     "the number of records, {num_records}: it is assumed to be public{declared}",
+    "{attributes}",
     "the check of record values before training (missing or malformed values), which the holder of the data runs and whose "
     "outcome should stay there",
     "losses and metrics computed on these records directly, for example with model.evaluate, and other models fitted to them "
@@ -41,6 +42,13 @@ _NOT_COVERED = (
     "the pseudo-random generator: the proof assumes true randomness",
 )
 
+_ATTRIBUTES = (
+    "single attributes of a person who is known to take part, for example a diagnosis: changing "
+    "one replaces a "
+    "record, for which these results are only (2 epsilon, (1 + exp(epsilon)) delta)-differentially "
+    "private; "
+    "the relation replace_one accounts for it"
+)
 _FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
 _UNIT = "one record. The guarantee compares the result on the data with the result on the same data with any one record "
 _UNITS = {
@@ -115,7 +123,7 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
     declared = {
         True: " and was declared",
-        False: ", although it was counted from the data",
+        False: ", although it was counted from the data, and is not protected",
         None: "",
     }
     budget = report.ledger_budget
@@ -123,8 +131,10 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     fields = {
         "declared": declared[report.num_records_declared],
         "adaptive": _FILTER_COVERS if kept else "",
+        "attributes": _ATTRIBUTES if report.neighboring_relation == "add_or_remove_one" else "",
     }
-    return [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
+    sentences = [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
+    return [sentence for sentence in sentences if sentence]
 
 
 def render(report: "PrivacyReport") -> str:
