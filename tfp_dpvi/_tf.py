@@ -123,7 +123,8 @@ def without_values(what: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if isinstance(error, tf.errors.ResourceExhaustedError):  # It shows shapes.
+        # These show shapes and dtypes alone.
+        if isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.UnimplementedError):
             raise
         kind = tf.errors.UnknownError if type(error) is tf.errors.OpError else type(error)
         text = (
