@@ -13,6 +13,7 @@ from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling import FullBatch, SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
+from tfp_dpvi.privacy.tradeoff import AttackBound
 
 PLAN_SCHEMA_VERSION = 1
 _SOMETIMES = ("purpose", "metrics")
@@ -100,6 +101,23 @@ class PrivacyPlan:
         """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
         price = accountants.get_accountant(self.accountant)
         return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
+
+    def attack_bound(self, delta: float) -> AttackBound:
+        """Returns mu of Gaussian differential privacy and the advantage of an attacker.
+
+        Args:
+          delta: the smallest delta for which mu is to hold; the advantage does not depend on it.
+
+        Returns:
+          The bound for all releases, from the same accounting as `epsilon(delta)`.
+
+        Example:
+          >>> plan = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)
+          >>> plan.attack_bound(1e-5).mu
+          0.25
+        """
+        price = accountants.get_accountant(self.accountant)
+        return price.attack_bound(self.dp_event, delta, self.neighboring_relation)
 
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
