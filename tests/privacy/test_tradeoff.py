@@ -62,7 +62,7 @@ def test_one_pair_alone_allows_more():
 @pytest.mark.parametrize("relation", POISSON_RELATIONS)
 @pytest.mark.parametrize(("q", "z"), [(0.01, 1.0), (0.3, 4.0)])
 def test_the_advantage_on_one_sampled_release_has_a_closed_form(q, z, relation):
-    """Of (1-q) N(0, z^2) + q N(1, z^2) from N(0, z^2), or N(-1, z^2) in place of 0 for the latter."""
+    """Of (1-q) N(0, z^2) + q N(1, z^2) from N(0, z^2), or from one with N(-1, z^2)."""
     distance = 2.0 / z if relation == "replace_one" else 1.0 / z
     exact = q * (2.0 * stats.norm.cdf(0.5 * distance) - 1.0)
     found = PrivacyPlan(PoissonSampling(q), z, 1, relation).attack_bound(1e-6).advantage

@@ -412,7 +412,7 @@ class RdpAccountant(Accountant):
 def renyi_deltas(
     orders: Sequence[float], divergences: ArrayLike, epsilons: ArrayLike
 ) -> FloatArray:
-    """Returns the smallest delta that Renyi divergences give at each epsilon, shape [len(epsilons)].
+    """Returns the smallest delta from Renyi divergences at each epsilon, shape [len(epsilons)].
 
     By proposition 12 of Canonne, Kamath and Steinke 2020 (arXiv:2004.00010), and at small epsilon
     by delta <= sqrt(1 - exp(-divergence)) (Bretagnolle and Huber), as dp_accounting does.
@@ -429,7 +429,8 @@ def renyi_deltas(
         distance = 0.5 * np.log(-np.expm1(-divergence))
     moment = (order - 1.0) * (divergence - epsilon + np.log1p(-1.0 / order)) - np.log(order)
     smallest = np.min(np.minimum(distance, moment), axis=1)
-    return np.exp(np.minimum(smallest, 0.0))
+    deltas: FloatArray = np.exp(np.minimum(smallest, 0.0))
+    return deltas
 
 
 @functools.lru_cache(maxsize=256)

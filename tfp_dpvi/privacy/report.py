@@ -39,9 +39,8 @@ class PrivacyReport:
     seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    ledger_budget: Json | None = (
-        None  # The ledger's own: epsilon, delta, adaptive, spent; order, limit, advantage if adaptive.
-    )
+    #: The ledger's own: epsilon, delta, adaptive, spent; order, limit and advantage if adaptive.
+    ledger_budget: Json | None = None
     grid_spacing: float | None = None  # Of the numerical composition; None without one.
 
     @classmethod
@@ -122,7 +121,7 @@ class PrivacyReport:
 
     @property
     def plain_words(self) -> str | None:
-        """What the guarantee means to a person whose record it is; None without a guarantee."""
+        """The advantage in a sentence for the person whose record it is; None if not private."""
         if not self.private:
             return None
         return report_text.plain_words(self.advantage, self.neighboring_relation)

@@ -32,8 +32,8 @@ _NOT_COVERED = (
     "outcome should stay there",
     "losses and metrics computed on these records directly, for example with model.evaluate, and other models fitted to them "
     "without this ledger; weights loaded into a new model do not include its ledger",
-    "stopping that depends on released values (early stopping, or an interruption): then use the figures that the fit was "
-    "planned for, not those of the steps that ran{adaptive}",
+    "stopping that depends on released values (early stopping, or an interruption): then use the "
+    "figures that the fit was planned for, not those of the steps that ran{adaptive}",
     "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at an earlier one's "
     "results: releases are composed as if all settings had been fixed in advance. With one of five candidates chosen "
     "by the first release, delta was 2.04e-5 instead of the stated 1e-5{adaptive}",
@@ -81,7 +81,7 @@ def plain_words(advantage: float, neighboring_relation: str) -> str:
       neighboring_relation: "add_or_remove_one" or "replace_one".
     """
     return (
-        f"Somebody who knows {_UNKNOWN_TO_ATTACKER[neighboring_relation]}, and who would guess "
+        f"A person who knows {_UNKNOWN_TO_ATTACKER[neighboring_relation]}, and who would guess "
         "right half the time without these results, guesses right at most "
         f"{up(50.0 * (1.0 + advantage), 3)} times in 100 with them."
     )
@@ -252,7 +252,8 @@ def _attack_facts(report: "PrivacyReport") -> list[tuple[str, str]]:
         ("Gaussian DP", gaussian),
         (
             "Advantage",
-            f"{shown(report.advantage)} at most: true minus false positive rate of any attacker; {source}",
+            f"{shown(report.advantage)} at most: true minus false positive rate of any attacker; "
+            f"{source}",
         ),
     ]
     if report.plain_words is not None:
@@ -269,8 +270,9 @@ def _budget_text(budget: Json) -> str:
         )
     return (
         f"{total}, adaptive: it covers settings chosen after looking at earlier results, by a Renyi filter: at order "
-        f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}, which leave an attacker "
-        f"an advantage of at most {up(budget['advantage'], 3)}"
+        f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most "
+        f"{down(budget['limit'], 6)}, which leave an attacker an advantage of at most "
+        f"{up(budget['advantage'], 3)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a privacy profile allows an attacker: mu of Gaussian differential privacy, and the advantage."""
+"""Mu of Gaussian differential privacy and the advantage of an attacker, from a privacy profile."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from scipy import optimize, special
 
 @dataclasses.dataclass(frozen=True)
 class AttackBound:
-    """What can be learnt about one record, whatever the attacker knows about all others.
+    """A limit on what is learnt about one record by those who may know all others.
 
     Formal guarantee: let a mechanism be (epsilon, delta)-differentially private for every pair that
     `attack_bound` was given, and let `delta` be the smallest of theirs. Then
@@ -21,11 +21,10 @@ class AttackBound:
       (1 + `advantage`) / 2.
     * at every delta' >= `delta` the mechanism is (epsilon', delta')-differentially private with the
       epsilon' of one that is `mu`-Gaussian differentially private (Dong, Roth and Su 2022,
-      arXiv:1905.02383). At smaller delta' nothing is claimed: no sampled mechanism is known to be
-      exactly Gaussian, and a numerical composition says nothing about its last tail.
+      arXiv:1905.02383). At smaller delta' nothing is claimed: a sampled mechanism is not exactly
+      Gaussian, and a numerical composition says nothing about its last tail.
 
-    Gomez et al. 2025 (arXiv:2503.10945) recommend reporting mu; they also fit it to the whole
-    numerical curve, which here ends at the report's delta.
+    Gomez et al. 2025 (arXiv:2503.10945) recommend that mu is reported.
 
     Attributes:
       mu: the smallest mu of which the pairs allow this to be said; infinity if there is none.
@@ -41,7 +40,10 @@ NO_PROTECTION = AttackBound(math.inf, 1.0)
 
 
 def gaussian_delta(epsilon: float, shift: float) -> float:
-    """Returns the smallest delta of N(0, 1) against N(shift, 1) (Balle and Wang 2018, arXiv:1805.06530, theorem 8)."""
+    """Returns the smallest delta of N(0, 1) against N(shift, 1) at `epsilon` >= 0.
+
+    By theorem 8 of Balle and Wang 2018 (arXiv:1805.06530).
+    """
     if shift == 0.0 or math.isinf(shift):
         return 0.0 if shift == 0.0 else 1.0
     log_a = float(special.log_ndtr(0.5 * shift - epsilon / shift))
@@ -50,7 +52,10 @@ def gaussian_delta(epsilon: float, shift: float) -> float:
 
 
 def gaussian_epsilon(delta: float, shift: float) -> float:
-    """Returns the smallest epsilon >= 0 at `delta`, rounded up; dp_accounting 0.4.3 has no such function."""
+    """Returns the smallest epsilon >= 0 at `delta`, rounded up.
+
+    dp_accounting 0.4.3 has no such function.
+    """
     if math.isinf(shift) or gaussian_delta(0.0, shift) <= delta:
         return math.inf if math.isinf(shift) else 0.0
     high = 0.5 * shift**2 + shift * math.sqrt(2.0 * math.log(1.0 / delta)) + 1e-9
@@ -65,7 +70,7 @@ def gaussian_epsilon(delta: float, shift: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Returns the smallest mu of which N(0, 1) against N(mu, 1) has at least `delta` at `epsilon`."""
+    """Returns the smallest mu whose N(0, 1) against N(mu, 1) has at least `delta` at `epsilon`."""
     if delta <= 0.0:
         return 0.0
     high = 1.0
