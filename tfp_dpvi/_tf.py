@@ -110,6 +110,31 @@ def clear_losses(layer: Layer) -> None:
     layer._clear_losses()
 
 
+@contextlib.contextmanager
+def without_values(what: str) -> Iterator[None]:
+    """Replaces TensorFlow's errors by errors of the same class whose messages show no values.
+
+    TensorFlow prints indices that are out of range, labels, and the tensors of failed assertions. The
+    original error is the new one's `__context__`, which tracebacks leave out.
+
+    Args:
+      what: what failed, the beginning of the message.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # These show shapes and dtypes alone.
+        if isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.UnimplementedError):
+            raise
+        kind = tf.errors.UnknownError if type(error) is tf.errors.OpError else type(error)
+        text = (
+            f"{what} ({type(error).__name__}). TensorFlow's message may show values of records and is left "
+            "out:\nit is this error's __context__. Likely causes are an index or a label out of range, and "
+            "a failed assertion."
+        )
+        raise kind(None, None, text) from None
+
+
 class _Outer(Layer):
     """A layer that calls a function: layers inherit `training` from the layer that calls them."""
 

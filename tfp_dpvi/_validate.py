@@ -1,10 +1,15 @@
-"""Checks of arguments. Every message names the argument, the value and the fix."""
+"""Checks of arguments. Every message names the argument, the value and the fix.
 
+No message shows records: what may hold some is described by `shown`, `rows` and `dtype_name`.
+"""
+
+import enum
 import math
 import operator
 from collections.abc import Collection
 from typing import SupportsFloat, SupportsIndex, TypeAlias, cast
 
+import numpy as np
 from dp_accounting import NeighboringRelation
 
 #: An argument before it is checked.
@@ -14,10 +19,48 @@ _BOOLEANS = ("bool", "bool_")  # Python's and NumPy's.
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE)
 
 
+def shown(value: Unchecked) -> str:
+    """Returns an argument as text for a message.
+
+    Numbers, strings and the like are shown as they are, all else by its type: a data set in the place
+    of another argument is not printed.
+    """
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | enum.Enum | np.generic
+    ):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    kind = type(value).__name__
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    shape = getattr(value, "shape", None)
+    return f"{article} {kind}" + ("" if shape is None else f" of shape {shape}")
+
+
+def rows(concerned: np.ndarray) -> str:
+    """Returns the number of rows concerned as text.
+
+    Args:
+      concerned: bool array whose first dimension runs over records.
+    """
+    num = int(concerned.reshape(len(concerned), -1).any(axis=1).sum())
+    return "1 row" if num == 1 else f"{num} rows"
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """Returns a dtype's name, without the width of strings, which is that of the longest value."""
+    return {"U": "str", "S": "bytes", "V": "void"}.get(dtype.kind, str(dtype))
+
+
+def _is_scalar(value: Unchecked) -> bool:
+    """Returns whether a value is neither a bool nor an array, which may hold records."""
+    return type(value).__name__ not in _BOOLEANS and not tuple(getattr(value, "shape", ()))
+
+
 def real(name: str, value: Unchecked, fix: str) -> float:
     """Returns `value` as a float; refuses bools, strings, NaN and anything else that is no real number."""
-    if type(value).__name__ in _BOOLEANS or not hasattr(value, "__float__"):
-        raise TypeError(f"{name}={value!r} is not a number; {fix}.")
+    if not _is_scalar(value) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}={shown(value)} is not a number; {fix}.")
     result = float(cast(SupportsFloat, value))
     if math.isnan(result):
         raise ValueError(f"{name} is NaN; {fix}.")
@@ -70,8 +113,8 @@ def probability(name: str, value: Unchecked) -> float:
 def count(name: str, value: Unchecked, minimum: int = 0) -> int:
     """Returns an integer of at least `minimum`; floats are refused."""
     fix = f"pass an integer of at least {minimum}"
-    if type(value).__name__ in _BOOLEANS or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r} is not an integer; {fix}.")
+    if not _is_scalar(value) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}={shown(value)} is not an integer; {fix}.")
     result = operator.index(cast(SupportsIndex, value))
     if result < minimum:
         raise ValueError(f"{name}={value!r} must be at least {minimum}; {fix}.")
@@ -82,7 +125,7 @@ def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
     """Returns `value` if it is among the choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
-            f"{name}={value!r} is unknown; pass one of {', '.join(map(repr, choices))}."
+            f"{name}={shown(value)} is unknown; pass one of {', '.join(map(repr, choices))}."
         )
     return value
 
@@ -90,7 +133,8 @@ def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
 def text(name: str, value: Unchecked, fix: str) -> str:
     """Returns `value` if it is one non-blank line of printable text."""
     if not (isinstance(value, str) and value.isprintable() and value.strip()):
-        raise TypeError(f"{name}={value!a} must be one line of printable text; {fix}.")
+        described = ascii(value) if isinstance(value, str) else shown(value)
+        raise TypeError(f"{name}={described} must be one line of printable text; {fix}.")
     return value
 
 
@@ -103,7 +147,7 @@ def relation(value: Unchecked, name: str = "neighboring_relation") -> Neighborin
         except KeyError:
             raise ValueError(f"{name}={value!r} is unknown; {fix}.") from None
     if not isinstance(value, NeighboringRelation):
-        raise TypeError(f"{name}={value!r} is not a NeighboringRelation; {fix}.")
+        raise TypeError(f"{name}={shown(value)} is not a NeighboringRelation; {fix}.")
     if value not in _RELATIONS:
         raise ValueError(f"{name}={value.name} has no accounting here; {fix}.")
     return value

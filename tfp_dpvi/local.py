@@ -101,7 +101,8 @@ def _num_values(prior: tfd.Distribution) -> int:
         return 2
     if not isinstance(prior, tfd.Categorical):
         raise TypeError(
-            f"prior must be a tfd.Categorical or tfd.Bernoulli, or a sequence of these, got {prior!r}."
+            "prior must be a tfd.Categorical or tfd.Bernoulli, or a sequence of these, got "
+            f"{check.shown(prior)}."
         )
     parameter = prior.logits if prior.logits is not None else prior.probs
     return int(parameter.shape[-1])

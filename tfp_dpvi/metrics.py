@@ -49,11 +49,13 @@ class PrivateMetric(Metric, JointRelease):
         ratio = check.real("noise_ratio", noise_ratio, "pass a number")
         if not 1e-12 <= high - low <= 1e30:
             raise ValueError(
-                f"low={low!r} must be below high={high!r}, by 1e-12 to 1e30: values are clipped to them."
+                f"low={check.shown(low)} must be below high={check.shown(high)}, by 1e-12 to 1e30: "
+                "values are clipped to them."
             )
         if not 1e-3 <= ratio <= 1e6:
             raise ValueError(
-                f"noise_ratio={noise_ratio!r} must lie between 0.001 and 1e6, for instance 10."
+                f"noise_ratio={check.shown(noise_ratio)} must lie between 0.001 and 1e6, for "
+                "instance 10."
             )
         if name in _RESERVED or name.startswith(("val_", "unsafe_")):
             raise ValueError(f"name={name!r} is reserved in the logs of fit: choose another.")
@@ -220,7 +222,8 @@ def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
     for metric in given:
         if not isinstance(metric, JointRelease):
             raise ValueError(
-                f"metrics={metrics!r}: Keras metrics on training data would be exact, unpriced releases. Use "
+                f"metrics={check.shown(metric)}: Keras metrics on training data would be exact, "
+                "unpriced releases. Use "
                 "validation_metrics=[...], or privatised ones, metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
             )
     names = [metric.name for metric in given]

@@ -36,16 +36,16 @@ class PrivateStandardize(Layer):
         self, lower: npt.ArrayLike, upper: npt.ArrayLike, *, min_scale: float = 0.01, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        shown = f"lower={lower!r} and upper={upper!r}"
+        shown = f"lower={check.shown(lower)} and upper={check.shown(upper)}"
         try:
             low, high = map(
                 np.array,
                 np.broadcast_arrays(np.asarray(lower, np.float64), np.asarray(upper, np.float64)),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError):
             raise ValueError(
-                f"{shown} must be numbers, one for all features or one for each ({error})."
-            ) from error
+                f"{shown} must be numbers, one for all features or one for each."
+            ) from None
         if (
             low.ndim > 1
             or low.size == 0
@@ -57,7 +57,8 @@ class PrivateStandardize(Layer):
         self.min_scale = check.positive("min_scale", min_scale)
         if self.min_scale > 1.0:
             raise ValueError(
-                f"min_scale={min_scale!r} must be at most 1, half the distance of the bounds."
+                f"min_scale={check.shown(min_scale)} must be at most 1, half the distance of the "
+                "bounds."
             )
         self._ledger: PrivacyLedger | None = None
 
@@ -160,7 +161,8 @@ class PrivateStandardize(Layer):
         records = np.asanyarray(x)  # Keeps a memmap.
         if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
             raise TypeError(
-                f"x is {type(records).__name__} of dtype {records.dtype}: pass numbers, NaN if missing."
+                f"x is {type(records).__name__} of dtype {check.dtype_name(records.dtype)}: pass "
+                "numbers, NaN if missing."
             )
         if records.ndim != 2 or 0 in records.shape:
             raise ValueError(
@@ -174,13 +176,13 @@ class PrivateStandardize(Layer):
             )
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
         if not isinstance(ledger, PrivacyLedger | None):
-            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
         ledger = ledger or self._ledger or PrivacyLedger()
         relation = neighboring_relation or ledger.neighboring_relation or "add_or_remove_one"
         price = {"epsilon": epsilon, "delta": delta, "noise_multiplier": noise_multiplier}
         given = {name: value for name, value in price.items() if value is not None}
         if given.keys() not in ({"epsilon", "delta"}, {"noise_multiplier"}):
-            shown = ", ".join(f"{name}={value!r}" for name, value in price.items())
+            shown = ", ".join(f"{name}={check.shown(value)}" for name, value in price.items())
             raise ValueError(f"{shown}: pass epsilon and delta, or only noise_multiplier.")
         plan = _plan(width, num, check.relation(relation), accountant, **given)
         key = _random.new_key(None if seed is None else check.count("seed", seed))

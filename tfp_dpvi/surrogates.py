@@ -336,7 +336,7 @@ def build(
     if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
-            f"{surrogate_posterior!r}."
+            f"{check.shown(surrogate_posterior)}."
         )
     check_surrogate(surrogate_posterior, prior)
     return surrogate_posterior

@@ -329,7 +329,7 @@ def with_a_ledger_each(epochs):
     try:
         model.fit(X, Y, batch_size=31, epochs=epochs, verbose=0, callbacks=[after_epoch])
     except RuntimeError as error:
-        found = {"error": str(error), "cause": type(error.__cause__).__name__}
+        found = {"error": str(error), "cause": type(error.__context__).__name__}
     found.update(spent=model.privacy_ledger.num_releases - before, before=before, weights=weights(model).tolist())
     print(json.dumps(found))
 

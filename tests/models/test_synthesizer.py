@@ -154,9 +154,9 @@ def test_data_frames():
 @pytest.mark.parametrize(
     ("change", "kwargs", "error", "named"),
     [
-        ({"other": np.zeros(1500)}, {}, ValueError, "'other'"),
+        ({"other": np.zeros(1500)}, {}, ValueError, "not in Table"),
         ({"value": np.full(1500, 2.0)}, {}, ValueError, "'value' has"),
-        ({"kind": np.full(1500, "c")}, {}, ValueError, "category 'c'"),
+        ({"kind": np.full(1500, "c")}, {}, ValueError, "'kind' has"),
         ({"number": np.full(1500, "c")}, {}, ValueError, "'number'"),
         ({"number": np.full(1500, 3.0, "float16")}, {"steps": 0}, ValueError, "steps"),
         ({}, {"num_records": 0}, ValueError, "num_records"),

@@ -22,6 +22,7 @@ from tfp_dpvi.privacy import (
 from tfp_dpvi.privacy.__main__ import main
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.planner import plan_privacy
+from tfp_dpvi.privacy.report_text import plain_words, up
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = ["plan", "--records", "48842", "--batch-size", "256", "--delta", "1e-5"]
@@ -41,6 +42,34 @@ def test_target_epsilon(capsys):
         "WARNING: delta 1e-05",
     ):
         assert phrase in text, phrase
+
+
+def _outlook(**changes):
+    setting = {"num_records": 48842, "batch_size": 256, "delta": 1e-5, "epochs": 20, "epsilon": 1.0}
+    return plan_privacy(**{**setting, **changes})
+
+
+@pytest.mark.parametrize(
+    "relation", ["add_or_remove_one", pytest.param("replace_one", marks=needs_poisson_replace_one)]
+)
+def test_typical_plans_say_what_an_attacker_gains(relation):
+    """At (1, 1e-5) .103 to .107 by the curve, where the pair alone allows .46."""
+    outlook = _outlook(neighboring_relation=relation)
+    assert 0.103 <= outlook.advantage <= 0.107
+    assert 0.267 <= outlook.mu <= 0.27
+    text = " ".join(str(outlook).split())
+    assert f"mu {up(outlook.mu, 4)} of Gaussian" in text
+    assert f"advantage of an attacker at most {up(outlook.advantage, 4)}" in text
+    assert plain_words(outlook.advantage, relation) in text
+    data = json.loads(json.dumps(outlook.to_json(), allow_nan=False))
+    assert (data["mu"], data["advantage"]) == (outlook.mu, outlook.advantage)
+
+
+def test_without_noise_no_words_are_said_about_an_attacker():
+    outlook = _outlook(epsilon=None, noise_multiplier=0.0)
+    assert (outlook.mu, outlook.advantage) == (math.inf, 1.0)
+    assert outlook.to_json()["mu"] == "inf"
+    assert "guess" not in str(outlook)
 
 
 @needs_poisson_replace_one

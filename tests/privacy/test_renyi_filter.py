@@ -6,12 +6,14 @@ depends on the first the exact hockey-stick divergence.
 
 import math
 import random
+import re
 
 import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, rdp
 from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy import stats
 
 from tfp_dpvi.privacy import (
@@ -369,16 +371,32 @@ def test_the_report_says_which_kind_of_budget_holds():
         "adaptive": True,
         "order": 18.0,
         "limit": ledger.renyi_filter.limit,
+        "advantage": ledger.renyi_filter.advantage,
         "spent": spent,
     }
     assert _divergence([(PLAN, 500)], 18.0) == pytest.approx(spent, rel=1e-9)
-    assert "the epsilon above does not cover it, the ledger's adaptive budget does" in _flat(report)
+    assert "the figures above do not cover it, the ledger's adaptive budget does" in _flat(report)
     plain = PrivacyLedger(budget_epsilon=EPSILON, budget_delta=DELTA)
     plain.reserve(PLAN, 500)
     assert "not valid for settings chosen after looking at earlier results" in _flat(
         PrivacyReport.from_ledger(plain, delta=1e-6)
     )
     assert "adaptive budget" not in _flat(PrivacyReport.from_ledger(plain, delta=1e-6))
+
+
+def test_the_advantage_that_a_filter_leaves_is_that_of_its_whole_limit():
+    """Of its one order, by dp_accounting, on a finer grid of epsilons than the library's."""
+    held = _ledger().renyi_filter
+    smallest = min(
+        (math.expm1(epsilon) + 2.0 * delta) / (math.exp(epsilon) + 1.0)
+        for epsilon in np.linspace(0.0, EPSILON, 400)
+        for delta in [compute_delta([held.order], [held.limit], epsilon)[0]]
+    )
+    assert smallest <= held.advantage * (1.0 + 1e-9)
+    assert held.advantage <= 1.001 * smallest
+    report = PrivacyReport.from_ledger(_ledger(), delta=1e-6)
+    shown = float(re.search(r"leave an attacker an advantage of at most (\S+)", _flat(report))[1])
+    assert held.advantage <= shown <= 1.01 * held.advantage
 
 
 # --- an adversary ---

@@ -9,6 +9,7 @@ import time
 import dp_accounting
 import pytest
 from dp_accounting import NeighboringRelation, pld, rdp
+from scipy import optimize, special
 from support.joint import GaussianPart, JointGaussian
 from support.stack import PRICES_POISSON_REPLACE_ONE, needs_poisson_replace_one
 
@@ -135,6 +136,18 @@ def test_declared_records():
     assert _report().to_json()["num_records_declared"] is None
 
 
+def test_add_or_remove_one_does_not_cover_attributes():
+    """By group privacy a replacement costs (2 epsilon, (1 + exp(epsilon)) delta); replace_one covers it."""
+    added, replaced = (
+        PrivacyReport.from_ledger(PrivacyLedger(), delta=1e-6, neighboring_relation=relation)
+        for relation in ("add_or_remove_one", "replace_one")
+    )
+    assert "single attributes" in flat(added)
+    assert "(2 epsilon, (1 + exp(epsilon)) delta)" in flat(added)
+    assert "single attributes" not in flat(replaced)
+    assert all(replaced.to_json()["not_covered"])
+
+
 def test_the_number_of_records_is_in_the_plans():
     ledger = PrivacyLedger()
     ledger.reserve(PLAN, 10)
@@ -194,7 +207,7 @@ def _events(text):
 
 
 def _recomputed(text):
-    """Epsilon from the text of a report, without this package."""
+    """Epsilon, mu and advantage from the text of a report, without this package."""
     delta = float(re.search(r"Epsilon spent: \S+ at delta (\S+)", text)[1])
     relation = NeighboringRelation[
         re.search(r"Adjacency: (.*?) Epsilon", text)[1].upper().replace(" ", "_")
@@ -218,7 +231,27 @@ def _recomputed(text):
         accountant = pld.PLDAccountant(relation, 1e-4 if grid is None else float(grid[1]))
     for event in events:
         accountant.compose(event)
-    return accountant.get_epsilon(delta)
+    epsilon = accountant.get_epsilon(delta)
+    epsilons = [epsilon * part / 15 for part in range(16)]
+    deltas = [accountant.get_delta(part) for part in epsilons]
+    advantage = min(
+        (math.expm1(part) + 2 * least) / (math.exp(part) + 1)
+        for part, least in zip(epsilons, deltas, strict=True)
+    )
+    if "delta at epsilon 0" in text:
+        assert advantage == pytest.approx(deltas[0], rel=1e-9)
+    mus = [
+        optimize.brentq(lambda mu: _gaussian_delta(part, mu) - least, 1e-9, 50.0)  # noqa: B023
+        for part, least in zip(epsilons, deltas, strict=True)
+    ]
+    # A curve of Renyi divergences is loose at small epsilons; its advantage bounds mu there too.
+    smallest = max(mus[-1], 2 * special.ndtri(0.5 + 0.5 * advantage))
+    return epsilon, advantage, (smallest if "Rdp" in accounting else max(mus), max(mus))
+
+
+def _gaussian_delta(epsilon, mu):
+    lower = special.ndtr(-epsilon / mu - mu / 2)
+    return special.ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon) * lower
 
 
 def _termwise(scheme):
@@ -307,14 +340,21 @@ SLOW = (
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in (*PRICED, *IN_2C)]
 )
-def test_epsilon_can_be_recomputed_from_the_text(name):
+def test_the_figures_can_be_recomputed_from_the_text(name):
     """Every kind of plan: sampling, noise, sensitivity, number of releases, accountant and grid are all in it."""
     ledger = PrivacyLedger()
     for number, plan in enumerate((PRICED | IN_2C)[name]):
         ledger.reserve(plan, plan.num_releases, run=f"{number}")
     report = PrivacyReport.from_ledger(ledger, delta=1e-5)
-    again = _recomputed(flat(report))
+    again, advantage, mus = _recomputed(flat(report))
     assert again == pytest.approx(report.epsilon, rel=1e-3)
+    assert advantage == pytest.approx(report.advantage, rel=2e-3)
+    assert 0.999 * mus[0] <= report.mu <= 1.003 * mus[1]
+    for figure, said in (("mu", r"Gaussian DP: mu (\S+):"), ("advantage", r"Advantage: (\S+)")):
+        value = getattr(report, figure)
+        assert value <= float(re.search(said, flat(report))[1]) <= 1.011 * value
+    right = float(re.search(r"right at most (\S+) times in 100", flat(report))[1])
+    assert 50 * (1 + report.advantage) <= right <= 50 * (1 + report.advantage) + 0.1
     shown = float(re.search(r"Epsilon spent: (\S+)", flat(report))[1])
     assert report.epsilon <= shown <= 1.011 * again
     assert [run["dp_event"] for run in report.to_json()["releases"]] == [
@@ -346,6 +386,37 @@ def test_the_accountant_is_by_default_that_of_the_plans():
     )
     assert PrivacyReport.from_ledger(ledger, delta=1e-5).accountant == "rdp"
     assert PrivacyReport.from_ledger(PrivacyLedger(), delta=1e-5).accountant == "pld"
+
+
+def test_the_advantage_is_of_the_whole_ledger():
+    ledger = PrivacyLedger()
+    ledger.reserve(PLAN.replace(num_releases=500), 500, run="first")
+    ledger.reserve(PLAN.replace(num_releases=500), 500, run="second")
+    whole = PLAN.attack_bound(1e-6)
+    assert _report(ledger).advantage == pytest.approx(whole.advantage, rel=1e-6)
+    assert _report(ledger).mu == pytest.approx(whole.mu, rel=1e-6)
+
+
+def test_plain_words_are_about_presence_or_about_a_value():
+    assert "but whether your record is in these data" in flat(_report())
+    ledger = PrivacyLedger()
+    ledger.reserve(PrivacyPlan(FullBatch(), 20.0, 1, "replace_one"), 1)
+    report = _report(ledger)
+    assert "but which of two records is yours" in flat(report)
+    assert report.to_json()["plain_words"] == report.plain_words
+    assert report.plain_words.rstrip(".") in flat(report)
+
+
+def test_plain_words_are_left_out_where_they_would_be_false():
+    shown = "NOT PRIVATE: exact losses were shown"
+    for report in (_report(seeded=True), _report(caveats=(shown,))):
+        assert report.to_json()["plain_words"] is None
+        assert "times in 100" not in str(report)
+    ledger = PrivacyLedger()
+    ledger.reserve(PLAN.replace(noise_multiplier=0.0), 10)
+    assert _report(ledger).to_json()["mu"] == "inf"
+    assert "Advantage" not in str(_report(ledger))
+    assert "right at most 50 times in 100" in flat(_report(PrivacyLedger()))
 
 
 @needs_poisson_replace_one

@@ -56,7 +56,7 @@ def noise_shared_by_variables(
         **kwargs,
     )
     longest = max(int(np.prod(part.shape)) for part in clipped.tensors)
-    noise = tf.random.stateless_normal([longest], key, dtype=clipped.tensors[0].dtype)
+    noise = tf.random.stateless_normal([longest], key, dtype=quiet.tensors[0].dtype)
     deviation = tf.cast(noise_multiplier, noise.dtype) * clipped.clip.bound / expected_batch_size
     return optimizers.PrivatizedGradients(
         [p + deviation * tf.reshape(noise[: int(np.prod(p.shape))], p.shape) for p in quiet.tensors]

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, tf, without_values
 from tfp_dpvi.data.records import Calls, Records
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
 from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
@@ -49,7 +50,8 @@ class DatasetData:
     ) -> None:
         if sampling not in (_POISSON, _ONCE):
             raise ValueError(
-                f"x is a {type(dataset).__name__}, and sampling={sampling!r} declares no scheme. {_RECIPES}"
+                f"x is a {type(dataset).__name__}, and sampling={check.shown(sampling)} declares "
+                f"no scheme. {_RECIPES}"
             )
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
@@ -58,7 +60,9 @@ class DatasetData:
             )
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(f"sampling={sampling!r} needs a finite dataset: leave out repeat().")
+            raise ValueError(
+                f"sampling={check.shown(sampling)} needs a finite dataset: leave out repeat()."
+            )
         self.num_records, self.steps_per_epoch = num_records, steps_per_epoch
         self.batch_size = (
             num_records / steps_per_epoch if probability is None else probability * num_records
@@ -87,7 +91,8 @@ class DatasetData:
         if self._iterator is None or (not endless and self._used == self.steps_per_epoch):
             self._iterator, self._used = iter(self._dataset), 0
         try:
-            batch = next(self._iterator)
+            with without_values("The dataset failed"):
+                batch = next(self._iterator)
         except StopIteration:
             wanted = (
                 "endless: a batch used twice is no new sample"
@@ -112,9 +117,8 @@ class DatasetData:
         )
         sizes = {int(part.shape[0]) for part in tf.nest.flatten(named)}
         if len(sizes) != 1:
-            raise ValueError(
-                f"A batch of the dataset has parts of different lengths: {sorted(sizes)}."
-            )
+            # The numbers are not shown: a sample's size is secret.
+            raise ValueError("A batch of the dataset has parts of different lengths.")
         size = sizes.pop()
         rows = max(1, math.ceil(size / self._rows)) * self._rows
 
@@ -159,6 +163,7 @@ def _declared_scheme(
         return PoissonSampling(probability)
     if probability is not None:
         raise ValueError(
-            f'sampling_probability={probability!r} belongs to sampling="poisson"; leave it out.'
+            f'sampling_probability={check.shown(probability)} belongs to sampling="poisson"; leave '
+            "it out."
         )
     return EachRecordOncePerEpoch(steps_per_epoch)

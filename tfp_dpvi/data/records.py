@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.sampling import Sampler
 
@@ -19,9 +20,10 @@ Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
 class Records:
     """Arrays with a common first dimension."""
 
-    x: Structure  # Array, or dict or tuple of arrays; float arrays have the model's dtype.
-    y: Structure | None
-    sample_weight: np.ndarray | None  # Of shape [num].
+    # Array, or dict or tuple of arrays; float arrays have the model's dtype.
+    x: Structure = dataclasses.field(repr=False)
+    y: Structure | None = dataclasses.field(repr=False)
+    sample_weight: np.ndarray | None = dataclasses.field(repr=False)  # Of shape [num].
     num: int  # Of records.
 
     def arrays(self) -> list[np.ndarray]:
@@ -62,7 +64,7 @@ class Data(Protocol):
 class ArrayData:
     """Records in the device's memory; the sampler inside the step draws from them. See `Data`."""
 
-    records: Records
+    records: Records  # Its text form shows no values.
     sampler: Sampler
     num_records: int
     batch_size: float
@@ -102,8 +104,11 @@ def make_records(
     if sample_weight is not None:
         sample_weight = _arrays("sample_weight", sample_weight, dtype, validate)
         sample_weight = check_weights(sample_weight, num).astype(dtype)
-        if validate and (sample_weight < 0).any():
-            raise ValueError("sample_weight has negative entries: weights must be >= 0.")
+        if validate and (negative := sample_weight < 0).any():
+            raise ValueError(
+                f"sample_weight has negative entries in {check.rows(negative)}: weights must be >= "
+                "0."
+            )
     return Records(x, y, sample_weight, num)
 
 
@@ -124,7 +129,8 @@ def by_column(name: str, value: Any) -> Any:
     names = list(value.columns)
     if not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
         raise ValueError(
-            f"{name} is a table with the columns {names}: give each a unique string as its name, or pass {name}.to_numpy()."
+            f"{name} is a table whose columns do not all have unique strings as names: rename "
+            f"them, or pass {name}.to_numpy()."
         )
     return {one: value[one].to_numpy() for one in names}
 
@@ -142,25 +148,29 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
         return made if isinstance(value, dict) else tuple(made.values())
     try:
         array = np.asarray(value)
-    except ValueError as error:  # Entries of several lengths.
+    except ValueError:  # Entries of several lengths.
         raise ValueError(
             f"{name} is a list with entries of different lengths: pass one array, or a tuple or dict of arrays."
-        ) from error
+        ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name} has dtype {array.dtype}, which is not numeric: use {name}.astype('float32'), or code categories as integers."
+            f"{name} has dtype {check.dtype_name(array.dtype)}, which is not numeric: use "
+            f"{name}.astype('float32'), or code "
+            "categories as integers."
         )
     if array.ndim == 0:
         raise ValueError(
-            f"{name} is a scalar ({value!r}): it needs a first dimension with one entry for each record."
+            f"{name} is a scalar: it needs a first dimension with one entry for each record."
         )
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             array = array.astype(dtype, copy=False)
-        if validate and not np.isfinite(array).all():
+        if validate and not (finite := np.isfinite(array)).all():
             raise ValueError(
-                f"{name} has values that are NaN or infinite in {np.dtype(dtype).name}: impute, mask or rescale them; with "
-                "fit(validate=False)\nsuch records contribute nothing. (This check looks at the data and is outside the guarantee.)"
+                f"{name} has values that are NaN or infinite in {np.dtype(dtype).name}, in "
+                f"{check.rows(~finite)}: impute, mask "
+                "or rescale them; with fit(validate=False)\nsuch records contribute nothing. (This "
+                "check looks at the data and is outside the guarantee.)"
             )
     elif array.dtype.kind == "b" and not column:
         array = array.astype(dtype)
@@ -168,12 +178,18 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
 
 
 def check_weights(sample_weight: Any, num: int) -> np.ndarray:
-    """Returns the weights as an array; raises `ValueError` unless there is one for each of `num` records."""
+    """Returns the weights as an array; raises unless each of `num` records has a number."""
     if np.shape(sample_weight) != (num,):
         raise ValueError(
             f"sample_weight must be one array of shape [{num}], one weight for each record, got shape {np.shape(sample_weight)}."
         )
-    return np.asarray(sample_weight)
+    weights = np.asarray(sample_weight)
+    if weights.dtype.kind not in "biuf":
+        raise TypeError(
+            f"sample_weight has dtype {check.dtype_name(weights.dtype)}, which is not numeric: "
+            "pass numbers."
+        )
+    return weights
 
 
 def common_length(parts: dict[str, Any]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, mapped_file, tf
 from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
@@ -92,8 +93,9 @@ class RecordSource:
         )
         if row.ndim == 0 or row.shape[0] != 1 or row.dtype.kind not in "biuf":
             raise ValueError(
-                f"Part {number} of the records returns {row.dtype} of shape {row.shape} for source[[0]]: return one row of "
-                "floats, integers or bools."
+                f"Part {number} of the records returns {check.dtype_name(row.dtype)} of shape "
+                f"{row.shape} for source[[0]]: "
+                "return one row of floats, integers or bools."
             )
         return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 
@@ -139,14 +141,20 @@ class RecordSource:
             order = np.argsort(indices)
             found = np.asarray(leaf[indices[order]])
         except Exception as error:
+            # Neither its text, which may show a record, nor the rows, which are the secret sample.
             raise RuntimeError(
-                f"Part {number} of the records could not be read at rows {indices[0]} to {indices[-1]} of {self.num}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if found.shape != (len(indices), *spec.shape[1:]):
+                f"Part {number} of the records could not be read: the source raised "
+                f"{type(error).__name__}, which is this "
+                "error's __context__.\nCheck that every row can be read; messages of a source may "
+                "show records."
+            ) from None
+        if found.dtype.kind not in "biuf" or found.shape != (len(indices), *spec.shape[1:]):
             raise RuntimeError(
-                f"Part {number} of the records returned shape {found.shape} for {len(indices)} rows; it must be "
-                f"{(len(indices), *spec.shape[1:])}. Check that the source has {self.num} rows, as its length says."
+                f"Part {number} of the records returned {check.dtype_name(found.dtype)} of shape "
+                f"{['rows', *found.shape[1:]]} or "
+                "another number of rows than asked for; it must be numbers of shape "
+                f"{['rows', *spec.shape[1:]]}.\nCheck that the "
+                f"source has {self.num} rows, as its length says."
             )
         filled[order] = found
         return filled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf, tfd
 
 
@@ -86,7 +87,7 @@ def check_distribution(
 ) -> None:
     """Raises unless `distribution` is a TFP distribution with these static shapes and this dtype."""
     if not isinstance(distribution, tfd.Distribution):
-        raise TypeError(f"{name} must be a TFP distribution, got {distribution!r}.")
+        raise TypeError(f"{name} must be a TFP distribution, got {check.shown(distribution)}.")
     shapes, kind = (distribution.batch_shape, distribution.event_shape), distribution.dtype
     fits = isinstance(shapes[1], tf.TensorShape) and all(
         map(tf.TensorShape.is_compatible_with, shapes, (batch, event))

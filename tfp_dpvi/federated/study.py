@@ -71,7 +71,8 @@ class Study:
         self.clipping = check.one_of("clipping", clipping, ("flat", "paired"))
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
-                f"optimizer={optimizer!r} is no DP-Keras optimizer; pass for instance DPKerasAdamOptimizer."
+                f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer; pass for instance "
+                "DPKerasAdamOptimizer."
             )
         self.prior, self.likelihood, self.optimizer = prior, likelihood, optimizer
         self.batch_size = None if batch_size is None else check.count("batch_size", batch_size, 1)
@@ -80,7 +81,8 @@ class Study:
         self.num_hospitals = check.count("num_hospitals", num_hospitals, 1)
         if (message_clip is None) == (privacy == "messages"):
             raise ValueError(
-                f"message_clip={message_clip!r} with privacy={privacy!r}: it goes with 'messages' alone; pass both."
+                f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
+                "'messages' alone; pass both."
             )
         self.message_clip = (
             None if message_clip is None else check.positive("message_clip", message_clip)

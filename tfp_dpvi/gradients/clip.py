@@ -71,11 +71,12 @@ class Clip:
             or not float(bound) >= _SMALLEST
         ):
             raise ValueError(
-                f"l2_norm_clip must be a positive number, got {bound!r}: start with 1.0 (math.inf for runs that are not private)."
+                f"l2_norm_clip must be a positive number, got {check.shown(bound)}: start with 1.0 "
+                "(math.inf for runs that are not private)."
             )
         if math.isinf(bound) and self.clipping != "flat":
             raise ValueError(
-                f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {bound!r}."
+                f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {check.shown(bound)}."
             )
         object.__setattr__(self, "bound", float(bound))
 

@@ -50,7 +50,7 @@ def refuse(arguments: Mapping[str, object]) -> None:
             raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
         default, why = _REFUSED[name]
         if value != default:
-            raise ValueError(f"{name}={value!r} is not supported: {why}")
+            raise ValueError(f"{name}={check.shown(value)} is not supported: {why}")
 
 
 def check_counts(**counts: int | None) -> None:
@@ -95,7 +95,8 @@ def make_data(
         )
     if sampling_probability is not None:
         raise ValueError(
-            f"sampling_probability={sampling_probability!r} is for datasets: leave it out."
+            f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
+            "out."
         )
     x, y = by_column("x", x), by_column("y", y)
     streams = wants_stream((x, y), stream)

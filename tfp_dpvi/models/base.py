@@ -229,7 +229,9 @@ class DPModel(FittedModel):
           noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
           planned_epochs: with `epsilon`, the epochs that the budget lasts for; by default the first `fit` spends it.
           ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
-          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum.
+          neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum. The
+            first protects whether a record takes part, takes the number of records as public, and
+            overstates the protection of single attributes; see `PrivacyPlan`.
           accountant: "pld" (tight) or "rdp".
           validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
             `evaluate` and validation data.
@@ -250,7 +252,8 @@ class DPModel(FittedModel):
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(
-                f"loss={loss!r}: leave it out; the model defines its own per-record loss."
+                f"loss={check.shown(loss)}: leave it out; the model defines its own per-record "
+                "loss."
             )
         if optimizer is None:
             raise ValueError(
@@ -293,7 +296,7 @@ class DPModel(FittedModel):
         if ledger is None or ledger is held:
             return held
         if not isinstance(ledger, PrivacyLedger):
-            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {ledger!r}.")
+            raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
         same = ledger.path is not None and ledger.path == held.path
         if held.num_releases and not same and not ledger.continues(held):
             raise ValueError(

@@ -106,7 +106,8 @@ class DPVAE(Autoencoder):
             refuse_keras_3(argument, value)
             if not callable(value):
                 raise TypeError(
-                    f"{argument} must be a Keras model or another callable, got {value!r}."
+                    f"{argument} must be a Keras model or another callable, got "
+                    f"{check.shown(value)}."
                 )
         arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
         beta = check.non_negative("beta", beta)

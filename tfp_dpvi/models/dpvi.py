@@ -89,10 +89,11 @@ class DPVI(base.DistributionModel):
         if not isinstance(prior, tfd.Distribution) and serialization.is_factory(prior):
             prior = prior()
         if not isinstance(prior, tfd.Distribution):
-            raise TypeError(f"prior must be a TFP distribution, got {prior!r}.")
+            raise TypeError(f"prior must be a TFP distribution, got {check.shown(prior)}.")
         if not callable(likelihood):
             raise TypeError(
-                f"likelihood must be a callable (params, x) -> TFP distribution, got {likelihood!r}."
+                "likelihood must be a callable (params, x) -> TFP distribution, got "
+                f"{check.shown(likelihood)}."
             )
         arguments.check_counts(
             num_draws=num_draws or 0, num_predictive_draws=num_predictive_draws or 0

@@ -111,12 +111,12 @@ class EvaluatedModel(saving.SavedModel):
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, weight)."
             )
-        with self._one_step_an_execution():
+        with self._one_step_an_execution(), _tf.without_values("evaluate failed"):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the model's outputs."""
-        with self._one_step_an_execution():
+        with self._one_step_an_execution(), _tf.without_values("predict failed"):
             return super().predict(*args, **kwargs)
 
     @contextlib.contextmanager

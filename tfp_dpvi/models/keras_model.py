@@ -71,7 +71,8 @@ class DPKerasModel(LayeredModel):
         _tf.refuse_keras_3("network", built)
         if not isinstance(built, Layer):
             raise TypeError(
-                f"network must be a Keras model or layer, or a function that builds one; got {network!r}."
+                "network must be a Keras model or layer, or a function that builds one; got "
+                f"{check.shown(network)}."
             )
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         super().__init__(seed=seed, name=name, dtype=built.dtype)
@@ -97,7 +98,8 @@ class DPKerasModel(LayeredModel):
         _tf.refuse_keras_3("loss", loss)
         if loss is None or isinstance(loss, list | tuple | dict):
             raise ValueError(
-                f"loss={loss!r}: pass one Keras loss, such as 'sparse_categorical_crossentropy'."
+                f"loss={check.shown(loss)}: pass one Keras loss, such as "
+                "'sparse_categorical_crossentropy'."
             )
         training = _Training(self._training.given, loss, keras.losses.get(loss))
         given = (
@@ -264,5 +266,6 @@ class _Training:
             if name.startswith(start):
                 return kind(name=given)
         raise ValueError(
-            f"metrics={given!r} is not defined for loss={self.loss!r}: pass, say, 'binary_accuracy'."
+            f"metrics={check.shown(given)} is not defined for loss={check.shown(self.loss)}: pass, "
+            "say, 'binary_accuracy'."
         )

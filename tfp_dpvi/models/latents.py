@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi import serialization, surrogates
 from tfp_dpvi._tf import Layer, in_mode, keras, refuse_keras_3, tf, tfd
 from tfp_dpvi.divergences import VampPrior
@@ -56,7 +57,7 @@ def made_of(
     if not isinstance(prior, tfd.Distribution):
         if callable(prior):
             return prior, ()
-        raise TypeError(f"prior must be a TFP distribution, got {prior!r}.")
+        raise TypeError(f"prior must be a TFP distribution, got {check.shown(prior)}.")
     surrogates.float_dtype(prior)
     _, read = read_by(lambda: prior.log_prob(prior.sample(2, seed=tf.constant([0, 1]))))
     known = {variable.ref() for variable in read}

@@ -78,7 +78,7 @@ class Synthesizer:
         seed: int | None = None,
     ) -> None:
         if not isinstance(table, Table):
-            raise TypeError(f"table must be a dpvi.synthetic.Table, got {table!r}.")
+            raise TypeError(f"table must be a dpvi.synthetic.Table, got {check.shown(table)}.")
         num = check.count("num_components", num_components, 1)
         self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.

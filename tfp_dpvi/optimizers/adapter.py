@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import LegacyOptimizer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.dp_keras import DPOptimizer, make_dp_optimizer_class
@@ -35,7 +36,9 @@ def as_dp_optimizer(
         try:
             optimizer = keras.optimizers.get(optimizer)
         except ValueError as error:
-            raise ValueError(f"optimizer={optimizer!r} is no Keras optimizer: {error}") from error
+            raise ValueError(
+                f"optimizer={check.shown(optimizer)} is no Keras optimizer: {error}"
+            ) from error
     if isinstance(optimizer, DPOptimizer):
         _refuse_second(privacy, {name: getattr(optimizer, name) for name in _PRIVACY})
         return optimizer
@@ -50,7 +53,8 @@ def as_dp_optimizer(
         return _from_tensorflow_privacy(optimizer, privacy)
     if not isinstance(optimizer, (Optimizer, LegacyOptimizer)):
         raise TypeError(
-            f"optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got {optimizer!r}. For instance "
+            "optimizer must be a DP-Keras optimizer, a Keras optimizer or its name, got "
+            f"{check.shown(optimizer)}. For instance "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
         )
     if privacy.get("l2_norm_clip") is None:
@@ -68,7 +72,8 @@ def _refuse_second(given: dict[str, float | None], own: dict[str, float | None])
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"{name}={value!r} was passed to compile, but the optimizer has its own ({own[name]!r}): leave it out."
+                f"{name}={check.shown(value)} was passed to compile, but the optimizer has its own "
+                f"({own[name]!r}): leave it out."
             )
 
 

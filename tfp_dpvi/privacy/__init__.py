@@ -26,10 +26,12 @@ from tfp_dpvi.privacy.termwise import (
     block_sensitivity,
     termwise_noise,
 )
+from tfp_dpvi.privacy.tradeoff import AttackBound
 
 __all__ = [
     "ACCOUNTANTS",
     "Accountant",
+    "AttackBound",
     "BudgetExhaustedError",
     "EachRecordOncePerEpoch",
     "EpsilonCurve",

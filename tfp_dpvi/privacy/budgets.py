@@ -4,13 +4,22 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import calibration
-from tfp_dpvi.privacy.accountants import ORDERS, Accountant, RdpAccountant, Releases, get_accountant
+from tfp_dpvi.privacy.accountants import (
+    ORDERS,
+    Accountant,
+    RdpAccountant,
+    Releases,
+    get_accountant,
+    renyi_deltas,
+)
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan, compose
+from tfp_dpvi.privacy.tradeoff import attack_bound
 
 _RDP = RdpAccountant()
 
@@ -102,6 +111,13 @@ class RenyiFilter(EpsilonBudget):
             self.order - 1.0
         )
         return (self.epsilon - added) * (1.0 - 1e-9)  # For the rounding of sums.
+
+    @property
+    def advantage(self) -> float:
+        """The largest advantage of an attacker (see `AttackBound`), whatever the settings are."""
+        epsilons = np.linspace(0.0, self.epsilon, 65)
+        deltas = renyi_deltas((self.order,), (self.limit,), epsilons)
+        return attack_bound(epsilons, deltas).advantage
 
     def spent(
         self, event: DpEvent, relation: NeighboringRelation, accountant: str | None = None

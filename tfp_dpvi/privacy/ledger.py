@@ -103,7 +103,8 @@ class PrivacyLedger(LedgerView):
             budget_adaptive and budget_epsilon is None
         ):
             raise ValueError(
-                f"budget_epsilon={budget_epsilon!r} and budget_delta={budget_delta!r}: pass both of them or neither."
+                f"budget_epsilon={check.shown(budget_epsilon)} and "
+                f"budget_delta={check.shown(budget_delta)}: pass both of them or neither."
             )
         if read_only and path is None:
             raise ValueError("read_only=True needs a path; pass the ledger's file.")
@@ -181,7 +182,9 @@ class PrivacyLedger(LedgerView):
           LedgerError: the ledger could not be written; nothing is charged.
         """
         if not isinstance(plan, PrivacyPlan):
-            raise TypeError(f"plan={plan!r} is not a PrivacyPlan; pass the plan of the fit.")
+            raise TypeError(
+                f"plan={check.shown(plan)} is not a PrivacyPlan; pass the plan of the fit."
+            )
         steps = check.count("steps", steps, 1)
         single = plan.replace(num_releases=1)
         # Fits that merge are one kind; otherwise a reservation without a name is a separate fit.

@@ -13,6 +13,7 @@ from tfp_dpvi.privacy import accountants, calibration
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling import FullBatch, SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
+from tfp_dpvi.privacy.tradeoff import AttackBound
 
 PLAN_SCHEMA_VERSION = 1
 _SOMETIMES = ("purpose", "metrics")
@@ -28,6 +29,13 @@ class PrivacyPlan:
     (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
     The attributes after `accountant` serve the report alone.
+
+    Under "add_or_remove_one" the guarantee is about whether a record takes part. A change of an
+    attribute, such as a label, replaces a record: for it the releases are only
+    (2 epsilon, (1 + exp(epsilon)) delta)-differentially private, and "replace_one" is the relation to
+    account under (Pradhan et al. 2025, arXiv:2511.21804). The number of records is taken as public.
+    Where it is counted from the records, as `len(x)` by default in `fit`, it is not itself protected
+    under "add_or_remove_one" (see arXiv:2605.15648): declare one that is public with `num_records`.
     """
 
     sampling: SamplingScheme  # Of each release's records.
@@ -49,11 +57,13 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
             raise TypeError(
-                f"sampling={self.sampling!r} is not a sampling scheme; pass, for example, PoissonSampling(q) or FullBatch()."
+                f"sampling={check.shown(self.sampling)} is not a sampling scheme; pass, for "
+                "example, PoissonSampling(q) or FullBatch()."
             )
         if not isinstance(self.sensitivity, Sensitivity):
             raise TypeError(
-                f"sensitivity={self.sensitivity!r} is not a Sensitivity; pass Sensitivity(A, D)."
+                f"sensitivity={check.shown(self.sensitivity)} is not a Sensitivity; pass "
+                "Sensitivity(A, D)."
             )
         put = object.__setattr__
         put(self, "noise_multiplier", check.non_negative("noise_multiplier", self.noise_multiplier))
@@ -91,6 +101,23 @@ class PrivacyPlan:
         """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
         price = accountants.get_accountant(self.accountant)
         return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
+
+    def attack_bound(self, delta: float) -> AttackBound:
+        """Returns mu of Gaussian differential privacy and the advantage of an attacker.
+
+        Args:
+          delta: the smallest delta for which mu is to hold; the advantage does not depend on it.
+
+        Returns:
+          The bound for all releases, from the same accounting as `epsilon(delta)`.
+
+        Example:
+          >>> plan = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)
+          >>> plan.attack_bound(1e-5).mu
+          0.25
+        """
+        price = accountants.get_accountant(self.accountant)
+        return price.attack_bound(self.dp_event, delta, self.neighboring_relation)
 
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterator
 
 from dp_accounting import NeighboringRelation
@@ -12,7 +13,7 @@ from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import finite
-from tfp_dpvi.privacy.report_text import shown, size_warnings
+from tfp_dpvi.privacy.report_text import plain_words, shown, size_warnings
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
@@ -44,6 +45,8 @@ class PrivacyOutlook:
     plan: PrivacyPlan  # The requested plan, with its noise multiplier.
     epsilon: float  # By the plan's own accountant.
     delta: float
+    mu: float  # Of Gaussian differential privacy, at every delta from `delta`: see `AttackBound`.
+    advantage: float  # Of an attacker who wants to know of one record.
     num_records: int
     batch_size: int
     epochs: float  # Of ceil(N / batch_size) steps each, as in `fit`.
@@ -62,7 +65,7 @@ class PrivacyOutlook:
             "sampling": self.plan.sampling.name,
             "plan": plan,
         }
-        data = {**dataclasses.asdict(self), **chosen}
+        data = {**dataclasses.asdict(self), **chosen, "mu": finite(self.mu)}
         for price in (data, *data["side_by_side"], *data["changes"]):
             price["epsilon"] = finite(price["epsilon"])
         return {"schema_version": OUTLOOK_SCHEMA_VERSION, **data}
@@ -78,6 +81,7 @@ class PrivacyOutlook:
             f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over l2_norm_clip)",
             f"epsilon {shown(self.epsilon, 4)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
             f"{plan.neighboring_relation.name.lower()}",
+            *self._attack_lines(),
             "",
             "With this noise, by accountant and adjacency:",
             *(_row(p) for p in self.side_by_side),
@@ -88,6 +92,17 @@ class PrivacyOutlook:
         for warning in self.warnings:
             lines += ["", f"WARNING: {warning}"]
         return "\n".join(lines)
+
+    def _attack_lines(self) -> list[str]:
+        if math.isinf(self.epsilon):
+            return []
+        relation = self.plan.neighboring_relation.name.lower()
+        return [
+            f"mu {shown(self.mu, 4)} of Gaussian differential privacy, at every delta of at least "
+            f"{self.delta:g}",
+            f"advantage of an attacker at most {shown(self.advantage, 4)}",
+            *textwrap.wrap(plain_words(self.advantage, relation), 96),
+        ]
 
 
 def plan_privacy(
@@ -140,10 +155,13 @@ def plan_privacy(
     )
     plan = _meeting(target, draft, delta)
     found = plan.epsilon(delta)
+    bound = plan.attack_bound(delta)
     return PrivacyOutlook(
         plan=plan,
         epsilon=found,
         delta=delta,
+        mu=bound.mu,
+        advantage=bound.advantage,
         num_records=records,
         batch_size=batch,
         epochs=plan.num_releases / per_epoch,

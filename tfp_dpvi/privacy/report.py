@@ -8,7 +8,7 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import report_text
 from tfp_dpvi.privacy.accountants import get_accountant
-from tfp_dpvi.privacy.budgets import EpsilonBudget
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.sensitivity import Json
 
@@ -26,6 +26,8 @@ class PrivacyReport:
 
     epsilon: float  # Of all reserved releases in the ledger, infinity without noise.
     delta: float
+    mu: float  # Of Gaussian differential privacy, at every delta from `delta`: see `AttackBound`.
+    advantage: float  # Of an attacker who wants to know of one record; between 0 and 1.
     neighboring_relation: str  # "add_or_remove_one" or "replace_one".
     accountant: str
     releases: tuple[Json, ...]
@@ -37,9 +39,8 @@ class PrivacyReport:
     seeded: bool = False  # Whether noise was drawn from a fixed seed.
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    ledger_budget: Json | None = (
-        None  # The ledger's own: epsilon, delta, adaptive, spent; order and limit if adaptive.
-    )
+    #: The ledger's own: epsilon, delta, adaptive, spent; order, limit and advantage if adaptive.
+    ledger_budget: Json | None = None
     grid_spacing: float | None = None  # Of the numerical composition; None without one.
 
     @classmethod
@@ -69,12 +70,17 @@ class PrivacyReport:
             names = {entry.plan.accountant for entry in entries}
             accountant = names.pop() if len(names) == 1 else "pld"
         price = get_accountant(accountant)
+        event = ledger.dp_event
+        delta = check.delta(delta)
+        bound = price.attack_bound(event, delta, relation)
         if num_records is None:
             num_records = max((entry.plan.num_records or 0 for entry in entries), default=0) or None
         halve = price.over_replacement and relation is NeighboringRelation.REPLACE_ONE
         return cls(
-            epsilon=ledger.epsilon(delta, accountant),
-            delta=check.delta(delta),
+            epsilon=price.epsilon(event, delta, relation),
+            delta=delta,
+            mu=bound.mu,
+            advantage=bound.advantage,
             neighboring_relation=relation.name.lower(),
             accountant=accountant,
             releases=tuple(_release_facts(entry, halve) for entry in entries),
@@ -93,7 +99,7 @@ class PrivacyReport:
             ),
             dataset_id=ledger.dataset_id,
             ledger_budget=_ledger_budget(ledger, accountant),
-            grid_spacing=price.grid_spacing(ledger.dp_event, relation),
+            grid_spacing=price.grid_spacing(event, relation),
         )
 
     @property
@@ -114,6 +120,13 @@ class PrivacyReport:
         return max(0.0, self.budget_epsilon - self.epsilon)
 
     @property
+    def plain_words(self) -> str | None:
+        """The advantage in a sentence for the person whose record it is; None if not private."""
+        if not self.private:
+            return None
+        return report_text.plain_words(self.advantage, self.neighboring_relation)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the reader."""
         return tuple(report_text.warnings(self))
@@ -123,6 +136,7 @@ class PrivacyReport:
         data = dataclasses.asdict(self)
         data["releases"], data["caveats"] = list(data["releases"]), list(self.caveats)
         data["epsilon"] = finite(self.epsilon)
+        data["mu"] = finite(self.mu)
         if self.ledger_budget is not None:
             data["ledger_budget"]["spent"] = finite(self.ledger_budget["spent"])
         return {
@@ -131,6 +145,7 @@ class PrivacyReport:
             "unit": "record",
             "budget_left": self.budget_left,
             "private": self.private,
+            "plain_words": self.plain_words,
             "warnings": list(self.warnings),
             "covered": [*report_text.covered(self)],
             "not_covered": [*report_text.not_covered(self)],
@@ -161,7 +176,15 @@ def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> Json | None:
         "delta": held.delta,
         "adaptive": adaptive is not None,
         "spent": held.spent(ledger.dp_event, relation, accountant),
-        **({} if adaptive is None else {"order": adaptive.order, "limit": adaptive.limit}),
+        **({} if adaptive is None else _filter_facts(adaptive)),
+    }
+
+
+def _filter_facts(adaptive: RenyiFilter) -> Json:
+    return {
+        "order": adaptive.order,
+        "limit": adaptive.limit,
+        "advantage": adaptive.advantage,
     }
 
 

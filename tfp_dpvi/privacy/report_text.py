@@ -27,21 +27,30 @@ _NOT_COVERED = (
     "spends budget, and trials outside this ledger are not counted",
     "the choice of prior and model: they are assumed to be public",
     "the number of records, {num_records}: it is assumed to be public{declared}",
+    "{attributes}",
     "the check of record values before training (missing or malformed values), which the holder of the data runs and whose "
     "outcome should stay there",
     "losses and metrics computed on these records directly, for example with model.evaluate, and other models fitted to them "
     "without this ledger; weights loaded into a new model do not include its ledger",
-    "stopping that depends on released values (early stopping, or an interruption): then use the epsilon that the fit was "
-    "planned for, not that of the steps that ran{adaptive}",
+    "stopping that depends on released values (early stopping, or an interruption): then use the "
+    "figures that the fit was planned for, not those of the steps that ran{adaptive}",
     "settings of a later fit (noise, length, batch size, clip, model) that were chosen after looking at an earlier one's "
     "results: releases are composed as if all settings had been fixed in advance. With one of five candidates chosen "
     "by the first release, delta was 2.04e-5 instead of the stated 1e-5{adaptive}",
     "running time, memory and power: they can reveal how many records took part in a step",
-    "floating-point arithmetic: the proof assumes real numbers, and noise drawn in floating point is slightly irregular",
+    "floating-point arithmetic: the proof assumes real numbers; sums are rounded to a grid of 2^-12 standard deviations after "
+    "the noise, but neither the sums of records nor the sampler of the noise are exact",
     "the pseudo-random generator: the proof assumes true randomness",
 )
 
-_FILTER_COVERS = "; the epsilon above does not cover it, the ledger's adaptive budget does"
+_ATTRIBUTES = (
+    "single attributes of a person who is known to take part, for example a diagnosis: changing "
+    "one replaces a "
+    "record, for which these results are only (2 epsilon, (1 + exp(epsilon)) delta)-differentially "
+    "private; "
+    "the relation replace_one accounts for it"
+)
+_FILTER_COVERS = "; the figures above do not cover it, the ledger's adaptive budget does"
 _UNIT = "one record. The guarantee compares the result on the data with the result on the same data with any one record "
 _UNITS = {
     "add_or_remove_one": _UNIT + "added or removed",
@@ -51,6 +60,31 @@ _ACCOUNTANTS = {
     "pld": "privacy loss distributions{grid}, rounded upwards: PLDAccountant of dp_accounting >= 0.5 on the events below",
     "rdp": "Renyi differential privacy (the moments accountant): RdpAccountant of dp_accounting on the events below",
 }
+_ADVANTAGES = {
+    "pld": "delta at epsilon 0 by the accounting below",
+}
+_OTHER_ADVANTAGES = (
+    "the smallest (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) of all (epsilon, delta) by the "
+    "accounting below, an upper bound"
+)
+_UNKNOWN_TO_ATTACKER = {
+    "add_or_remove_one": "everything about you but whether your record is in these data",
+    "replace_one": "everything in these data but which of two records is yours",
+}
+
+
+def plain_words(advantage: float, neighboring_relation: str) -> str:
+    """Returns what an attacker's advantage means to the person whose record it is.
+
+    Args:
+      advantage: between 0 and 1.
+      neighboring_relation: "add_or_remove_one" or "replace_one".
+    """
+    return (
+        f"A person who knows {_UNKNOWN_TO_ATTACKER[neighboring_relation]}, and who would guess "
+        "right half the time without these results, guesses right at most "
+        f"{up(50.0 * (1.0 + advantage), 3)} times in 100 with them."
+    )
 
 
 def event_text(event: DpEvent, halve: bool) -> str:
@@ -115,7 +149,7 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
     declared = {
         True: " and was declared",
-        False: ", although it was counted from the data",
+        False: ", although it was counted from the data, and is not protected",
         None: "",
     }
     budget = report.ledger_budget
@@ -123,8 +157,10 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     fields = {
         "declared": declared[report.num_records_declared],
         "adaptive": _FILTER_COVERS if kept else "",
+        "attributes": _ATTRIBUTES if report.neighboring_relation == "add_or_remove_one" else "",
     }
-    return [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
+    sentences = [sentence.format(num_records=known, **fields) for sentence in _NOT_COVERED]
+    return [sentence for sentence in sentences if sentence]
 
 
 def render(report: "PrivacyReport") -> str:
@@ -184,6 +220,8 @@ def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
         ("Adjacency", report.neighboring_relation.replace("_", " ")),
         ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
     ]
+    if math.isfinite(report.epsilon):
+        facts += _attack_facts(report)
     if report.budget_left is not None:
         facts.append(
             ("Budget", f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left")
@@ -204,6 +242,25 @@ def _facts(report: "PrivacyReport") -> list[tuple[str, str]]:
     return [*facts, ("Releases so far", released)]
 
 
+def _attack_facts(report: "PrivacyReport") -> list[tuple[str, str]]:
+    gaussian = (
+        f"mu {shown(report.mu)}: at every delta of at least {report.delta:g}, epsilon is at most "
+        "that of Gaussian differential privacy with this mu"
+    )
+    source = _ADVANTAGES.get(report.accountant, _OTHER_ADVANTAGES)
+    facts = [
+        ("Gaussian DP", gaussian),
+        (
+            "Advantage",
+            f"{shown(report.advantage)} at most: true minus false positive rate of any attacker; "
+            f"{source}",
+        ),
+    ]
+    if report.plain_words is not None:
+        facts.append(("In plain words", report.plain_words.rstrip(".")))
+    return facts
+
+
 def _budget_text(budget: Json) -> str:
     total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
     if not budget["adaptive"]:
@@ -213,7 +270,9 @@ def _budget_text(budget: Json) -> str:
         )
     return (
         f"{total}, adaptive: it covers settings chosen after looking at earlier results, by a Renyi filter: at order "
-        f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}"
+        f"{budget['order']:g} divergences add up to {up(budget['spent'], 6)} of at most "
+        f"{down(budget['limit'], 6)}, which leave an attacker an advantage of at most "
+        f"{up(budget['advantage'], 3)}"
     )
 
 

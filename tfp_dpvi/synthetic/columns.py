@@ -7,10 +7,11 @@ public; records with other values are refused.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -60,7 +61,9 @@ class Column(abc.ABC):
         absent = is_missing(values)
         if absent.any() and not self.missing:
             raise ValueError(
-                f"column {name!r} has missing values: describe it with missing=True, or fill them."
+                f"column {name!r} has missing values in {check.rows(absent)}: describe it with "
+                "missing=True, or "
+                "fill them."
             )
         codes = np.full(len(values), MISSING, np.int32)
         codes[~absent] = self._levels(name, values[~absent])
@@ -93,7 +96,8 @@ class Numeric(Column):
             ends = (low, *inner), (*inner, self.upper + self.step)
             if not inner or not all(a < b for a, b in zip(*ends, strict=True)):
                 raise ValueError(
-                    f"bins={self.bins!r} must be inner edges that increase, above {self.lower!r} and below {self.upper!r}."
+                    f"bins={_described(self.bins)} must be inner edges that increase, above "
+                    f"{self.lower!r} and below {self.upper!r}."
                 )
             object.__setattr__(self, "bins", inner)
         spikes = self._floats("spikes")
@@ -101,11 +105,13 @@ class Numeric(Column):
             spikes
         ):
             raise ValueError(
-                f"spikes={self.spikes!r} must be different numbers from {self.lower} to {self.upper}."
+                f"spikes={_described(self.spikes)} must be different numbers from {self.lower} to "
+                f"{self.upper}."
             )
         if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
-                f"spikes={self.spikes!r} need bins={self.bins!r} to be a number above {2 * len(spikes)}; with your own edges, use "
+                f"spikes={_described(self.spikes)} need bins={_described(self.bins)} to be a "
+                f"number above {2 * len(spikes)}; with your own edges, use "
                 "a bin for each spike."
             )
         object.__setattr__(self, "spikes", spikes)
@@ -115,7 +121,8 @@ class Numeric(Column):
             return tuple(float(value) for value in getattr(self, name))
         except (TypeError, ValueError):
             raise TypeError(
-                f"{name}={getattr(self, name)!r} must be a list of numbers, such as [0, 10]."
+                f"{name}={_described(getattr(self, name))} must be a list of numbers, such as [0, "
+                "10]."
             ) from None
 
     def next_after(self, value: float) -> float:
@@ -171,17 +178,18 @@ class Numeric(Column):
         return values.astype(np.float64)
 
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
-        try:
-            numbers = self._converted(values)
-        except (TypeError, ValueError) as error:
+        numbers, strange = converted(self._converted, values)
+        if strange.any():
             raise ValueError(
-                f"column {name!r} has values that are {self._not} ({error}): convert it."
-            ) from error
+                f"column {name!r} has values that are {self._not} in {check.rows(strange)}: "
+                "convert them."
+            )
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
-            first, low, high = map(self._shown, (numbers[outside][0], self.lower, self.upper))
             raise ValueError(
-                f"column {name!r} has {first}, outside its public bounds [{low}, {high}]: clip it, or use wider public ones."
+                f"column {name!r} has values outside its public bounds [{self._shown(self.lower)}, "
+                f"{self._shown(self.upper)}] in {check.rows(outside)}: clip them, or use wider "
+                "public bounds."
             )
         return numbers
 
@@ -233,7 +241,8 @@ class Integer(Numeric):
         for name, values in given.items():
             if any(float(value) != math.floor(value) for value in values):
                 raise ValueError(
-                    f"{name} has {values!r}, not all whole numbers: use Continuous, or whole numbers."
+                    f"{name} has {_described(values)}, not all whole numbers: use Continuous, or "
+                    "whole numbers."
                 )
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -241,7 +250,9 @@ class Integer(Numeric):
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
-                f"column {name!r} has {numbers[broken][0]!r}, which is not Integer: use Continuous, or round it."
+                f"column {name!r} has values that are not Integer in {check.rows(broken)}: use "
+                "Continuous, or "
+                "round them."
             )
         return self.bins_of(numbers)
 
@@ -269,13 +280,18 @@ class Categorical(Column):
 
     def __post_init__(self) -> None:
         if isinstance(self.categories, (str, bytes)) or not hasattr(self.categories, "__iter__"):
-            raise TypeError(f"categories={self.categories!r} must be a list of categories.")
+            raise TypeError(
+                f"categories={_described(self.categories)} must be a list of categories."
+            )
         categories = tuple(self.categories)
         if len(categories) < 2 or len(set(categories)) != len(categories):
-            raise ValueError(f"categories={categories!r} must be at least two, all different.")
+            raise ValueError(
+                f"categories={_described(self.categories)} must be at least two, all different."
+            )
         if is_missing(np.array([*categories, None], object))[:-1].any():
             raise ValueError(
-                f"categories={categories!r} has a missing value: leave it out and pass missing=True."
+                f"categories={_described(self.categories)} has a missing value: leave it out and "
+                "pass missing=True."
             )
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
@@ -292,18 +308,19 @@ class Categorical(Column):
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
         known = {category: level for level, category in enumerate(self.categories)}
-        plain = values.tolist()
-        try:
-            levels = np.fromiter(
-                (known.get(value, MISSING) for value in plain), np.int32, len(plain)
-            )
-        except TypeError as error:
+
+        def level(value: Hashable) -> int:
+            try:
+                return known.get(value, MISSING)
+            except TypeError:  # It cannot be a category.
+                return MISSING
+
+        levels = np.fromiter(map(level, values.tolist()), np.int32, len(values))
+        if (unknown := levels == MISSING).any():
             raise ValueError(
-                f"column {name!r} has a value that cannot be a category: {error}. Convert it."
-            ) from error
-        if (levels == MISSING).any():
-            raise ValueError(
-                f"column {name!r} has the category {plain[int(np.argmin(levels))]!r}, not in its description: map it, or add it if public."
+                f"column {name!r} has values that are not among its categories in "
+                f"{check.rows(unknown)}: map them, "
+                "or add them if public."
             )
         return levels
 
@@ -327,14 +344,13 @@ class Binary(Column):
         return 2
 
     def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        try:
-            numbers = values.astype(np.float64)
-        except (TypeError, ValueError):
-            numbers = np.full(len(values), np.nan)
-        strange = (numbers != 0.0) & (numbers != 1.0)
+        numbers, strange = converted(lambda some: some.astype(np.float64), values)
+        strange |= (numbers != 0.0) & (numbers != 1.0)
         if strange.any():
             raise ValueError(
-                f"column {name!r} has {values[strange][0]!r}, which is not Binary: code it as 0 and 1, or use Categorical."
+                f"column {name!r} has values that are not Binary in {check.rows(strange)}: code "
+                "them as 0 and 1, or "
+                "use Categorical."
             )
         return numbers.astype(np.int32)
 
@@ -342,6 +358,30 @@ class Binary(Column):
         """Bools, [n]."""
         del generator
         return levels.astype(bool)
+
+
+def _described(values: int | Sequence[Hashable]) -> str:
+    """Returns a part of a public description as text; an array, which may hold records, by its type."""
+    return repr(values) if isinstance(values, int | list | tuple) else check.shown(values)
+
+
+def converted(
+    convert: Callable[[np.ndarray], np.ndarray], values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns converted values, and which ones cannot be converted: bool [n].
+
+    NumPy's errors show the values; here none leaves, not even as a cause.
+    """
+    strange = np.zeros(len(values), bool)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return convert(values), strange
+    numbers = np.zeros(len(values))
+    for place in range(len(values)):
+        strange[place] = True
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            numbers[place] = convert(values[place : place + 1])[0]
+            strange[place] = False
+    return numbers, strange
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:

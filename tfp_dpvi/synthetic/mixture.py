@@ -94,7 +94,8 @@ def starting_point(
     if target is not None:
         if target not in table.columns:
             raise ValueError(
-                f"target={target!r} is no column of the table: {', '.join(map(repr, table.names))}."
+                f"target={check.shown(target)} is no column of the table: "
+                f"{', '.join(map(repr, table.names))}."
             )
         place = table.names.index(target)
         begin, size = sum(segments.sizes[:place]), segments.sizes[place]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ class Table:
     def __post_init__(self) -> None:
         if not isinstance(self.columns, Mapping) or not self.columns:
             raise TypeError(
-                f'columns={self.columns!r} must be a dict of columns, such as {{"age": Integer(17, 90)}}.'
+                f"columns={check.shown(self.columns)} must be a dict of columns, such as "
+                f'{{"age": Integer(17, 90)}}.'
             )
         for name, column in self.columns.items():
             if not isinstance(column, Column):
                 raise TypeError(
-                    f"column {name!r} is {column!r}: describe it, for instance as Continuous or Categorical."
+                    f"column {name!r} is {check.shown(column)}: describe it, for instance as "
+                    "Continuous or Categorical."
                 )
         object.__setattr__(self, "columns", dict(self.columns))
 
@@ -94,13 +97,12 @@ class Table:
 
     def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
-        if unknown := [name for name in names if name not in self.columns]:
-            raise ValueError(
-                f"data has columns that are not in Table: {', '.join(map(repr, unknown))}. Drop them."
-            )
         if absent := [name for name in self.columns if name not in names]:
+            raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}.")
+        # Unknown names are counted and not shown: without a header, they are the first record.
+        if unknown := [place for place, name in enumerate(names, 1) if name not in self.columns]:
             raise ValueError(
-                f"data lacks described columns: {', '.join(map(repr, absent))}. It has {list(names)}."
+                f"data has columns that are not in Table, at positions {unknown}: drop them."
             )
         arrays = {name: _plain(name, data[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -195,9 +197,8 @@ def _names(data: TableData) -> list[str]:
             f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}."
         )
     names = list(data)  # A DataFrame iterates over its columns.
-    twice = sorted({repr(name) for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"data has several columns named {', '.join(twice)}: rename them.")
+    if twice := [place for place, name in enumerate(names, 1) if names.count(name) > 1]:
+        raise ValueError(f"data has columns of the same name, at positions {twice}: rename them.")
     return names
 
 
@@ -220,15 +221,15 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
             f"column {name!r} has dtype category, whose categories may come from the records: use numbers or Categorical."
         )
     if getattr(dtype, "tz", None) is not None:
-        raise ValueError(
-            f"column {name!r} has dtype {dtype}: drop the time zone, dt.tz_localize(None)."
-        )
+        raise ValueError(f"column {name!r} has a time zone: drop it, dt.tz_localize(None).")
     if not isinstance(dtype, np.dtype) or dtype.kind == "O":
         return
     if dtype.kind not in column.kinds:
         other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
         raise ValueError(
-            f"column {name!r} has dtype {dtype}, but is described as {type(column).__name__}: describe it as {other}."
+            f"column {name!r} has dtype {check.dtype_name(dtype)}, but is described as "
+            f"{type(column).__name__}: describe "
+            f"it as {other}."
         )
     if column.missing and dtype.kind not in "fM":
         raise ValueError(

@@ -41,14 +41,17 @@ class PrivacyTarget:
             )
         if self.epsilon is not None and self.noise is not None:
             raise ValueError(
-                f"epsilon={self.epsilon!r} and noise_multiplier={self.noise!r}: each determines the other. Leave out one."
+                f"epsilon={check.shown(self.epsilon)} and "
+                f"noise_multiplier={check.shown(self.noise)}: each determines the other. Leave out "
+                "one."
             )
         put = object.__setattr__
         if self.epsilon is not None:
             put(self, "epsilon", check.epsilon(self.epsilon))
             if self.delta is None:
                 raise ValueError(
-                    f"epsilon={self.epsilon!r} also needs a delta, for instance compile(epsilon=1.0, delta=1e-5)."
+                    f"epsilon={check.shown(self.epsilon)} also needs a delta, for instance "
+                    "compile(epsilon=1.0, delta=1e-5)."
                 )
         if self.delta is not None:
             put(self, "delta", check.delta(self.delta))

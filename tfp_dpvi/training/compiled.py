@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
-from tfp_dpvi._tf import Optimizer, tf
+from tfp_dpvi._tf import Optimizer, tf, without_values
 from tfp_dpvi.gradients import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import Steps, StepState, initial_state, make_steps
@@ -72,7 +74,7 @@ class CompiledSteps:
                 made = self._made[identity]
                 if made is not None:
                     self.uses_xla = jit and strategy is None
-                    return made
+                    return _without_values(made)
         raise AssertionError("unreachable: without XLA the step is traced or raises")
 
     def _make(
@@ -107,6 +109,17 @@ class CompiledSteps:
             _LOG.info("The step does not compile under XLA and runs without it: %s", error)
             return None
         return steps
+
+
+def _without_values(steps: Steps) -> Steps:
+    """Returns steps whose errors show no values of records."""
+
+    @functools.wraps(steps)
+    def guarded(*arguments: Any) -> StepState:
+        with without_values("A step failed, and is charged"):
+            return steps(*arguments)
+
+    return guarded
 
 
 def make_step(

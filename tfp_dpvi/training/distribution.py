@@ -197,13 +197,15 @@ class Workers:
         try:
             yield
         except (*_LOST, tf.errors.InvalidArgumentError) as error:
-            if not self.several or not (
-                isinstance(error, _LOST) or "Collective ops is aborted" in str(error)
-            ):
+            # The error of a step has TensorFlow's as its context.
+            said = f"{error} {error.__context__}"
+            lost = isinstance(error, _LOST) or "Collective ops is aborted" in said
+            if not self.several or not lost:
                 raise
+            # The cause is left out: its message may be that of the other worker's step, with values.
             raise RuntimeError(
                 f"Another worker has ended or cannot be reached, but a step needs all of them. {spent()}\nRestart all workers."
-            ) from error
+            ) from None
 
     def _gathered(self, own: Sequence[float]) -> np.ndarray[Any, Any]:
         """Returns all workers' numbers as float64, one row for each replica in their common order."""
