@@ -15,26 +15,18 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from dp_accounting.pld import PLDAccountant
 from scipy import special, stats
 
-from tfp_dpvi.privacy import (
-    FullBatch,
-    NeighboringRelation,
-    PoissonSampling,
-    PrivacyPlan,
-    Sensitivity,
-)
+from tfp_dpvi.privacy import FullBatch, NeighboringRelation, PrivacyPlan, Sensitivity
 from tfp_dpvi.privacy.accountants import get_accountant
 
 Tradeoff = Callable[[float], float]
 """`f(false positive rate)` is the smallest false negative rate of any test of whether a record took part."""
 
-_BISECTIONS = 16
 _MOST_SCALE = (
     16.0  # The plans that are considered have noise up to this factor below or above the claim's.
 )
-_EPSILONS = np.concatenate([[0.0], np.geomspace(0.01, 60.0, 80)])
+_EPSILONS = np.concatenate([[0.0], np.geomspace(0.02, 60.0, 40)])
 _DELTAS = np.concatenate([np.logspace(-8, -2, 13), np.linspace(0.03, 0.98, 25)])
 
 
@@ -66,14 +58,11 @@ def tradeoff_of(plan: PrivacyPlan) -> Tradeoff:
 
 def _privacy_curve(plan: PrivacyPlan) -> tuple[np.ndarray, np.ndarray]:
     """Returns epsilons and deltas at which a plan's releases are private, both rounded upwards."""
-    added = plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    if added and isinstance(plan.sampling, PoissonSampling) and plan.accountant == "pld":
-        # Coarse: an audit needs hundreds of curves to percents, rounded in the mechanism's favour.
-        step = 5e-3 if plan.num_releases <= 30 else 1e-3
-        accountant = PLDAccountant(plan.neighboring_relation, step)
-        accountant.compose(plan.dp_event)
-        return _EPSILONS, np.asarray(accountant.get_delta(_EPSILONS))
-    return np.array([plan.epsilon(float(delta)) for delta in _DELTAS]), _DELTAS
+    accountant = get_accountant(plan.accountant)
+    deltas = accountant.deltas(plan.dp_event, _EPSILONS, plan.neighboring_relation)
+    if deltas is None:  # An accountant that only knows epsilons.
+        return np.array([plan.epsilon(float(delta)) for delta in _DELTAS]), _DELTAS
+    return _EPSILONS, np.asarray(deltas)
 
 
 def _gaussian_mu(plan: PrivacyPlan) -> float:
@@ -168,7 +157,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 def one_run_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     """Returns a lower bound of epsilon at delta, for any mechanism."""
     return _largest(
-        lambda epsilon: one_run_p_value(guesses, epsilon, delta) < 1.0 - confidence, 0.0, 50.0
+        lambda epsilon: one_run_p_value(guesses, epsilon, delta) < 1.0 - confidence, 0.0, 50.0, 1e-6
     )
 
 
@@ -212,17 +201,18 @@ def largest_rejected(plan: PrivacyPlan, delta: float, rejects: Callable[[Tradeof
         lambda log_factor: rejects(tradeoff_of(at(math.exp(log_factor)))),
         -math.log(_MOST_SCALE),
         math.log(_MOST_SCALE),
+        1e-3,  # A curve of sampled steps takes a quarter of a second.
     )
     if logarithm == -math.log(_MOST_SCALE):
         return 0.0
     return at(math.exp(logarithm)).epsilon(delta)
 
 
-def _largest(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Returns the largest number at which a falling condition holds, or `low` if it holds nowhere."""
+def _largest(holds: Callable[[float], bool], low: float, high: float, exactly: float) -> float:
+    """Returns a number just below the largest at which a falling condition holds, or `low` if it holds nowhere."""
     if not holds(low):
         return low
-    for _ in range(_BISECTIONS):
+    while high - low > exactly:
         middle = (low + high) / 2.0
         if holds(middle):
             low = middle
