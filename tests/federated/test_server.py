@@ -246,7 +246,7 @@ UNSETTLED = "the posterior may not have settled"
 
 
 def moved_by(changes, schedule):
-    """Returns a server whose hospitals send these changes, in units of the posterior's standard deviation.
+    """Returns a server whose hospitals send these changes, in posterior standard deviations.
 
     Every hospital first contributes the same precision. Each later change is
     `(shift, factor of the precision)`, sent in turn.
@@ -295,7 +295,7 @@ STAYS = (0.0, 1.0)
     ],
 )
 def test_a_study_that_still_moves_at_its_end_says_so(schedule, changes, says, caplog):
-    """In the log and in `caveats`, by one update of every hospital, whatever the schedule's order."""
+    """In the log and in `caveats`, by one update of every hospital, in every schedule's order."""
     with caplog.at_level(logging.WARNING, "tfp_dpvi"):
         server = moved_by(changes, schedule)
     logged = [record.getMessage() for record in caplog.records]

@@ -38,7 +38,8 @@ class History:
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Draws the first six parameters, each hospital's factor and epsilon, the guard and the evaluation over updates.
 
-        The caveats, if any, are its title. `names` are those of the parameters. Needs matplotlib; raises `ValueError` if the posterior was never updated.
+        The caveats, if any, are its title. `names` are those of the parameters. Needs matplotlib;
+        raises `ValueError` if the posterior was never updated.
         """
         _draw(self.rounds, path, names, self.caveats)
 
