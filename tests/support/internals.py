@@ -249,6 +249,7 @@ def wants_stream(x, y, stream):
     return streaming.wants_stream((x, y), stream)
 
 
+is_lazy = streaming.is_lazy
 RESIDENT_BYTES = (streaming, "RESIDENT_BYTES")  # To be patched.
 
 
