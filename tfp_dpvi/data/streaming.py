@@ -1,4 +1,4 @@
-"""Streamed records: memory maps, lazy arrays and other sources, read by the rows that steps draw."""
+"""Streamed records: memory maps, lazy arrays and other sources, read as steps draw their rows."""
 
 from __future__ import annotations
 

@@ -263,6 +263,11 @@ class FittedModel(evaluation.EvaluatedModel):
             raise RuntimeError(
                 f"{type(self).__name__}.mechanism was called before compile: call compile first."
             )
+        if self.optimizer.noise_multiplier != target.noise:
+            raise ValueError(
+                f"optimizer.noise_multiplier={self.optimizer.noise_multiplier} was assigned after "
+                f"compile, which read {target.noise}: call compile again."
+            )
         spec = StepSpec(data.batch_size, data.num_records)
         return Mechanism(
             data.sampler,
@@ -309,7 +314,8 @@ class FittedModel(evaluation.EvaluatedModel):
                 counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
             state.running = run
             self.drop_predictions()
-            yield run, initial_epoch
+            with self.optimizer.settings_held():
+                yield run, initial_epoch
         finally:
             if run is not None:
                 run.close()
