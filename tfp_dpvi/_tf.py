@@ -267,9 +267,9 @@ def refuse_setting(owner: object, name: str, value: object, settings: frozenset[
     ):
         return
     raise RuntimeError(
-        f"{type(owner).__name__}.{name} was assigned while fit runs, whose compiled step has read it "
-        "and would ignore the change.\nAssign it between two fits: compile(planned_epochs=) leaves "
-        "budget for the next one. (learning_rate may change at any time.)"
+        f"{type(owner).__name__}.{name} was assigned while fit runs, whose compiled step has read "
+        "it and would ignore the change.\nAssign it between two fits: compile(planned_epochs=) "
+        "leaves budget for the next one. (learning_rate may change at any time.)"
     )
 
 

@@ -116,7 +116,7 @@ def test_a_refusal_ends_the_fit_and_loses_nothing():
 
 
 def test_what_may_change_while_a_fit_runs():
-    """The learning rate, what Keras itself assigns, a callback's notes, and what a trace assigns."""
+    """The learning rate, what Keras assigns, a callback's notes, and what a trace assigns."""
 
     class Counting(Pulled):
         calls = 0

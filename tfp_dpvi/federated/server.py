@@ -132,7 +132,7 @@ class Server:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What to know before reading `posterior`: a sentence if the last round still moved it.
+        """Sentences to read before `posterior`: one if the last round still moved it.
 
         A round is an update of each hospital that still answers, in whatever order the schedule
         asks. It may move a mean by one standard deviation of the posterior, and change a standard

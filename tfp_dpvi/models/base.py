@@ -94,11 +94,13 @@ class DPModel(FittedModel):
         """Sets an attribute; a setting that steps have read is refused while a fit runs."""
         _tf.refuse_keras_3(name, value)
         state = self.__dict__.get("_dp")
-        is_setting = state is not None and not name.startswith("_") and name not in _OF_KERAS
-        if is_setting and state.running is not None:
+        if state is None or name.startswith("_") or name in _OF_KERAS:
+            super().__setattr__(name, value)
+            return
+        if state.running is not None:
             _tf.refuse_setting(self, name, value, state.running.settings)
         super().__setattr__(name, value)
-        if is_setting and state.running is None and state.compiled and tf.executing_eagerly():
+        if state.running is None and state.compiled is not None and tf.executing_eagerly():
             state.compiled.forget()  # The next fit's steps read the setting.
 
     # ------------------------------------------------------------------ methods to override

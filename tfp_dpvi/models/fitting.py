@@ -263,11 +263,7 @@ class FittedModel(evaluation.EvaluatedModel):
             raise RuntimeError(
                 f"{type(self).__name__}.mechanism was called before compile: call compile first."
             )
-        if self.optimizer.noise_multiplier != target.noise:
-            raise ValueError(
-                f"optimizer.noise_multiplier={self.optimizer.noise_multiplier} was assigned after "
-                f"compile, which read {target.noise}: call compile again."
-            )
+        self.optimizer.refuse_other_noise(target.noise)
         spec = StepSpec(data.batch_size, data.num_records)
         return Mechanism(
             data.sampler,

@@ -143,6 +143,14 @@ class DPOptimizer(_Base):
         finally:
             self._hidden.held = None
 
+    def refuse_other_noise(self, planned: float | None) -> None:
+        """Raises `ValueError` if the noise multiplier is no longer the one that `compile` read."""
+        if self.noise_multiplier != planned:
+            raise ValueError(
+                f"optimizer.noise_multiplier={self.noise_multiplier} was assigned after compile, "
+                f"which read {planned}: call compile again."
+            )
+
     @property
     def clip(self) -> Clip:
         """The clip and its scheme."""

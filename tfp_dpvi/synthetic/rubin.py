@@ -10,16 +10,16 @@ import numpy.typing as npt
 import scipy.stats
 
 _WARNING = (
-    "rubin: the intervals were tested for means and shares of columns, also within levels of another. "
-    "For regression coefficients,\ncorrelations and the like they are too narrow: they leave out the "
-    "bias of the model that generated the rows. See `caveats`."
+    "rubin: the intervals were tested for means and shares of columns, also within levels of "
+    "another. For regression coefficients,\ncorrelations and the like they are too narrow: they "
+    "leave out the bias of the model that generated the rows. See `caveats`."
 )
 _CAVEAT = (
-    "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias of "
-    "the model that generated them. It was tested for means and shares of columns, also within "
-    "levels of another column. It does not hold for regression coefficients, correlations and other "
-    "estimates of how columns depend on each other: of nominal 95 % intervals of such coefficients, "
-    "19 of 37 contained the real value."
+    "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
+    "of the model that generated them. It was tested for means and shares of columns, also within "
+    "levels of another column. It does not hold for regression coefficients, correlations and "
+    "other estimates of how columns depend on each other: of nominal 95 % intervals of such "
+    "coefficients, 19 of 37 contained the real value."
 )
 
 
@@ -78,13 +78,14 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     Official Statistics 19(1)). If T is not positive, v replaces it (Reiter 2002, with sets as large as the original), and
     `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
 
-    The rules assume that posterior draws have the true posterior's spread, and that the model of the
-    synthetic rows has no bias for the estimate. That was tested for means and shares of columns,
-    also within levels of another column. It is false for regression coefficients, correlations and
-    other estimates of dependence, which a mixture of binned columns weakens: of nominal 95 %
-    intervals of such coefficients 19 of 37 contained the real value. The function cannot know what
-    it is given, so it warns (Python shows a warning once for each place of a call), and `caveats`
-    of the result repeats it. `warnings.filterwarnings("ignore", "rubin")` silences the warning.
+    The rules assume that posterior draws have the true posterior's spread, and that the model of
+    the synthetic rows has no bias for the estimate. That was tested for means and shares of
+    columns, also within levels of another column. It is false for regression coefficients,
+    correlations and other estimates of dependence, which a mixture of binned columns weakens: of
+    nominal 95 % intervals of such coefficients 19 of 37 contained the real value. The function
+    cannot know what it is given, so it warns (Python shows a warning once for each place of a
+    call), and `caveats` of the result repeats it. `warnings.filterwarnings("ignore", "rubin")`
+    silences the warning.
 
     A `DPVI`'s surrogate does not include the noise of the fit: with few records or a small epsilon,
     intervals are too short.

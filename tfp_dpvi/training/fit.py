@@ -223,8 +223,8 @@ class PrivateFit:
             )
         if self._compiled.differ(self._model.trainable_variables):
             raise RuntimeError(
-                "trainable: a layer was frozen or added while fit runs, whose compiled step would ignore it.\n"
-                "Change layers between two fits, and call compile before the next."
+                "trainable: a layer was frozen or added while fit runs, whose compiled step would "
+                "ignore it.\nChange layers between two fits, and call compile before the next."
             )
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
