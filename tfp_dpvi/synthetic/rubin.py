@@ -18,8 +18,8 @@ _CAVEAT = (
     "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
     "of the model that generated them. It was tested for means and shares of columns, also within "
     "levels of another column. It does not hold for regression coefficients, correlations and "
-    "other estimates of how columns depend on each other: of nominal 95 % intervals of such "
-    "coefficients, 19 of 37 contained the real value."
+    "other estimates of how columns depend on each other, whose intervals often miss the real "
+    "value."
 )
 
 
@@ -81,9 +81,8 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     The rules assume that posterior draws have the true posterior's spread, and that the model of
     the synthetic rows has no bias for the estimate. That was tested for means and shares of
     columns, also within levels of another column. It is false for regression coefficients,
-    correlations and other estimates of dependence, which a mixture of binned columns weakens: of
-    nominal 95 % intervals of such coefficients 19 of 37 contained the real value. The function
-    cannot know what it is given, so it warns (Python shows a warning once for each place of a
+    correlations and other estimates of dependence, which a mixture of binned columns weakens:
+    such intervals often miss the real value. The function cannot know what it is given, so it warns (Python shows a warning once for each place of a
     call), and `caveats` of the result repeats it. `warnings.filterwarnings("ignore", "rubin")`
     silences the warning.
 
