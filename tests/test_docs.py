@@ -29,15 +29,18 @@ SLOW = (
     "guides/vae_researcher.md",
 )  # 7 to 20 s each; the README runs.
 NEEDS = {"guides/arviz.md": "arviz"}
+WARNS = {"guides/data_steward.md": "ignore:rubin"}  # The page explains the warning.
+
+
+def marks(page):
+    """Returns the marks of a page's test."""
+    filters = [pytest.mark.filterwarnings(WARNS[page])] if page in WARNS else []
+    return filters + ([pytest.mark.slow] if page in SLOW else [])
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
-        for page, blocks in PAGES.items()
-        if blocks
-    ],
+    [pytest.param(page, marks=marks(page)) for page, blocks in PAGES.items() if blocks],
 )
 def test_the_pages_code_runs(page, tmp_path, monkeypatch, capsys):
     if page in NEEDS:

@@ -245,6 +245,34 @@ def mapped_file(array: np.ndarray) -> mmap.mmap | None:
     return getattr(array, "_mmap", None)
 
 
+def refuse_setting(owner: object, name: str, value: object, settings: frozenset[str]) -> None:
+    """Raises `RuntimeError` if a setting is assigned that a compiled step has read.
+
+    Assignments of what the object already has change nothing and are allowed, and so are those
+    while a function is traced, which are the model's own code.
+
+    Args:
+      owner: the object with the setting.
+      name: of the assigned attribute.
+      value: of the assigned attribute.
+      settings: names of the settings in the object; attributes of its class are settings too.
+    """
+    is_setting = name in settings or (not name.startswith("_") and hasattr(type(owner), name))
+    if not is_setting or not tf.executing_eagerly():
+        return
+    before = getattr(owner, name, None)
+    plain = bool | int | float | str
+    if before is value or (
+        isinstance(before, plain) and isinstance(value, plain) and before == value
+    ):
+        return
+    raise RuntimeError(
+        f"{type(owner).__name__}.{name} was assigned while fit runs, whose compiled step has read "
+        "it and would ignore the change.\nAssign it between two fits: compile(planned_epochs=) "
+        "leaves budget for the next one. (learning_rate may change at any time.)"
+    )
+
+
 def learning_rate_variable(
     optimizer: Optimizer,
 ) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:

@@ -336,6 +336,7 @@ def test_one_hospital_without_noise_is_dpvi_fit():
         study, [(x, None)], schedule=Synchronous(rounds=1, damping=1.0), verbose=0, seed=1
     )
     assert history.epsilon == {"hospital 1": np.inf}
+    assert "may not have settled" in history.caveats[0], "one round moves from the prior to the end"
     model = dpvi.DPVI(whole, of_mean, clipping="flat", seed=1)
     model.compile(optimizer(), jit_compile=False)
     model.fit(x, batch_size=len(x), steps_per_epoch=steps, verbose=0)

@@ -1,5 +1,6 @@
 """The server with exact hospitals: the pooled posterior, schedules, and two broken servers that the same checks catch."""
 
+import logging
 import subprocess
 import sys
 
@@ -239,6 +240,86 @@ def test_the_prior_is_refined_for_free():
     server.receive("a", answer(task, Factor.one(3, full_rank=False)))
     np.testing.assert_allclose(server.prior.precision, wanted.precision)
     np.testing.assert_allclose(server.posterior.shift, wanted.shift)
+
+
+UNSETTLED = "the posterior may not have settled"
+
+
+def moved_by(changes, schedule):
+    """Returns a server whose hospitals send these changes, in posterior standard deviations.
+
+    Every hospital first contributes the same precision. Each later change is
+    `(shift, factor of the precision)`, sent in turn.
+    """
+    prior = Factor(np.zeros(2), np.full(2, 1e-6))
+    terms = Terms("moves", prior, most_change=1e9)
+    server = Server(terms, ["a", "b"], schedule)
+    for number, task in enumerate(turns(server)):
+        if number < 2:
+            change = Factor(np.zeros(2), np.full(2, 50.0))  # Together: a standard deviation of 0.1.
+        else:
+            shift, factor = changes[number - 2]
+            present = server.posterior.precision
+            change = Factor(shift * np.sqrt(present), (factor - 1.0) * present)
+        assert server.receive(task.hospital, answer(task, change)), server.refused
+    return server
+
+
+def turns(server):
+    """Yields the tasks of a study to its end, in the order in which they were sent."""
+    sent = []
+    while not server.finished:
+        sent += server.due()
+        yield sent.pop(0)
+
+
+SCHEDULES = [
+    kind(rounds=3, damping=1.0, decay=1.0) for kind in (Synchronous, Sequential, Asynchronous)
+]
+STAYS = (0.0, 1.0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([(5.0, 1.0), STAYS, STAYS, STAYS], None),  # Not in the last round.
+        (
+            [STAYS, STAYS, (0.6, 1.0), (0.6, 1.0)],
+            "still moved a mean by 1.2 of its standard deviations",
+        ),
+        ([STAYS, STAYS, (0.3, 1.0), (0.3, 1.0)], None),
+        ([STAYS, STAYS, (1.5, 1.0), (-1.5, 1.0)], None),  # The updates of one round cancel.
+        ([STAYS, STAYS, (0.0, 9.0), STAYS], "still changed a standard deviation by a factor of 3"),
+        ([STAYS, STAYS, STAYS, (0.0, 0.9)], None),
+    ],
+)
+def test_a_study_that_still_moves_at_its_end_says_so(schedule, changes, says, caplog):
+    """In the log and in `caveats`, by one update of every hospital, in every schedule's order."""
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        server = moved_by(changes, schedule)
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == list(server.caveats)
+    assert len(logged) == (says is not None)
+    assert says is None or (UNSETTLED in logged[0] and says in logged[0])
+
+
+def test_a_round_is_one_of_the_hospitals_that_still_answer():
+    """One that left in the first round does not make the last round as long as the study."""
+    terms, moves = Terms("gone", prior_of(3, full_rank=True)), Factor(np.ones(3), 99.0 * np.eye(3))
+    stays = Factor.one(3, full_rank=True)
+    server = Server(
+        terms, ["gone", "here", "spent"], Asynchronous(rounds=6, damping=1.0, decay=1.0)
+    )
+    for number, task in enumerate(turns(server)):
+        if task.hospital == "gone" and number > 2:
+            server.give_up(task.request)
+        elif task.hospital == "spent" and number > 2:
+            server.receive("spent", answer(task, None, reason="the budget is spent"))
+        else:
+            assert server.receive(task.hospital, answer(task, moves if number < 3 else stays))
+    assert server.caveats == ()
+    assert {name for one in server.history[-3:] for name in one.hospitals} == {"here"}
 
 
 def test_a_server_needs_no_tensorflow():

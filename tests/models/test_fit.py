@@ -556,7 +556,7 @@ def test_a_public_validation_loss_and_an_unsafe_one_keep_their_names():
     assert "unsafe_validation" in str(model.privacy_report())
 
 
-def test_a_clip_changed_under_a_fit_is_used_and_reported_from_the_next_fit_on():
+def test_a_clip_is_refused_under_a_fit_and_used_and_reported_from_the_next_one_on():
     """C1, C3: what a fit was priced for is a value of its own, so that a callback cannot change it."""
     ends = []
     for changed in (False, True):
@@ -565,13 +565,15 @@ def test_a_clip_changed_under_a_fit_is_used_and_reported_from_the_next_fit_on():
 
         def change(epoch, logs, model=model, changed=changed):
             if epoch == 1 and changed:
-                model.optimizer.l2_norm_clip = 0.25
+                with pytest.raises(RuntimeError, match="l2_norm_clip was assigned while fit runs"):
+                    model.optimizer.l2_norm_clip = 0.25
 
         callback = keras.callbacks.LambdaCallback(on_epoch_begin=change)
         model.fit(X, Y, batch_size=50, epochs=3, verbose=0, callbacks=[callback])
         assert model.privacy_plan.l2_norm_clip == 1.0
         ends.append(values(model))
     np.testing.assert_array_equal(*ends)
+    model.optimizer.l2_norm_clip = 0.25
     model.fit(X, Y, batch_size=50, verbose=0)
     assert model.privacy_plan.l2_norm_clip == 0.25
     assert len(internals.traced_steps(model)) == 2

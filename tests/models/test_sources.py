@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +13,7 @@ from support.toy import adam, records, toy, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
+from tfp_dpvi.data import by_column
 
 tfd = tfp.distributions
 N, D = 300, 3
@@ -33,6 +35,28 @@ class Rows:
         if self.fail_after is not None and len(self.asked) > self.fail_after:
             raise OSError("the disk is gone")
         return self.array[indices]
+
+
+class Lazy(Rows):
+    """An array of another library, which NumPy can read whole: as those of h5py, zarr or dask."""
+
+    whole = 0
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    @property
+    def nbytes(self):
+        return self.array.nbytes
+
+    def __array__(self, dtype=None, copy=None):
+        self.whole += 1
+        return np.array(self.array, dtype)
 
 
 def memmap(tmp_path, array, name="x"):
@@ -158,6 +182,69 @@ def test_large_memory_maps_are_streamed_and_small_ones_loaded(tmp_path, monkeypa
     assert internals.wants_stream(mapped, Y, None)
     assert not internals.wants_stream(mapped, Y, False)
     assert internals.wants_stream({"a": Rows(X)}, None, None)
+
+
+def test_a_lazy_array_is_streamed_and_never_read_whole():
+    options = {"batch_size": 20, "steps_per_epoch": 3, "verbose": 0}
+    resident, streamed = model(), model()
+    resident.fit(X, Y, **options)
+    x, y = Lazy(X), Lazy(Y)
+    streamed.fit(x, y, stream=True, **options)
+    assert (x.whole, y.whole) == (0, 0)
+    assert len(x.asked) == 4
+    np.testing.assert_allclose(weights(streamed), weights(resident), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stream", "limit", "whole"), [(None, 1000, 0), (None, 2**31, 1), (False, 1000, 1)]
+)
+def test_a_large_lazy_array_is_streamed_by_default(stream, limit, whole, monkeypatch):
+    """As a memory map is; a smaller one is read once and then is an array."""
+    monkeypatch.setattr(*internals.RESIDENT_BYTES, limit)
+    x = Lazy(X)
+    model().make_data(x, Y, batch_size=20, stream=stream)
+    assert x.whole == whole
+    assert len(x.asked) == 1 - whole
+
+
+def test_an_hdf5_dataset_is_streamed(tmp_path, monkeypatch):
+    """It takes only increasing indices, so that batches of a fixed size are read in that order."""
+
+    def read_whole(*args, **kwargs):
+        raise AssertionError("the dataset was read whole")
+
+    with h5py.File(tmp_path / "records.h5", "w") as file:
+        data = file.create_dataset("x", data=X)
+        monkeypatch.setattr(h5py.Dataset, "__array__", read_whole)
+        made = model(
+            neighboring_relation=dpvi.privacy.NeighboringRelation.REPLACE_ONE, accountant="rdp"
+        )
+        made.fit(
+            data, Y, batch_size=20, steps_per_epoch=3, sampling="fixed_size", stream=True, verbose=0
+        )
+    assert made.privacy_ledger.num_releases == 3
+
+
+def test_an_hdf5_group_is_a_dict_of_its_datasets(tmp_path):
+    """Its length is the number of datasets, which are no records."""
+    with h5py.File(tmp_path / "records.h5", "w") as file:
+        file.create_dataset("columns/a", data=Y)
+        file.create_dataset("b", data=Y)
+        found = by_column("x", file)
+        assert isinstance(found["b"], h5py.Dataset)
+        assert len(found["columns"]["a"]) == N
+
+
+@pytest.mark.parametrize("kind", ["series", "tensor", "variable", "scalar"])
+def test_what_holds_its_values_in_memory_is_no_lazy_array(kind):
+    """A pandas column is indexed by labels, not by rows; tensors are in memory."""
+    values = {
+        "series": pytest.importorskip("pandas").Series(Y, index=np.arange(N)[::-1]),
+        "tensor": tf.constant(Y),
+        "variable": tf.Variable(Y),
+        "scalar": np.float32(1.0),
+    }
+    assert not internals.is_lazy(values[kind])
 
 
 @pytest.mark.parametrize(

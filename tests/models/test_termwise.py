@@ -350,7 +350,7 @@ def test_optimizers_survive_their_config():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), [("batch_l2_norm_clip", 50.0), ("num_partitions", 1)])
-def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
+def test_a_clip_is_refused_under_a_fit_and_holds_from_the_next_one_on(name, value):
     """C1, C3: as in `test_fit.py`, where one clip serves all."""
     ends = []
     for changed in (False, True):
@@ -360,7 +360,8 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
 
         def change(epoch, logs, model=model, changed=changed):
             if epoch == 1 and changed:
-                setattr(model.optimizer, name, value)
+                with pytest.raises(RuntimeError, match=f"{name} was assigned while fit runs"):
+                    setattr(model.optimizer, name, value)
 
         callback = keras.callbacks.LambdaCallback(on_epoch_begin=change)
         model.fit(X, batch_size=20, epochs=3, verbose=0, callbacks=[callback])
@@ -370,6 +371,7 @@ def test_a_clip_changed_under_a_fit_holds_from_the_next_fit_on(name, value):
     assert ends[0][0] == ends[1][0]
     for one, other in zip(ends[0][1], ends[1][1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    setattr(model.optimizer, name, value)
     model.fit(X, batch_size=20, epochs=1, verbose=0)
     assert model.privacy_plan != ends[1][0]
     assert model.privacy_plan.sensitivity == internals.noise_of_terms(model)[0]

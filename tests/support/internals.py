@@ -286,6 +286,17 @@ def most_releases(model, plan):
     return model.privacy_ledger.most_releases(plan, model._dp.target.budgets)
 
 
+@contextlib.contextmanager
+def as_in_fit(model):
+    """What assignments see while `fit` runs, without one."""
+    model._dp.running = mock.Mock(settings=frozenset(vars(model)), steps_ahead=0)
+    try:
+        with model.optimizer.settings_held():
+            yield
+    finally:
+        model._dp.running = None
+
+
 # ---------------------------------------------------------------------- records and keys
 
 
@@ -293,6 +304,7 @@ def wants_stream(x, y, stream):
     return streaming.wants_stream((x, y), stream)
 
 
+is_lazy = streaming.is_lazy
 RESIDENT_BYTES = (streaming, "RESIDENT_BYTES")  # To be patched.
 
 

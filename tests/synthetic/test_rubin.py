@@ -12,6 +12,8 @@ from support import statistics
 
 from tfp_dpvi.synthetic import rubin
 
+pytestmark = pytest.mark.filterwarnings("ignore:rubin")
+
 
 def test_fully_synthetic_by_hand():
     found = rubin([1.0, 2.0, 3.0, 6.0], [0.5, 0.4, 0.6, 0.5])
@@ -36,6 +38,21 @@ def test_a_negative_variance_is_replaced_and_said():
     assert same.adjusted
     assert same.variance == pytest.approx(0.2)
     assert np.isfinite(same.interval()).all()
+
+
+def test_a_use_says_for_which_estimates_the_rules_hold():
+    """It cannot know what it is given, so it always says so: to its caller, and in the result."""
+    with pytest.warns(UserWarning, match="regression coefficients") as caught:
+        found = rubin([[1.0, 2.0], [1.1, 3.0]], [[4.0, 0.1]] * 2)
+    (warning,) = caught
+    assert warning.filename == __file__
+    assert str(warning.message).count("\n") <= 1
+    always, replaced = found.caveats
+    assert "means and shares" in always
+    assert "regression coefficients" in always
+    assert "1 of 2 estimates" in replaced
+    (only,) = rubin([1.0, 2.0], [0.1, 0.1]).caveats
+    assert only == always
 
 
 def exact_coverage(m, level=0.95):

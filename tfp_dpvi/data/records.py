@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -113,7 +113,9 @@ def make_records(
 
 
 def by_column(name: str, value: Any) -> Any:
-    """Converts a pandas DataFrame (or a similar table) to a dict of its columns; returns other values unchanged.
+    """Converts a pandas DataFrame, an HDF5 group or a similar table to a dict of its columns.
+
+    Other values are returned unchanged.
 
     Raises:
       TypeError: a sparse matrix.
@@ -124,6 +126,8 @@ def by_column(name: str, value: Any) -> Any:
             f"{name} is a scipy sparse matrix, and a step needs dense rows: pass {name}.toarray(). If that does not fit in memory,\n"
             "pass an object with __len__ whose source[indices] returns dense rows (x[indices].toarray())."
         )
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: by_column(f"{name}[{key!r}]", part) for key, part in value.items()}
     if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
         return value
     names = list(value.columns)
@@ -197,7 +201,7 @@ def common_length(parts: dict[str, Any]) -> int:
     lengths: dict[str, int] = {}
     for name, structure in parts.items():
         for path, array in _named(name, structure):
-            lengths[path] = len(array)
+            lengths[path] = len(array) if hasattr(array, "__len__") else array.shape[0]
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{path} has {length}" for path, length in lengths.items())
         raise ValueError(f"Lengths differ: {listed}. Every array needs one row for each record.")

@@ -1,4 +1,4 @@
-"""Streamed records: memory maps and other indexable sources, of which each step reads the rows that it draws."""
+"""Streamed records: memory maps, lazy arrays and other sources, read as steps draw their rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tfp_dpvi._tf import Structure, mapped_file, tf
 from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
-RESIDENT_BYTES = (
-    2**31
-)  # Memory maps up to this size are loaded into the device's memory, faster than any disk.
+# Memory maps and lazy arrays up to this size are loaded into the device's memory, which is faster
+# than any disk.
+RESIDENT_BYTES = 2**31
 _AHEAD = 8  # Steps whose rows the operating system prefetches.
 _READY = 4  # Batches that are ready before the loop needs them.
 
@@ -37,25 +37,46 @@ def is_source(value: Any) -> bool:
     )
 
 
+def is_lazy(value: Any) -> bool:
+    """Returns whether `value` is an array of another library that reads its values on request.
+
+    Such are h5py's datasets and the arrays of zarr, dask, tensorstore and xarray: they have a
+    shape, a dtype and rows, and neither memory of their own (as arrays and tensors have, of any
+    library) nor labels for rows (as columns of pandas have).
+    """
+    in_memory = isinstance(value, np.ndarray | np.generic | tf.Tensor | tf.Variable) or any(
+        hasattr(value, name) for name in ("__array_interface__", "__dlpack__", "iloc")
+    )
+    names = ("__array__", "__getitem__", "shape", "dtype")
+    on_request = all(hasattr(value, name) for name in names)
+    return not in_memory and on_request and len(value.shape) > 0
+
+
 def _is_mapped(leaf: object) -> bool:
     """Returns whether an array is file-backed; a copy of an `np.memmap` is not."""
     return isinstance(leaf, np.memmap) and mapped_file(leaf) is not None
 
 
 def wants_stream(parts: Any, stream: bool | None) -> bool:
-    """Returns whether to stream these records: always for sources (else `ValueError`), large memory maps, or as `stream` says."""
+    """Returns whether to stream these records.
+
+    By default sources, and memory maps and lazy arrays that are large together, else as `stream`
+    says. Raises `ValueError` if it says that a source should not be streamed.
+    """
     leaves = tf.nest.flatten(parts)
+    lazy = [leaf for leaf in leaves if is_lazy(leaf)]
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
         raise ValueError(
             "stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays."
         )
-    mapped = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
-    return sources or (mapped > RESIDENT_BYTES if stream is None else bool(stream))
+    size = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
+    size += sum(getattr(leaf, "nbytes", math.inf) for leaf in lazy)
+    return sources or (size > RESIDENT_BYTES if stream is None else bool(stream))
 
 
 class RecordSource:
-    """Structures of arrays, memory maps or sources with a common length, one record per row.
+    """Structures of arrays, memory maps, lazy arrays or sources of one length, one record per row.
 
     Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices. Floats are cast to
     `dtype` when read, integers are kept.
@@ -78,7 +99,9 @@ class RecordSource:
             self._parts["sample_weight"] = check_weights(sample_weight, self.num).astype(dtype)
         leaves = tf.nest.flatten(self._parts)
         self._leaves = [
-            leaf if is_source(leaf) or isinstance(leaf, np.memmap) else np.asarray(leaf)
+            leaf
+            if is_source(leaf) or is_lazy(leaf) or isinstance(leaf, np.memmap)
+            else np.asarray(leaf)
             for leaf in leaves
         ]
         self._dtype = np.dtype(dtype)

@@ -135,6 +135,22 @@ def product(factors: list[Factor]) -> Factor:
     )
 
 
+def movement(before: Factor, after: Factor) -> tuple[float, float]:
+    """Returns how far one proper factor lies from an earlier one.
+
+    Args:
+      before: the earlier factor.
+      after: the later one, whose standard deviations are the unit.
+
+    Returns:
+      The largest change of a coordinate's mean, in its standard deviations, and the largest
+      factor, at least 1, by which a standard deviation grew or shrank.
+    """
+    means = np.abs(after.mean - before.mean) / after.stddev
+    ratios = after.stddev / before.stddev
+    return float(means.max()), float(np.maximum(ratios, 1.0 / ratios).max())
+
+
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
     """Returns the largest f of 1, 1/2, 1/4, ... that keeps the precision of `posterior * change ** f` above `floor`, or 0.
 

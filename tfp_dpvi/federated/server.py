@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.federated.factors import Factor, guard, product
+from tfp_dpvi.federated.factors import Factor, guard, movement, product
 from tfp_dpvi.federated.messages import MessageError, Reply, Task, Terms, need
 
 _LOG = logging.getLogger("tfp_dpvi")
+_MOST_MOVED = 1.0  # Standard deviations of a mean by which a last round may move a posterior.
+_MOST_STRETCHED = 2.0  # The factor by which it may change a standard deviation.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +130,40 @@ class Server:
         """True if no task is due and no request is open."""
         return not self._open and not self._next()
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences to read before `posterior`: one if the last round still moved it.
+
+        A round is an update of each hospital that still answers, in whatever order the schedule
+        asks. It may move a mean by one standard deviation of the posterior, and change a standard
+        deviation by a factor of two. The sentence is logged when the study ends.
+        """
+        if not self.history:
+            return ()
+        moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
+        said = []
+        if moved > _MOST_MOVED:
+            said.append(f"moved a mean by {moved:.2g} of its standard deviations")
+        if stretched > _MOST_STRETCHED:
+            said.append(f"changed a standard deviation by a factor of {stretched:.2g}")
+        if not said:
+            return ()
+        return (
+            f"the last round of updates still {' and '.join(said)}: the posterior may not have "
+            "settled, or is narrower than the noise\nfor privacy. Do not trust its intervals; use "
+            "more rounds, a smaller damping, or more records.",
+        )
+
+    def _before_last_round(self) -> Factor:
+        """Returns the posterior before the last updates of all hospitals that still answer."""
+        answering = set(self._answering() or self.factors)
+        missing = {name for update in self.history for name in update.hospitals} & answering
+        for place in range(len(self.history) - 1, -1, -1):
+            missing -= set(self.history[place].hospitals)
+            if not missing:
+                break
+        return self.history[place - 1].posterior if place else self.terms.prior
+
     def join(self, hospital: str) -> None:
         """Takes a hospital into the study, at factor 1 and in the present round; one that left comes back to its factor."""
         check.text("hospital", hospital, "pass a hospital's name")
@@ -215,6 +251,9 @@ class Server:
         del self._open[request]
         if self._held and not (self._open and self.schedule.waits):
             self._settle()
+        if self.finished:
+            for sentence in self.caveats:
+                _LOG.warning("%s", sentence)
 
     def _settle(self) -> None:
         """Applies the changes that are held."""

@@ -33,13 +33,15 @@ class History:
     retired: dict[str, str]  # Hospitals that declined, and why.
     refused: list[str]  # Messages that the server refused.
     reports: dict[str, PrivacyReport]  # Of each private hospital.
+    caveats: tuple[str, ...] = ()  # What to know about the posterior: `Server.caveats`.
 
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Draws the first six parameters, each hospital's factor and epsilon, the guard and the evaluation over updates.
 
-        `names` are those of the parameters. Needs matplotlib; raises `ValueError` if the posterior was never updated.
+        The caveats, if any, are its title. `names` are those of the parameters. Needs matplotlib;
+        raises `ValueError` if the posterior was never updated.
         """
-        _draw(self.rounds, path, names)
+        _draw(self.rounds, path, names, self.caveats)
 
 
 def hospital_of(
@@ -90,7 +92,13 @@ def simulate(
     _play(server, made, verbose, np.random.default_rng(seed))
     reports = {name: one.privacy_report() for name, one in made.items() if one.epsilon is not None}
     return History(
-        server.history, server.posterior, server.epsilon, server.retired, server.refused, reports
+        server.history,
+        server.posterior,
+        server.epsilon,
+        server.retired,
+        server.refused,
+        reports,
+        server.caveats,
     )
 
 
@@ -125,7 +133,10 @@ def _play(
 
 
 def _draw(
-    rounds: Sequence[Round], path: str | os.PathLike[str], names: Sequence[str] | None
+    rounds: Sequence[Round],
+    path: str | os.PathLike[str],
+    names: Sequence[str] | None,
+    caveats: Sequence[str],
 ) -> None:
     from matplotlib import figure
 
@@ -160,4 +171,6 @@ def _draw(
     evaluation.set(title="guard (dotted) and public evaluation", xlabel="update")
     parameters.legend(fontsize="small")
     factors.legend(fontsize="small")
+    if caveats:
+        page.suptitle("\n".join(caveats), fontsize="small", color="firebrick")
     page.savefig(path, dpi=110)

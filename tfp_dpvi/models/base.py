@@ -37,6 +37,20 @@ LIKELIHOOD_ERRORS = (
 """Exceptions of a user's function that does not fit its data; TensorFlow's shape errors are `ValueError`s."""
 
 
+_OF_KERAS = frozenset(
+    {
+        "built",
+        "history",
+        "predict_function",
+        "stop_training",
+        "test_function",
+        "train_function",
+        "train_tf_function",
+    }
+)
+"""Attributes that Keras assigns, also while a fit runs."""
+
+
 def zeros_like(structure: Structure, num: int) -> Structure:
     """Returns `num` records of zeros of the shapes and dtypes of records."""
     return tf.nest.map_structure(
@@ -77,8 +91,17 @@ class DPModel(FittedModel):
         self._dp = State(None if seed is None else int(seed))
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; a setting that steps have read is refused while a fit runs."""
         _tf.refuse_keras_3(name, value)
+        state = self.__dict__.get("_dp")
+        if state is None or name.startswith("_") or name in _OF_KERAS:
+            super().__setattr__(name, value)
+            return
+        if state.running is not None:
+            _tf.refuse_setting(self, name, value, state.running.settings)
         super().__setattr__(name, value)
+        if state.running is None and state.compiled is not None and tf.executing_eagerly():
+            state.compiled.forget()  # The next fit's steps read the setting.
 
     # ------------------------------------------------------------------ methods to override
 

@@ -140,7 +140,8 @@ class DPVI(base.DistributionModel):
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the clipped gradient of the bound, with one draw of the parameters per step."""
-        if pairing := self.calibration.pairing_for(self.clip):
+        pairing = self.calibration.pairing_for(self.clip) if self.clipping == "paired" else None
+        if pairing is not None:
             return pairing.gradient(spec)
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
         surrogate, prior, aligned = (

@@ -115,9 +115,11 @@ class FittedModel(evaluation.EvaluatedModel):
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], dict or tuple of arrays, or DataFrame (a dict of its columns); memory maps, or sources with
-            a length and `source[indices]` for increasing int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or
-            (x, y, sample_weight), with `num_records`, `steps_per_epoch` and a declared `sampling`.
+          x: array of shape [N, ...], dict or tuple of arrays, or DataFrame (a dict of its columns);
+            memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask, tensorstore, xarray), or
+            sources with a length and `source[indices]` for increasing int64 indices; or a
+            `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight), with `num_records`,
+            `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with probability
             B / num_records. `batch_size >= num_records` uses full batches, without amplification by sampling.
@@ -140,8 +142,9 @@ class FittedModel(evaluation.EvaluatedModel):
           validation_batch_size: for validation arrays, default 1024.
           validate: whether to refuse NaN and infinite values, a check outside the guarantee; without it, and for streamed
             records, such records contribute exactly zero.
-          stream: whether to read rows from their source as steps draw them; by default for sources and for memory maps above
-            2 GiB. Batches and guarantee are the same.
+          stream: whether to read rows from their source as steps draw them; by default for sources,
+            and for memory maps and lazy arrays above 2 GiB (smaller ones are read whole, once).
+            Batches and guarantee are the same.
 
         Returns:
           A Keras `History` of epsilon and of public and privatised values.
@@ -260,6 +263,7 @@ class FittedModel(evaluation.EvaluatedModel):
             raise RuntimeError(
                 f"{type(self).__name__}.mechanism was called before compile: call compile first."
             )
+        self.optimizer.refuse_other_noise(target.noise)
         spec = StepSpec(data.batch_size, data.num_records)
         return Mechanism(
             data.sampler,
@@ -306,7 +310,8 @@ class FittedModel(evaluation.EvaluatedModel):
                 counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
             state.running = run
             self.drop_predictions()
-            yield run, initial_epoch
+            with self.optimizer.settings_held():
+                yield run, initial_epoch
         finally:
             if run is not None:
                 run.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 from tfp_dpvi import _tf, serialization
@@ -150,6 +150,10 @@ class DPKerasModel(LayeredModel):
     @property
     def _layers_watched(self) -> Sequence[Layer]:
         return layers_of(self.network)
+
+    @property
+    def _settings(self) -> Hashable:
+        return self.gradients
 
     def _batch_losses(
         self, records: dict[str, Structure], key: tf.Tensor, training: bool

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Optimizer, keras, register_keras_serializable, tf
+from tfp_dpvi._tf import Optimizer, keras, refuse_setting, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum, exactly
 
 _Base: Any = object  # The mixin precedes a Keras class, see `make_dp_optimizer_class`.
@@ -86,8 +87,11 @@ class UnprivatizedGradientError(RuntimeError):
     """Raised if an optimizer gets a gradient without clip and noise, or one that was applied before."""
 
 
-class _Minted:  # A plain object, which Keras does not track.
-    tensors: Sequence[Any] | None = None
+class _Hidden:
+    """State of an optimizer in a plain object, which Keras does not track."""
+
+    minted: Sequence[Any] | None = None  # The gradients that it may apply once.
+    held: frozenset[str] | None = None  # Names of the settings that a running fit has read.
 
 
 class DPOptimizer(_Base):
@@ -118,7 +122,34 @@ class DPOptimizer(_Base):
             raise ValueError(
                 f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}); or pass a finite l2_norm_clip."
             )
-        self._minted = _Minted()
+        self._hidden = _Hidden()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; a setting that steps have read is refused while a fit runs."""
+        hidden = self.__dict__.get("_hidden")
+        held = None if hidden is None else hidden.held
+        schedule = isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+        if held is not None and (schedule or name not in ("learning_rate", "lr")):
+            refuse_setting(self, name, value, held)
+        super().__setattr__(name, value)
+
+    @contextlib.contextmanager
+    def settings_held(self) -> Iterator[None]:
+        """Refuses assignments of settings, except of the learning rate, while a fit runs."""
+        names = vars(self)
+        self._hidden.held = frozenset(name for name in names if not name.startswith("_"))
+        try:
+            yield
+        finally:
+            self._hidden.held = None
+
+    def refuse_other_noise(self, planned: float | None) -> None:
+        """Raises `ValueError` if the noise multiplier is no longer the one that `compile` read."""
+        if self.noise_multiplier != planned:
+            raise ValueError(
+                f"optimizer.noise_multiplier={self.noise_multiplier} was assigned after compile, "
+                f"which read {planned}: call compile again."
+            )
 
     @property
     def clip(self) -> Clip:
@@ -149,11 +180,11 @@ class DPOptimizer(_Base):
                 "noise_multiplier is None: pass one to the optimizer, or let compile(epsilon=, delta=) calibrate it."
             )
         private = privatize(clipped, noise_multiplier=noise_multiplier, **settings)
-        self._minted.tensors = tuple(private.tensors)
+        self._hidden.minted = tuple(private.tensors)
         return private
 
     def _check_minted(self, gradients: Sequence[tf.Tensor]) -> None:
-        minted, self._minted.tensors = self._minted.tensors, None
+        minted, self._hidden.minted = self._hidden.minted, None
         if minted is None or list(map(id, minted)) != list(map(id, gradients)):
             raise UnprivatizedGradientError(
                 "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply all of them once, "

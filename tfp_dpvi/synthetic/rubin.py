@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import numpy.typing as npt
 import scipy.stats
+
+_WARNING = (
+    "rubin: the intervals were tested for means and shares of columns, also within levels of "
+    "another. For regression coefficients,\ncorrelations and the like they are too narrow: they "
+    "leave out the bias of the model that generated the rows. See `caveats`."
+)
+_CAVEAT = (
+    "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
+    "of the model that generated them. It was tested for means and shares of columns, also within "
+    "levels of another column. It does not hold for regression coefficients, correlations and "
+    "other estimates of how columns depend on each other, whose intervals often miss the real "
+    "value."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +46,17 @@ class RubinEstimate:
     num_sets: int
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences on what the intervals do not include, to be read with them."""
+        num_adjusted = int(np.count_nonzero(self.adjusted))
+        if num_adjusted == 0:
+            return (_CAVEAT,)
+        return _CAVEAT, (
+            f"the rules gave no positive variance for {num_adjusted} of {np.size(self.adjusted)} "
+            "estimates, and the sets' mean variance replaces it: use more sets."
+        )
+
+    @property
     def standard_error(self) -> np.ndarray:
         """The square root of the variance."""
         return np.sqrt(self.variance)
@@ -53,12 +78,31 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     Official Statistics 19(1)). If T is not positive, v replaces it (Reiter 2002, with sets as large as the original), and
     `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
 
-    The rules assume that posterior draws have the true posterior's spread. A `DPVI`'s surrogate does not include the noise of
-    the fit: with few records or a small epsilon, intervals are too short.
+    The rules assume that posterior draws have the true posterior's spread, and that the model of
+    the synthetic rows has no bias for the estimate. That was tested for means and shares of
+    columns, also within levels of another column. It is false for regression coefficients,
+    correlations and other estimates of dependence, which a mixture of binned columns weakens:
+    such intervals often miss the real value. The function cannot know what it is given, so it warns (Python shows a warning once for each place of a
+    call), and `caveats` of the result repeats it. `warnings.filterwarnings("ignore", "rubin")`
+    silences the warning.
+
+    A `DPVI`'s surrogate does not include the noise of the fit: with few records or a small epsilon,
+    intervals are too short.
+
+    ```python
+    sets = synthesizer.sample_many(10)
+    means = [table["age"].mean() for table in sets]
+    variances = [table["age"].var() / len(table["age"]) for table in sets]
+    combined = dpvi.synthetic.rubin(means, variances)
+    print(combined.interval(), combined.caveats)
+    ```
 
     Args:
       estimates: array of shape [m, ...], one estimate for each set, m >= 2.
       variances: likewise, the squared standard errors from the analysis of each set.
+
+    Returns:
+      The combined estimate, with its variance, intervals and caveats.
 
     Raises:
       ValueError, TypeError: shapes that differ, fewer than two sets, values that are not finite, negative variances.
@@ -77,6 +121,7 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
         )
     if (u < 0.0).any():
         raise ValueError("variances has negative entries: pass squared standard errors.")
+    warnings.warn(_WARNING, stacklevel=2)
     m = len(q)
     between, within = q.var(axis=0, ddof=1), u.mean(axis=0)
     spread = (1.0 + 1.0 / m) * between

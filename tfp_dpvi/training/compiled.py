@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from tfp_dpvi._tf import Optimizer, tf, without_values
+from tfp_dpvi._tf import Optimizer, learning_rate_variable, tf, without_values
 from tfp_dpvi.gradients import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import Steps, StepState, initial_state, make_steps
@@ -31,6 +31,7 @@ class CompiledSteps:
         self._optimizer, self._strategy = optimizer, strategy
         self._wanted, self._run_eagerly = jit_compile, run_eagerly
         self._variables: Sequence[tf.Variable] = ()
+        self._settings: Hashable = ()  # Of the optimizer, in this fit.
         self._made: dict[Hashable, Steps | None] = {}
         self._choices: tuple[bool, ...] = (False,)
         self.uses_xla = False
@@ -39,13 +40,12 @@ class CompiledSteps:
         self, variables: Sequence[tf.Variable], planned_steps: int, gains_from_xla: bool
     ) -> None:
         """Sets a fit's variables, and chooses whether to compile with XLA; raises `ValueError` if the variables changed."""
-        if self._variables and [id(one) for one in self._variables] != [
-            id(one) for one in variables
-        ]:
+        if self._variables and self.differ(variables):
             raise ValueError(
                 "The model's trainable variables changed since its last fit. Call compile again; no privacy was spent."
             )
         self._variables = list(variables)
+        self._settings = _settings_of(self._optimizer)
         with self._strategy.scope():
             worth = (
                 gains_from_xla
@@ -54,6 +54,14 @@ class CompiledSteps:
             )
         wanted = False if self._run_eagerly else self._wanted
         self._choices = ((True, False) if worth else (False,)) if wanted is None else (wanted,)
+
+    def differ(self, variables: Sequence[tf.Variable]) -> bool:
+        """Returns whether these are other variables than the fit's."""
+        return [id(one) for one in self._variables] != [id(one) for one in variables]
+
+    def forget(self) -> None:
+        """Drops the compiled steps, after a change of what they were traced with."""
+        self._made = {}
 
     def steps_for(self, mechanism: Mechanism, records: dict[str, tf.Tensor]) -> Steps:
         """Returns the compiled steps of a mechanism for records of these shapes.
@@ -68,7 +76,7 @@ class CompiledSteps:
                 self._strategy if tf.distribute.has_strategy() else None
             )  # Also with one replica.
             for jit in self._choices:
-                identity = (mechanism.identity, shapes, jit)
+                identity = (mechanism.identity, self._settings, shapes, jit)
                 if identity not in self._made:
                     self._made[identity] = self._make(mechanism, records, jit, strategy)
                 made = self._made[identity]
@@ -120,6 +128,19 @@ def _without_values(steps: Steps) -> Steps:
             return steps(*arguments)
 
     return guarded
+
+
+def _settings_of(optimizer: Optimizer) -> Hashable:
+    """Returns an optimizer's hyperparameters, which a step reads while it is traced.
+
+    The learning rate is a variable, whose value a step reads whenever it runs.
+    """
+    plain = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_") and isinstance(value, bool | int | float | str | None)
+    }
+    return tuple(plain.items()), id(learning_rate_variable(optimizer))
 
 
 def make_step(

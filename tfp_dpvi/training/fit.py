@@ -161,6 +161,8 @@ class PrivateFit:
         self.state: StepState = initial_state(mechanism, state.progress.steps, planned)
         self._curve: EpsilonCurve | None = None
         self._curve_from = 0
+        # Names of the model's settings; what a callback adds later is none.
+        self.settings = frozenset(name for name in vars(model) if not name.startswith("_"))
 
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show, so that errors occur before privacy is spent."""
@@ -218,6 +220,11 @@ class PrivateFit:
         if self.mechanism.identity != self._priced:
             raise RuntimeError(
                 "A metric changed since this fit was planned: do not change metrics while it runs."
+            )
+        if self._compiled.differ(self._model.trainable_variables):
+            raise RuntimeError(
+                "trainable: a layer was frozen or added while fit runs, whose compiled step would "
+                "ignore it.\nChange layers between two fits, and call compile before the next."
             )
         wanted = int(steps_per_execution(self._model).numpy())
         if self.steps_ahead < wanted and self._reservations.ledger_moved:

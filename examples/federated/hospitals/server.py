@@ -31,6 +31,8 @@ def main(grid, context):
         )
 
     run.play(show)
+    for caveat in run.server.caveats:
+        print(f"Note: {caveat}", flush=True)
     if settings["output"]:
         rounds = [
             {
@@ -52,6 +54,7 @@ def main(grid, context):
             "rounds": rounds,
             "refused": run.server.refused,
             "retired": run.server.retired,
+            "caveats": run.server.caveats,
             "no_tensorflow": free,
         }
         pathlib.Path(settings["output"]).write_text(json.dumps(found, indent=1) + "\n")
