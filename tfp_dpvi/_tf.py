@@ -330,9 +330,17 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
 
     `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use. Eager mode yields none.
     """
-    if not isinstance(graph, tf.Graph):
-        return
-    waiting, seen = list(graph.get_operations()[num_known:]), {""}
+    if isinstance(graph, tf.Graph):
+        yield from _with_called(graph.get_operations()[num_known:])
+
+
+def operations_within(operation: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields an operation, then those of the functions that it calls at any depth."""
+    return _with_called([operation])
+
+
+def _with_called(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
+    waiting, seen = list(operations), {""}
     for operation in waiting:  # Grows during the loop.
         yield operation
         for value in operation.node_def.attr.values():
@@ -343,6 +351,28 @@ def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
                 seen.add(called.name)
                 if function is not None:
                     waiting += function.graph.get_operations()
+
+
+def argument_names(operation: tf.Operation) -> list[str]:
+    """Returns the names that a called function gives to an operation's inputs, or "" for each if it calls none.
+
+    The public signature of a function is not reachable from the operation that calls it.
+    """
+    if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
+        called = operation.graph._get_function(operation.get_attr("f").name)
+        if called is not None:
+            return [part.op.name for part in called.graph.inputs]
+    return [""] * len(operation.inputs)
+
+
+def replace_inputs(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> None:
+    """Makes an operation of the graph that is being traced read other tensors, of the same dtypes and shapes.
+
+    TFP has no public way to change what a sampler reads within a distribution's `sample`.
+    """
+    for index, (before, after) in enumerate(zip(operation.inputs, inputs, strict=True)):
+        if after is not before:
+            operation._update_input(index, after)
 
 
 def function_of_model(function: Callable[..., Any], **options: Any) -> Any:

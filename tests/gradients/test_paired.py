@@ -33,7 +33,12 @@ def line(record, theta):
 @functools.cache
 def compiled(clip):
     """Compiled: records with their twins, mask -> gradient, matrix and scale."""
-    step = paired(line, lambda records, key: records["twin"], tf.constant(THETA), Clip(clip))
+
+    def simulate(records, key):
+        del key
+        return records["twin"], records["can_be_used"]
+
+    step = paired(line, simulate, tf.constant(THETA), Clip(clip))
 
     @tf.function(autograph=False)
     def run(records, mask):
@@ -43,8 +48,10 @@ def compiled(clip):
     return run
 
 
-def sums_of(x, y, twins, mask, clip=CLIP):
+def sums_of(x, y, twins, mask, clip=CLIP, can_be_used=None):
     records = {"x": tf.constant(x), "y": tf.constant(y), "twin": tf.constant(twins)}
+    everyone = np.ones(len(mask), bool)
+    records["can_be_used"] = tf.constant(everyone if can_be_used is None else can_be_used)
     gradient, matrix, away = compiled(clip)(records, tf.constant(mask))
     return gradient.numpy(), [matrix.numpy(), away.numpy()]
 
@@ -72,14 +79,15 @@ def test_sums_are_those_of_numpy(clip):
     np.testing.assert_allclose(away, total, rtol=1e-9)
 
 
-@pytest.mark.parametrize("bad", ["record", "twin", "mask"])
+@pytest.mark.parametrize("bad", ["record", "twin", "mask", "unusable"])
 def test_a_bad_record_a_bad_twin_and_padding_count_for_nothing(bad):
     x, y, twins = pairs()
     mask = np.ones(6, bool)
     {"record": y, "twin": twins}.get(bad, np.zeros(6))[2] = np.nan
     mask[2] = bad != "mask"
     others = np.arange(6) != 2
-    found, (matrix, away) = sums_of(x, y, twins, mask)
+    can_be_used = others if bad == "unusable" else None
+    found, (matrix, away) = sums_of(x, y, twins, mask, can_be_used=can_be_used)
     psi, expected, total = by_hand(x[others], y[others], twins[others])
     np.testing.assert_allclose(found, psi.sum(axis=0), rtol=1e-9)
     np.testing.assert_allclose(matrix, expected, rtol=1e-9)
@@ -261,7 +269,7 @@ def test_a_clip_after_averaging_several_twins_is_caught():
             draws = tf.random.stateless_poisson(
                 [8, NUM], tf.cast(key, tf.int32), mean_of(records), tf.float32
             )
-            return tf.reduce_mean(draws, axis=0)
+            return tf.reduce_mean(draws, axis=0), tf.ones([NUM], tf.bool)
 
         def losses(record, theta):
             log_rate = -0.5 + tf.reduce_sum(record["x"] * theta)

@@ -12,6 +12,7 @@ from tfp_dpvi.gradients.clip import (
 from tfp_dpvi.gradients.ghost import LayerGradients, Pass
 from tfp_dpvi.gradients.isolation import (
     VaryingShapeError,
+    depends_on,
     refuse_dynamic_shapes,
     refuse_writes,
     strictly,
@@ -44,6 +45,7 @@ __all__ = [
     "Whole",
     "clipped_sum",
     "curvature_releases",
+    "depends_on",
     "exactly",
     "joint_release",
     "joint_sensitivity",

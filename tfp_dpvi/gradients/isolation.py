@@ -89,7 +89,7 @@ def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
 def _varies(op: tf.Operation, strict: bool, variables: set[str], of_record: bool) -> bool:
     """Returns whether an operation's shape may depend on values; in a called function, by its type alone."""
     if _COUNTING.match(op.type):
-        return not of_record or _depends_on(variables, op)
+        return not of_record or depends_on(variables, op)
     if strict and (op.type in _ROUNDS or (op.type in _SIZED and not of_record)):
         return True
     # A shape set by `set_shape` may hide one that varies.
@@ -97,11 +97,11 @@ def _varies(op: tf.Operation, strict: bool, variables: set[str], of_record: bool
     return (
         of_record
         and unknown
-        and any(_depends_on(variables, op.inputs[number].op) for number in _SIZED.get(op.type, ()))
+        and any(depends_on(variables, op.inputs[number].op) for number in _SIZED.get(op.type, ()))
     )
 
 
-def _depends_on(variables: set[str], op: tf.Operation) -> bool:
+def depends_on(variables: set[str], op: tf.Operation) -> bool:
     """Returns whether an operation depends on one of the named operations."""
     waiting, seen = [op], set()
     while waiting:

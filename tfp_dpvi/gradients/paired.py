@@ -27,7 +27,7 @@ _CAP = 3.0  # On psi . delta, in squares of the clip.
 
 def paired(
     record_losses: Callable[[dict[str, Structure], tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-    simulate: Callable[[dict[str, Structure], tf.Tensor], Structure],
+    simulate: Callable[[dict[str, Structure], tf.Tensor], tuple[Structure, tf.Tensor]],
     theta: tf.Tensor,
     clip: Clip,
     **exact: Any,
@@ -35,32 +35,35 @@ def paired(
     """Returns the step's gradient in the unconstrained parameters, from pairs of an observed and a simulated record.
 
     `record_losses(record, theta)` returns the losses of the record and of its simulated twin, `record["simulated"]`;
-    `simulate(records, key)` the twins of a physical batch, each from its record's inputs alone. `theta` of shape [d] is the draw
-    of the parameters shared by the step's records; `exact` are other attributes of `StepGradient`.
+    `simulate(records, key)` the twins of a physical batch, each from its record's inputs alone, and whether each can be used,
+    bool of shape [P]. `theta` of shape [d] is the draw of the parameters shared by the step's records; `exact` are other
+    attributes of `StepGradient`.
 
     #### Formal guarantee
 
-    As for `clipped_sum`: a pair is one record with its own draw, clipped as one.
+    As for `clipped_sum`: a pair is one record with its own draw, clipped as one. A record without a usable twin contributes
+    exactly zero.
     """
 
     def record_gradient(
         record: dict[str, Structure], keep: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        del keep
+        del keep  # `clipped_sum` selects.
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(theta)
             own, twin = record_losses(record, theta)
             difference = own - twin
         gradient = tape.gradient(difference, theta, unconnected_gradients="zero")
         # Both or neither: dropping only the twin would break the symmetry.
-        return tf.where(tf.math.is_finite(twin), own, math.nan), [gradient]
+        both = record["usable"] & tf.math.is_finite(twin)
+        return tf.where(both, own, math.nan), [gradient]
 
     def of_batch(
         records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
     ) -> tuple[ClippedSum, PerExample]:
-        return clipped_sum(
-            record_gradient, {**records, "simulated": simulate(records, key)}, mask, clip
-        )
+        twins, usable = simulate(records, key)
+        pairs = {**records, "simulated": twins, "usable": usable}
+        return clipped_sum(record_gradient, pairs, mask, clip)
 
     return StepGradient(of_batch, [theta], record_gradient=record_gradient, public=theta, **exact)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, map_apart, tf, tfd
+from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, tfd
 from tfp_dpvi.data import Records
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, curvature_releases, paired
 from tfp_dpvi.models.base import LIKELIHOOD_ERRORS
 from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.models.twins import draw_apart
 
 if TYPE_CHECKING:
     from tfp_dpvi.models.dpvi import DPVI
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 MOST_COORDINATES = 50  # That a likelihood reads. For more, noise dominates their curvature matrix.
 
 _NUM_TRIED = 5
+_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)  # Of a row, to see whether it moves others.
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
 
 
@@ -42,7 +45,7 @@ class Pairing:
             raise CannotPairError(f"num_draws={model.num_draws} averages before the clip")
         if records.sample_weight is not None:
             raise CannotPairError("sample_weight would change the curvature of pairs")
-        self._model, self._stand_in = model, records.x
+        self._model = model
         try:
             self.coordinates = Coordinates(model.prior)
             broadcasts = self.coordinates.broadcasts()
@@ -81,22 +84,13 @@ class Pairing:
                 theta = tf.concat([parts[part] for part in self.reached], axis=0)
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
-            def simulate(records: dict[str, Structure], key: tf.Tensor) -> Structure:
-                # A record at which the likelihood is NaN gets another's twin; its own score is not finite.
+            def simulate(
+                records: dict[str, Structure], key: tf.Tensor
+            ) -> tuple[Structure, tf.Tensor]:
                 own = [_finite(part) for part in parts]
                 x = tf.nest.map_structure(_finite, records["x"])
-                likely = self._likelihood(own, _finite(theta), x)
-                if "y" in records and _rejects(likely):
-                    bad = tf.math.is_nan(likely.log_prob(as_event(records["y"], likely)))
-                    x = tf.nest.map_structure(
-                        lambda part, other: tf.where(
-                            tf.reshape(bad, [-1] + [1] * (part.shape.rank - 1)), other, part
-                        ),
-                        x,
-                        self._stand_in,
-                    )
-                    likely = self._likelihood(own, _finite(theta), x)
-                return _simulated(likely, records, _random.tfp_seed(key))
+                likelihood = self._likelihood(own, _finite(theta), x)
+                return _simulated(likelihood, {**records, "x": x}, _random.tfp_seed(key))
 
             def losses(
                 record: dict[str, Structure], theta: tf.Tensor
@@ -121,16 +115,18 @@ class Pairing:
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
         """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
 
+        The log densities are NaN where an outcome cannot be used.
+
         Models of whole records use only the number of the inputs `x`. Two seeds: int32, shape [2, 2].
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
         distribution = self._distribution(vector, x)
-        pairs = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
-        return (
-            *pairs,
-            self.deltas(vector, x, pairs),
-            *(distribution.log_prob(twin) for twin in pairs),
-        )
+        drawn = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
+        pairs = [twins for twins, _ in drawn]
+        log_probs = [
+            tf.where(usable, distribution.log_prob(twins), math.nan) for twins, usable in drawn
+        ]
+        return (*pairs, self.deltas(vector, x, pairs), *log_probs)
 
     def deltas(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
         """Returns the differences of the scores of pairs of outcomes, shape [n, d]."""
@@ -183,7 +179,7 @@ class Pairing:
             gradient = tape.gradient(log_prob, parts)
             found.append(tuple(number for number, part in enumerate(gradient) if part is not None))
             rows = {"x": x} if y is None else {"x": x, "y": y}
-            twin = _simulated(distribution, rows, tf.constant([0, 0]))
+            twin, _ = _simulated(distribution, rows, tf.constant([0, 0]))
             shapes = [
                 [one.shape.as_list() for one in tf.nest.flatten(each)] for each in (twin, observed)
             ]
@@ -200,49 +196,60 @@ class Pairing:
         return found[-1]
 
     def _check_rows(self, records: Records) -> None:
-        """Refuses a likelihood whose twins depend on other records of the batch, by a check on synthetic records."""
+        """Refuses a likelihood whose rows depend on other records of the batch, by a check on synthetic records.
+
+        A row's twin and its density must not change if another row does, whichever it is and however
+        large, and its density must be that of the record alone.
+        """
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
         x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
-        y = tf.nest.map_structure(
-            lambda part: tf.zeros([_NUM_TRIED, *part.shape[1:]], part.dtype), records.y
-        )
 
-        def twins(
-            x: Structure,
-        ) -> list[np.ndarray] | None:  # None if the likelihood refuses the inputs.
+        @function_of_model
+        def run(x: Structure) -> list[tf.Tensor]:
+            distribution = self._model.distribution_at(params, x)
+            twins, usable = _simulated(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
+            return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
+
+        @function_of_model
+        def run_alone(x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
+            like = self._model.distribution_at(params, x).dtype
+
+            def log_prob(row: Structure) -> tf.Tensor:
+                own, twin = tf.nest.map_structure(lambda part: part[None], row)
+                distribution = self._model.distribution_at(params, own)
+                return distribution.log_prob(tf.nest.pack_sequence_as(like, twin))[0]
+
+            return map_apart(log_prob, (x, twins))
+
+        def tried(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses x.
             try:
-                distribution = self._model.distribution_at(
-                    params, tf.nest.map_structure(tf.constant, x)
-                )
-                if (
-                    _rejects(distribution)
-                    and np.isnan(distribution.log_prob(as_event(y, distribution))).any()
-                ):
-                    return None
-                return [
-                    np.asarray(part)
-                    for part in tf.nest.flatten(distribution.sample(seed=tf.constant([0, 2])))
-                ]
+                return [part.numpy() for part in run(tf.nest.map_structure(tf.constant, x))]
             except _REFUSALS:
                 return None
 
-        before, *moved = [
-            twins(one) for one in (x, *(_moved(x, value, generator) for value in (None, 1e4, -1e4)))
-        ]
-        after = [one for one in moved if one is not None]
-        finite = all(part.dtype.kind != "f" or np.isfinite(part).all() for part in before or ())
-        if before is None or not after or not finite:
+        before = tried(x)
+        if before is None or not all(map(_is_finite, before)) or not before[1].all():
             raise CannotPairError(
                 "the likelihood has no finite draws at synthetic inputs, to check its rows"
             )
-        if any(
-            not np.array_equal(a[1:], b[1:])
-            for one in after
-            for a, b in zip(before, one, strict=True)
-        ):
-            raise CannotPairError("the twin of one record depends on other records of the batch")
-        self._stand_in = tf.nest.map_structure(lambda part: part[0], x)
+        alone = run_alone(tf.nest.map_structure(tf.constant, x), before[2:]).numpy()
+        if not np.allclose(alone, before[0], rtol=1e-3, atol=1e-3):
+            raise CannotPairError("the density of one record depends on other records of the batch")
+        for row in (0, _NUM_TRIED // 2, _NUM_TRIED - 1):
+            others = np.arange(_NUM_TRIED) != row
+            for value in (None, *_VALUES):
+                after = tried(_moved(x, row, value, generator))
+                if after is None and value is None:
+                    raise CannotPairError(
+                        "the likelihood has no finite draws at synthetic inputs, to check its rows"
+                    )
+                if after is not None and not all(
+                    np.array_equal(a[others], b[others]) for a, b in zip(before, after, strict=True)
+                ):
+                    raise CannotPairError(
+                        "the twin of one record depends on other records of the batch"
+                    )
 
 
 def specs_of(records: Records, num: int) -> Structure:
@@ -262,24 +269,24 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
     return drawn.astype(part.dtype)
 
 
-def _moved(records: Structure, value: float | None, generator: np.random.Generator) -> Structure:
-    """Returns the records with the first one replaced: its floats are `value`, or new numbers in [0, 1)."""
+def _moved(
+    records: Structure, row: int, value: float | None, generator: np.random.Generator
+) -> Structure:
+    """Returns the records with one row replaced: its floats are `value`, or new numbers in [0, 1)."""
 
     def move(part: np.ndarray) -> np.ndarray:
         part, floats = part.copy(), part.dtype.kind == "f"
         if value is None:
-            part[0] = generator.uniform(size=part.shape[1:]) if floats else 1 - part[0]
+            part[row] = generator.uniform(size=part.shape[1:]) if floats else 1 - part[row]
         elif floats:
-            part[0] = value
+            part[row] = value
         return part
 
     return tf.nest.map_structure(move, records)
 
 
-def _rejects(distribution: tfd.Distribution) -> bool:
-    """Returns whether the sampler may not terminate at NaN parameters (rejection) or read out of range (tables)."""
-    kinds = tf.nest.flatten(distribution.reparameterization_type)
-    return any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds)
+def _is_finite(part: np.ndarray) -> bool:
+    return part.dtype.kind != "f" or bool(np.isfinite(part).all())
 
 
 def _finite(part: tf.Tensor) -> tf.Tensor:
@@ -312,11 +319,11 @@ def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
 
 def _simulated(
     distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor
-) -> Structure:
-    """Returns one twin for each record, without gradients."""
+) -> tuple[Structure, tf.Tensor]:
+    """Returns one twin for each record, without gradients, and whether each can be used, shape [n]."""
+    num = tf.nest.flatten(records["x"])[0].shape[0]
     if "y" in records:
-        twin = distribution.sample(seed=seed)
-    else:
-        first = tf.nest.flatten(records["x"])[0]
-        twin = distribution.sample(first.shape[0] or tf.shape(first)[0], seed=seed)
-    return tf.nest.map_structure(tf.stop_gradient, twin)
+        twins, usable = draw_apart(lambda: distribution.sample(seed=seed), records["x"], num)
+    else:  # A whole record's twin reads no record.
+        twins, usable = draw_apart(lambda: distribution.sample(num, seed=seed), (), num)
+    return tf.nest.map_structure(tf.stop_gradient, twins), usable
