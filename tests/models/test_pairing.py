@@ -146,3 +146,40 @@ def test_an_average_of_iterates_that_remembers_its_start_is_warned_of(momentum, 
     with caplog.at_level(logging.WARNING, "tfp_dpvi"):
         model.fit(x, x[:, 0], batch_size=NUM, epochs=20, verbose=0)
     assert any("use_ema" in record.getMessage() for record in caplog.records) == warned
+
+
+def at_zero(x):
+    return x[:, 0]
+
+
+MIXING = {
+    "first": lambda x: at_zero(x) - x[0, 0],
+    "last": lambda x: at_zero(x) - x[-1, 0],
+    "middle": lambda x: at_zero(x) - x[tf.shape(x)[0] // 2, 0],
+    "cumulative sum": lambda x: tf.cumsum(at_zero(x), reverse=True),
+    "next": lambda x: tf.concat([x[1:, 0], x[-1:, 0]], axis=0),
+    "largest": lambda x: at_zero(x) / tf.reduce_max(tf.abs(x)),
+    "rank": lambda x: tf.cast(tf.argsort(tf.argsort(at_zero(x))), tf.float32),
+    "threshold": lambda x: tf.where(tf.reduce_max(tf.abs(x)) > 1e6, 2.0, 1.0) * at_zero(x),
+    "sign": lambda x: tf.where(tf.reduce_min(x[-2:]) < 0.0, 2.0, 1.0) * at_zero(x),
+    "number": lambda x: at_zero(x) * tf.cast(tf.shape(x)[0], tf.float32),
+}
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [name if name in ("number", "threshold", "sign") else slow(name) for name in MIXING],
+)
+def test_a_likelihood_whose_rows_depend_on_each_other_is_not_paired(mixing, caplog):
+    """One record moved the sum by 20 clips. Its row alone is the other way to see it."""
+
+    def likelihood(params, x):
+        return tfd.Normal(params["w"][0] * MIXING[mixing](x), 1.0)
+
+    x = np.ones((NUM, 2), "float32")
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.make_data(x, x[:, 0], batch_size=NUM)
+    (sentence,) = refused(caplog)
+    assert "depends on other records" in sentence
+    assert model.calibration.pairing is None

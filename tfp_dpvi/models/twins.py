@@ -77,7 +77,7 @@ def _guard(operation: tf.Operation, x_names: set[str], num: int) -> tf.Tensor:
                 f"a sampler reads numbers of shape {inputs[index].shape} for {num} records"
             )
         else:
-            rows |= tf.reduce_any(where)  # Of shared parameters: nobody's outcome can be used.
+            rows |= tf.reduce_any(where)  # Of shared parameters: no outcome can be used.
     for index, where in extreme.items():
         part = inputs[index]
         if _has_rows(part, num):
