@@ -226,6 +226,25 @@ class TestTensorFlow:
         assert _tf.in_multi_worker_mode(strategy) is False
         assert not any("multi_worker" in name for name in dir(strategy))
 
+    def test_an_operation_shows_neither_the_names_of_its_arguments_nor_lets_them_change(self):
+        """`argument_names`, `replace_inputs`."""
+
+        @tf.function
+        def inner(log_rate):
+            return tf.exp(log_rate)
+
+        @tf.function
+        def outer(x):
+            y = inner(x)
+            calls = [op for op in x.graph.get_operations() if op.type == "PartitionedCall"]
+            assert [_tf.argument_names(op) for op in calls] == [["log_rate"]]
+            assert _tf.argument_names(x.op) == []
+            _tf.replace_inputs(calls[0], [tf.zeros_like(x)])
+            return y
+
+        assert outer(tf.constant(5.0)) == 1.0
+        assert not [name for name in dir(tf.Operation) if "update" in name and name[0] != "_"]
+
     def test_called_functions_are_not_shown(self):
         """`operations_since`: `get_operations` stops at calls, loops and conditionals."""
 

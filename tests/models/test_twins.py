@@ -8,7 +8,7 @@ from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.gradients import Clip, StepSpec
+from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.models.twins import draw_apart
 
 tfd = tfp.distributions

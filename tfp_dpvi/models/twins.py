@@ -46,7 +46,8 @@ def draw_apart(
       ValueError: A sampler reads numbers that depend on the inputs, but not some for each record.
     """
     if tf.executing_eagerly():
-        return as_graph(lambda: draw_apart(draw, (), num))
+        outcomes, usable = as_graph(lambda: draw_apart(draw, (), num))
+        return outcomes, usable
     graph = tf.compat.v1.get_default_graph()
     num_known = len(graph.get_operations())
     x_names = {part.op.name for part in tf.nest.flatten(x) if part.graph is graph}
