@@ -13,7 +13,10 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.models import simulation
+from tfp_dpvi.models.calibrated import Calibrated, Calibrator
 from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.posterior import mixture as mixtures
+from tfp_dpvi.posterior.mixture import Mixture
 
 tfd = tfp.distributions
 WIDTH = 2
@@ -126,6 +129,20 @@ def test_a_saved_model_has_the_same_posterior(fitted, tmp_path):
     )
     np.testing.assert_array_equal(loaded.predict(x[:3]), model.predict(x[:3]))
     assert str(loaded.posterior_summary()) == str(model.posterior_summary())
+    diagnostics = [one.posterior_summary().checks.parameters for one in (loaded, model)]
+    assert diagnostics[0].names == ["w[0]", "w[1]"]
+    np.testing.assert_array_equal(*[each.to_array() for each in diagnostics])
+
+
+def test_a_posterior_that_was_saved_without_diagnostics_of_its_parameters_loads(fitted):
+    model, _, _ = fitted
+    calibrated = model._calibrated()
+    arrays = calibrated.to_arrays()
+    del arrays["parameters"]
+    loaded = Calibrated.from_arrays(arrays, Coordinates(model.prior))
+    np.testing.assert_array_equal(loaded.checks.to_array(), calibrated.checks.to_array())
+    assert loaded.checks.parameters is None
+    assert loaded.checks.warnings == []
 
 
 def test_an_export_has_the_calibrated_posterior(fitted, tmp_path):
@@ -542,3 +559,74 @@ def test_equally_informed_groups_have_equal_intervals():
     model.fit(x, y, **settings.fit_settings, verbose=0)
     spread = np.std(model.posterior_sample(4000, seed=0)["mean"], axis=0)
     assert spread.max() < 1.5 * spread.min()
+
+
+# ---------------------------------------------------------------------- parameters of very different scales
+
+
+def incomes(unit, simulates=False):
+    """Returns a fitted model of 400 incomes in a unit of so many dollars, with weak priors in that unit."""
+
+    priors = {"a": tfd.Normal(0.0, 1e5 / unit), "s": tfd.Normal(float(np.log(1e4 / unit)), 1.0)}
+
+    def make():
+        return tfd.JointDistributionNamed(priors)
+
+    def whole(params):
+        return tfd.Normal(params["a"], tf.exp(params["s"]))
+
+    model = model_of(make=make, like=whole, accountant="rdp")
+    if simulates:
+        dpvi.pilot(model, num_records=400, epsilon=8.0, delta=1e-5)
+    y = np.random.default_rng(0).normal(2e4, 9e3, 400) / unit
+    model.fit(y.astype("float32"), batch_size=80, epochs=10, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("simulates", [False, slow(True)])
+def test_incomes_in_dollars_are_warned_of_by_name(simulates, caplog, monkeypatch):
+    """In the log, before the first charge and after the last; in the summary, and in the report."""
+    reserve, charged_after = dpvi.PrivacyLedger.reserve, []
+
+    def watched(self, *args, **settings):
+        charged_after.append(caplog.text)
+        return reserve(self, *args, **settings)
+
+    monkeypatch.setattr(dpvi.PrivacyLedger, "reserve", watched)
+    with caplog.at_level(logging.WARNING, logger=internals.LOG.name):
+        model = incomes(1.0, simulates)
+    own = [record for record in caplog.records if record.name == internals.LOG.name]
+    said = [record.getMessage() for record in own]
+    warnings = model.posterior_summary().checks.warnings
+    for word in ("prior of a is", "interval"):
+        assert any(word in sentence and "rescale" in sentence for sentence in warnings)
+    assert said[0].startswith("Before training: the prior of a is ")
+    assert said[0] in charged_after[0]
+    assert [
+        sentence[len("Do not trust the posterior's intervals: ") : -1] for sentence in said[1:]
+    ] == warnings
+    assert all(f"WARNING: {sentence}." in str(model.posterior_summary()) for sentence in warnings)
+    assert all(any(sentence in caveat for caveat in model.caveats) for sentence in warnings)
+    assert "rescale" in " ".join(str(model.privacy_report()).split())
+
+
+def test_incomes_in_ten_thousands_of_dollars_are_not(caplog):
+    """Nor are narrower posteriors."""
+    with caplog.at_level(logging.WARNING, logger=internals.LOG.name):
+        model = incomes(1e4)
+    found = model._calibrated().checks.parameters
+    assert found.warnings == []
+    assert "rescale" not in caplog.text
+    assert np.all(found.width < 0.5)
+
+
+def test_a_posterior_wider_than_its_prior_is_warned_of_by_name(fitted, monkeypatch):
+    """The prior's standard deviations are 1."""
+    model, _, _ = fitted
+    wide = Mixture(np.zeros((1, WIDTH)), np.diag([0.9, 1.5])[None])
+    monkeypatch.setattr(mixtures, "exact_mixture", lambda *terms: wide)
+    calibrator = Calibrator(model.calibration.pairing, model.surrogate_posterior, None)
+    checks = calibrator(model.accumulated, model._dp.mechanism).checks
+    np.testing.assert_allclose(checks.parameters.width, [0.9, 1.5], rtol=0.06)  # 4 errors.
+    (sentence,) = [each for each in checks.warnings if "as wide as the prior" in each]
+    assert "posterior of w[1] is 1.5 times" in sentence

@@ -22,6 +22,7 @@ from tfp_dpvi.posterior import mixture as mixtures
 from tfp_dpvi.posterior import window as windows
 from tfp_dpvi.posterior.curvature import CurvaturePrior
 from tfp_dpvi.posterior.mixture import Checks, Mixture
+from tfp_dpvi.posterior.parameters import ParameterChecks, Ranges, narrowing
 from tfp_dpvi.training import Mechanism
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
 _NUM_PAIRS, _ROUNDS, _SHAPE_PLACES = 1024, 8, 16
 # Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
+_NUM_DRAWS = 16_384  # That compare the posterior with the prior.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +54,27 @@ class Calibrated:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays to save."""
-        checks = np.array([*dataclasses.astuple(self.checks), self.num_steps])
-        return {
+        arrays = {
             "locs": self.mixture.locs,
             "scales": self.mixture.scales,
-            "checks": checks,
+            "checks": np.append(self.checks.to_array(), self.num_steps),
             "shares": self.shares,
         }
+        if self.checks.parameters is not None:
+            arrays["parameters"] = self.checks.parameters.to_array()
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], coordinates: Coordinates) -> Calibrated:
         """Rebuilds the posterior from `to_arrays`."""
         mixture = Mixture(arrays["locs"], arrays["scales"])
-        *checks, num_steps = arrays["checks"].tolist()
+        *values, num_steps = arrays["checks"].tolist()
+        checks = Checks(*values)
+        if "parameters" in arrays:
+            parameters = ParameterChecks(coordinates.names, *arrays["parameters"])
+            checks = dataclasses.replace(checks, parameters=parameters)
         distribution = distribution_of(mixture, coordinates)
-        return cls(mixture, distribution, Checks(*checks), int(num_steps), arrays["shares"])
+        return cls(mixture, distribution, checks, int(num_steps), arrays["shares"])
 
 
 class Calibrator:
@@ -87,8 +95,23 @@ class Calibrator:
             self._coordinates.log_density, self._coordinates.prior_draws(64)
         )
 
-    def __call__(self, accumulated: dict[str, Any], mechanism: Mechanism) -> Calibrated | None:
+    @functools.cached_property
+    def _prior_ranges(self) -> Ranges:
+        return Ranges.of(self._coordinates.prior_draws(_NUM_DRAWS))
+
+    def parameter_checks(self, reach: float) -> ParameterChecks:
+        """Returns what is known before a fit that can move a parameter by `reach`: public values alone."""
+        unknown = np.full(self._coordinates.num, math.nan)
+        reaches = unknown.copy()
+        reaches[self._index] = self._prior_ranges.scale[self._index] / reach
+        return ParameterChecks(self._coordinates.names, reaches, unknown, unknown)
+
+    def __call__(
+        self, accumulated: dict[str, Any], mechanism: Mechanism, reach: float = math.nan
+    ) -> Calibrated | None:
         """Returns the posterior given the released values, or None if the window has fewer than four steps.
+
+        `reach` is how far the fit could move a parameter, NaN if that is unknown.
 
         #### Formal guarantee
 
@@ -150,7 +173,18 @@ class Calibrator:
                 linear, mixture = mixture, mixtures.refined_mixture(mixture, curve, generator)
             except FAILURES as error:
                 LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
-        checks = mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch)
+        before, after = self._prior_ranges, Ranges.of(mixture.sample(_NUM_DRAWS, generator))
+        narrowed = np.full(coordinates.num, math.nan)
+        relative = (after.scale / before.scale)[index]
+        narrowed[index] = narrowing(window, prior, before.scale[index] ** -2, relative)
+        checks = dataclasses.replace(
+            mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch),
+            parameters=dataclasses.replace(
+                self.parameter_checks(reach),
+                narrowing=narrowed,
+                width=after.width / before.width,
+            ),
+        )
         shares = mixtures.variance_shares(
             window, slopes, matrices, mixture, index, self._coordinates.log_density
         )
@@ -265,6 +299,7 @@ class Calibration:
         self._calibrator: Calibrator | None = None
         self._loaded: Calibrated | None = None
         self._made: tuple[object, Calibrated | None] = (None, None)
+        self._reach = math.nan  # Of the last fit.
 
     def prepare(self, records: Records) -> None:
         """Checks, once for each kind of records, whether the paired clip applies; warns if it does not."""
@@ -281,9 +316,26 @@ class Calibration:
     def pairing_for(self, clip: Clip) -> Pairing | None:
         """Returns the paired clip if it applies to the records of `prepare` and to the optimizer's clip, else None."""
         if self.pairing is not None and clip.clipping != "flat":
-            self.pairing = self._kind = None
+            self.pairing = self._kind = self._calibrator = None
             self._refuse(f"the optimizer's clipping={clip.clipping!r} is not one length for all")
         return self.pairing
+
+    def begin(self, reach: float) -> None:
+        """Warns, before privacy is spent, of a prior far wider than a fit can move a parameter, `reach`."""
+        self._reach = reach
+        calibrator = self._current()
+        if calibrator is None:
+            return
+        for sentence in calibrator.parameter_checks(reach).warnings:
+            LOG.warning("Before training: %s.", sentence)
+
+    def _current(self) -> Calibrator | None:
+        """Returns the computation of posteriors, or None if the paired clip does not apply."""
+        if self._calibrator is None and self.pairing is not None:
+            self._calibrator = Calibrator(
+                self.pairing, self._model.surrogate_posterior, self.simulator
+            )
+        return self._calibrator
 
     @staticmethod
     def _refuse(reason: str) -> None:
@@ -299,15 +351,12 @@ class Calibration:
         if mechanism is None:
             return self._loaded
         if self._made[0] is not accumulated:
-            if "curvature" not in accumulated or self.pairing is None:
+            calibrator = self._current()
+            if "curvature" not in accumulated or calibrator is None:
                 return None
-            if self._calibrator is None:
-                self._calibrator = Calibrator(
-                    self.pairing, self._model.surrogate_posterior, self.simulator
-                )
             found = None
             try:
-                found = self._calibrator(accumulated, mechanism)
+                found = calibrator(accumulated, mechanism, self._reach)
                 if found is None:
                     said = [
                         "The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."

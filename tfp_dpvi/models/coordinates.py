@@ -72,6 +72,11 @@ class Coordinates:
         return self._prior.log_prob(self._to_support.forward(parts)) + volume
 
     @property
+    def names(self) -> list[str]:
+        """Returns the coordinates' names, such as "w[0]"."""
+        return entry_names(self._like)
+
+    @property
     def bijector(self) -> tfp.bijectors.Bijector:
         """Returns the bijector from vectors of shape [num] to the parameters."""
         return surrogates.flat_bijector(self._to_support, self._like)

@@ -28,6 +28,7 @@ from tfp_dpvi.models.predictive import (
 )
 from tfp_dpvi.models.spread import Spread
 from tfp_dpvi.models.summary import PosteriorSummary, summarise
+from tfp_dpvi.optimizers import largest_move
 from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
@@ -245,6 +246,11 @@ class DPVI(base.DistributionModel):
     def calibration(self) -> Calibration:
         """The state of the paired clip."""
         return self._model.calibration
+
+    def before_fit(self, num_steps: int) -> None:
+        """Warns of a prior far wider than this fit can move a parameter."""
+        if self.clipping == "paired":
+            self.calibration.begin(largest_move(self.optimizer, num_steps))
 
     def after_fit(self) -> None:
         """Computes the posterior here, instead of in the graph of the first prediction."""

@@ -39,6 +39,9 @@ class FittedModel(evaluation.EvaluatedModel):
         """The optimizer's clip."""
         return self.optimizer.clip
 
+    def before_fit(self, num_steps: int) -> None:
+        """Runs before a fit of so many steps spends privacy; for subclasses."""
+
     def after_fit(self) -> None:
         """Runs after a fit; for subclasses."""
 
@@ -341,6 +344,7 @@ class FittedModel(evaluation.EvaluatedModel):
             initial_epoch if resumed is None else resumed.first_epoch(initial_epoch, epochs)
         )
         planned = (epochs - initial_epoch) * data.steps_per_epoch
+        self.before_fit(planned)
         state.compiled.begin(self.trainable_variables, planned, mechanism.gradient.gains_from_xla)
         public = (
             state.target,

@@ -262,7 +262,7 @@ class Pairs:
         psi, (num, size) = clipped(self.deltas, clip), self.deltas.shape
         factor = num_records * self.share / (2.0 * num)
         matrix, slope = factor * psi.T @ psi, factor * psi.T @ self.deltas
-        ridge = 1e-3 * np.trace(matrix) / size * np.eye(size)
+        ridge = 1e-3 * float(np.trace(matrix)) / size
         shown = np.minimum(
             np.sum(psi * self.deltas, axis=1), 3.0 * clip**2
         )  # As `ClippedAway` does.
@@ -270,12 +270,13 @@ class Pairs:
         # Squared errors of the means over n independent pairs, over N records and over the inputs.
         error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * factor**2
         return CurvaturePrior(
-            matrix + ridge,
+            matrix + ridge * np.eye(size),
             (_DEGREES * size,),
             _LOG_FACTOR_SD,
             (kappa, _KAPPA_SD * kappa),
-            (slope + slope.T) / 2.0 + ridge,
+            (slope + slope.T) / 2.0 + ridge * np.eye(size),
             float(error * (1.0 + num / (num_records * self.share) + num / self.num_inputs)),
+            ridge,
         )
 
 

@@ -11,6 +11,7 @@ from tfp_dpvi.optimizers.dp_keras import (
     make_dp_optimizer_class,
     privatize,
 )
+from tfp_dpvi.optimizers.reach import largest_move
 from tfp_dpvi.optimizers.termwise import (
     TermwiseDPKerasAdagradOptimizer,
     TermwiseDPKerasAdamOptimizer,
@@ -31,6 +32,7 @@ __all__ = [
     "TermwiseOptimizer",
     "UnprivatizedGradientError",
     "as_dp_optimizer",
+    "largest_move",
     "make_dp_optimizer_class",
     "make_termwise_optimizer_class",
     "privatize",

@@ -33,6 +33,7 @@ class CurvaturePrior:
         None  # Expected curvature A if `matrix` is that of M; None for a multiple of it.
     )
     error: float = 0.0  # Expected squared distance of a simulated `matrix` from that of N records.
+    ridge: float = 0.0  # What was added to the diagonals of a simulated `matrix` and `curvature`.
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:

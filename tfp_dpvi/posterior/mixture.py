@@ -10,6 +10,7 @@ import numpy as np
 from scipy import linalg, stats
 
 from tfp_dpvi.posterior.curvature import hamiltonian
+from tfp_dpvi.posterior.parameters import ParameterChecks
 from tfp_dpvi.posterior.window import Window
 
 LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -190,7 +191,7 @@ def _kernels(draws: np.ndarray) -> Mixture:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Diagnostics of the posterior's intervals, from released values; the last two are NaN without a pilot."""
+    """Diagnostics of the posterior's intervals, from released values; `bend` and `mismatch` are NaN without a pilot."""
 
     distance: float  # Of the window's mean parameters from the posterior's mean, in posterior sds over sqrt(d).
     halves: float  # p-value of the difference of the window's halves.
@@ -202,6 +203,7 @@ class Checks:
     mismatch: float = (
         math.nan
     )  # Relative distance of the released curvature from that at the pilot's inputs.
+    parameters: ParameterChecks | None = None  # None for models that were saved without them.
 
     @property
     def warnings(self) -> list[str]:
@@ -227,7 +229,14 @@ class Checks:
             found.append(
                 f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time"
             )
+        if self.parameters is not None:
+            found += self.parameters.warnings
         return found
+
+    def to_array(self) -> np.ndarray:
+        """Returns the diagnostics of the whole posterior, to save."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "parameters"]
+        return np.array([getattr(self, name) for name in names])
 
 
 def check(

@@ -1,0 +1,36 @@
+"""The distance that an optimizer can move a parameter, from its public settings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfp_dpvi._tf import keras, learning_rate_variable
+from tfp_dpvi.optimizers.dp_keras import DPOptimizer
+
+_MOST_PLACES = 100  # Steps at which a schedule is read.
+
+
+def largest_move(optimizer: DPOptimizer, num_steps: int) -> float:
+    """Returns about how far an optimizer moves one entry of a variable in a fit, if all steps agree.
+
+    Adam and its relatives move by about the learning rate in each step, whatever the gradient. SGD moves by the rate
+    times the mean gradient, which the clip bounds. A learning rate that a callback changes is not seen.
+
+    Args:
+      optimizer: a DP-Keras optimizer.
+      num_steps: the number of steps of the fit.
+
+    Returns:
+      The sum of the steps' lengths.
+    """
+    rate = learning_rate_variable(optimizer)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        start = int(optimizer.iterations.numpy())
+        places = np.linspace(start, start + num_steps, min(num_steps, _MOST_PLACES), endpoint=False)
+        mean_rate = float(np.mean([float(rate(int(place))) for place in places]))
+    else:
+        mean_rate = float(rate.numpy())
+    total = mean_rate * num_steps
+    if isinstance(optimizer, keras.optimizers.SGD):
+        total *= optimizer.clip.bound / (1.0 - optimizer.momentum)
+    return total
