@@ -1,8 +1,10 @@
 """The whole of `docs/guides/consortium.md` on one machine: TLS, node keys, a SuperLink, and for each hospital a worker and a SuperNode.
 
-    python examples/federated/loopback.py [--hospitals 3] [--rounds 3] [--folder FOLDER] [--kill]
+    python examples/federated/loopback.py [--hospitals 3] [--rounds 3] [--folder FOLDER] [--kill] [--separate-users]
 
 For Flower 1.41 or later. With --kill the last hospital's worker and node are killed with SIGKILL in the second round, and started again.
+With --separate-users, as root, workers run as one user and SuperNodes as another, as they must on real machines: the app that a
+SuperNode runs cannot read records. Without it everything runs as you, a rehearsal on simulated records.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+# Users and a group without names, for --separate-users.
+WORKER, NODE, CLIENTS = 61001, 61002, 61003
 
 
 def make_certificates(folder):
@@ -103,8 +107,10 @@ def free_port():
 class Consortium:
     """All processes; `close` ends those that it started and no others."""
 
-    def __init__(self, folder, num_hospitals, rounds):
+    def __init__(self, folder, num_hospitals, rounds, *, separate_users=False):
         self.folder, self.rounds = folder, rounds
+        self.separate_users = separate_users
+        self.roster = {}
         self.names = [f"hospital{number}" for number in range(num_hospitals)]
         self.bin = pathlib.Path(sys.executable).parent
         path = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -116,13 +122,32 @@ class Consortium:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
 
-    def _start(self, name, *command):
+    def _start(self, name, *command, user=None, home=None):
+        rights, environment = {}, self.environment
+        if self.separate_users and user is not None:
+            rights = {"user": user, "group": user, "extra_groups": [CLIENTS]}
+            environment = {**environment, "HOME": str(home), "FLWR_HOME": str(home)}
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self.processes[name] = subprocess.Popen(
-                [str(part) for part in command], cwd=HERE, env=self.environment, stdout=log, stderr=log,
-                start_new_session=True,
+                [str(part) for part in command], cwd=HERE, env=environment, stdout=log, stderr=log,
+                start_new_session=True, **rights,
             )  # fmt: skip
+
+    def _make_folder(self, name, user, group=None):
+        """Makes a folder for a user alone, or that a group may enter."""
+        made = self.folder / name
+        made.mkdir(exist_ok=True)
+        made.chmod(0o700 if group is None else 0o750)
+        if self.separate_users:
+            os.chown(made, user, user if group is None else group)
+        return made
+
+    def socket_of(self, name):
+        return self.folder / "run" / f"{name}.sock"
+
+    def ledger_of(self, name):
+        return self.folder / name / "ledger"
 
     def _run(self, *command, timeout=120):
         found = subprocess.run(
@@ -153,36 +178,49 @@ class Consortium:
         )  # fmt: skip
         self._await(lambda: self._listening(), "the SuperLink")
         for name in self.names:
-            make_node_key(self.folder, name)
-            self._run(
+            home = self._make_folder(f"{name}-node", NODE)
+            make_node_key(home, name)
+            if self.separate_users:
+                os.chown(home / f"{name}.key", NODE, NODE)
+            registered = self._run(
                 self.bin / "flwr",
                 "supernode",
                 "register",
-                self.folder / f"{name}.pub",
+                home / f"{name}.pub",
                 "consortium",
+                "--format",
+                "json",
             )
+            self.roster[json.loads(registered)["node-id"]] = name
             self.start_hospital(name)
 
     def start_hospital(self, name):
         self.start_worker(name)
-        settings = f'hospital="{name}" worker="{self.folder / name}.sock"'
+        settings = f'hospital="{name}" worker="{self.socket_of(name)}"'
+        home = self.folder / f"{name}-node"
         self._start(
             # A SuperLink refuses a key for as long as it believes the node that was killed to be there.
             f"{name}-node", "bash", "-c", 'until "$@"; do sleep 2; done', "bash", self.bin / "flower-supernode", "--superlink", self.address,
-            "--root-certificates", self.folder / "ca.pem", "--auth-supernode-private-key", self.folder / f"{name}.key",
-            "--host", "127.0.0.1", "--port", free_port(), "--node-config", settings,
+            "--root-certificates", self.folder / "ca.pem", "--auth-supernode-private-key", home / f"{name}.key",
+            "--host", "127.0.0.1", "--port", free_port(), "--node-config", settings, user=NODE, home=home,
         )  # fmt: skip
 
     def start_worker(self, name):
-        sock, data = self.folder / f"{name}.sock", self.folder / f"{name}.npz"
+        home, sock = self._make_folder(name, WORKER), self.socket_of(name)
+        self._make_folder("run", WORKER, CLIENTS)
+        data = home / "records.npz"
         if not data.exists():
             make = f"import numpy, hospitals.study as s; x, y = s.make_records({name[8:]}); numpy.savez({str(data)!r}, x=x, y=y)"
             self._run(sys.executable, "-c", make, timeout=300)
+            data.chmod(0o600)
+            if self.separate_users:
+                os.chown(data, WORKER, WORKER)
         sock.unlink(missing_ok=True)
+        client = ["--socket-group", CLIENTS] if self.separate_users else ["--rehearsal"]
         self._start(
             f"{name}-worker", sys.executable, "-m", "tfp_dpvi.federated.worker", "--study", "hospitals.study:make_study",
-            "--data", data, "--name", name, "--ledger", self.folder / f"{name}.ledger", "--epsilon", 3, "--rounds",
-            self.rounds, "--socket", sock,
+            "--data", data, "--name", name, "--ledger", self.ledger_of(name), "--epsilon", 3, "--rounds",
+            self.rounds, "--socket", sock, *client, user=WORKER, home=home,
         )  # fmt: skip
         self._await(sock.exists, f"the worker of {name}")
 
@@ -212,7 +250,8 @@ class Consortium:
 
     def run(self, output, *, during=None, timeout=900.0):
         """Runs the app to its end; `during` is called once, after the server has printed its first update."""
-        settings = f'output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
+        roster = ",".join(f"{node}:{name}" for node, name in self.roster.items())
+        settings = f'roster="{roster}" output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
         self._start(
             "run",
             self.bin / "flwr",
@@ -249,12 +288,17 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--separate-users", action="store_true", help="needs root")
     options = parser.parse_args(arguments)
     folder = (
         pathlib.Path(tempfile.mkdtemp()) if options.folder is None else options.folder.resolve()
     )
     folder.mkdir(parents=True, exist_ok=True)
-    consortium = Consortium(folder, options.hospitals, options.rounds)
+    if options.separate_users:
+        folder.chmod(0o711)  # Other users may pass through, and read nothing.
+    consortium = Consortium(
+        folder, options.hospitals, options.rounds, separate_users=options.separate_users
+    )
 
     def kill_and_come_back():
         victim = consortium.names[-1]

@@ -68,7 +68,7 @@ def test_the_consortium_on_loopback(tmp_path, kill):
     assert "hospital1" in rounds[-1]["hospitals"]
     steps = Terms.load(HERE / "hospitals" / "terms.json").local_steps
     for name, least in (("hospital0", len(rounds)), ("hospital1", taken)):
-        with dpvi.PrivacyLedger(tmp_path / f"{name}.ledger", read_only=True) as ledger:
+        with dpvi.PrivacyLedger(one.ledger_of(name), read_only=True) as ledger:
             assert ledger.num_releases >= least * steps
             assert len(ledger.entries) == 1
             assert ledger.epsilon(1e-5) <= 3.0
@@ -99,7 +99,8 @@ def test_the_app_on_ray(tmp_path):
     }
     environment = {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path}
     environment["PYTHONPATH"] = str(HERE.parents[1])
-    command = ["flwr", "run", str(app), *where, "--stream", "--run-config", f'output="{output}"']
+    command = ["flwr", "run", str(app), *where, "--stream", "--run-config"]
+    command.append(f'output="{output}" roster="trust_on_first_use"')
     with (
         tempfile.TemporaryDirectory() as short
     ):  # Ray's sockets lie in it, and have at most 107 characters.

@@ -91,7 +91,8 @@ def workers(num=3):
 
 def play(nodes, *, rounds=1, num=None, **settings):
     server = Server(TERMS, [], Synchronous(rounds=rounds, damping=1.0))
-    run = FlowerRun(Grid(nodes), server, poll=0.001, **{"pause": 0.01, **settings})
+    trusting = {"pause": 0.01, "roster": "trust_on_first_use"}
+    run = FlowerRun(Grid(nodes), server, poll=0.001, **{**trusting, **settings})
     run.wait_for(len(nodes) if num is None else num, at_most=20.0)
     run.play()
     return server
@@ -137,6 +138,15 @@ def test_nobody_takes_another_name():
     nodes = {1: node(1, "h1", made[0]), 2: node(2, "h3", made[1])}
     server = play(nodes, num=1, roster={1: "h1", 2: "h2"})
     assert set(server.factors) == {"h1"}
+
+
+def test_nobody_is_believed_without_a_roster_unless_asked_for():
+    """Checks that a node's own word needs an explicit setting, and that a mistyped one is refused."""
+    server = Server(TERMS, [], Synchronous(rounds=1))
+    with pytest.raises(TypeError, match="roster"):
+        FlowerRun(Grid({}), server)
+    with pytest.raises(ValueError, match=r"roster='anybody': pass \{node id: hospital\}"):
+        FlowerRun(Grid({}), server, roster="anybody")
 
 
 def test_garbage_of_a_node_is_refused():

@@ -57,7 +57,7 @@ class Worker:
             "--epsilon",
             "3",
         ]
-        command += ["--rounds", str(self.rounds), "--socket", self.socket]
+        command += ["--rounds", str(self.rounds), "--socket", self.socket, "--rehearsal"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLE)])}
         self.socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(

@@ -1,7 +1,8 @@
 """Partitioned variational inference on Flower, by its Message API alone: a loop for a ServerApp and a thin ClientApp.
 
 Neither imports TensorFlow. Flower carries bytes, which `messages` checks on both sides. No guarantee rests on Flower: not on
-its secure aggregation, nor on its modules for differential privacy.
+its secure aggregation, nor on its modules for differential privacy. Nor on the app: Flower runs whatever app is submitted as the
+SuperNode's user, so that records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.worker`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.proxy import ask
@@ -33,6 +34,9 @@ _LOG = logging.getLogger("tfp_dpvi")
 _RECORD, _FIELD = "tfp_dpvi", "message"
 _LOOK = 2.0  # Seconds between looks for new nodes.
 _LATEST_NAME = 30.0  # Seconds within which a new node must say its name.
+
+#: The roster that believes what a node says the first time.
+TRUST: Final = "trust_on_first_use"
 
 Answer = Callable[[bytes], bytes]
 
@@ -80,8 +84,9 @@ class FlowerRun:
     Args:
       grid: of the ServerApp.
       server: the study's server, without hospitals or with those of the roster.
-      roster: node id -> hospital, fixed beforehand; None: a node's own word counts the first time, and a name never moves to
-        another node. With node keys a node's id is that of its key.
+      roster: node id -> hospital, fixed beforehand; with node keys a node's id is that of its key, which
+        `flwr supernode register` prints. Or "trust_on_first_use", for rehearsals: a node's own word counts the first time, and
+        a name never moves to another node.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
       pause: seconds that all nodes wait when one fails or is not here: else an outage of all would use up the rounds at once.
@@ -92,12 +97,15 @@ class FlowerRun:
         grid: Any,
         server: Server,
         *,
-        roster: Mapping[int, str] | None = None,
+        roster: Mapping[int, str] | Literal["trust_on_first_use"],
         timeout: float = 600.0,
         poll: float = 0.1,
         pause: float = 5.0,
     ) -> None:
-        self._grid, self.server, self._roster = grid, server, roster
+        if isinstance(roster, str) and roster != TRUST:
+            raise ValueError(f"roster={roster!r}: pass {{node id: hospital}}, or {TRUST!r}.")
+        self._grid, self.server = grid, server
+        self._roster: Mapping[int, str] | None = None if isinstance(roster, str) else roster
         self._timeout, self._poll, self._pause = timeout, poll, pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()

@@ -1,10 +1,12 @@
 """A hospital's resident process: it holds TensorFlow, the records and the ledger, and answers tasks on a Unix socket.
 
     python -m tfp_dpvi.federated.worker --study package.module:function --data records.npz --name berlin
-        --ledger berlin.ledger --epsilon 1 --delta 1e-5 --rounds 10 --socket /run/dpvi/berlin.sock
+        --ledger berlin.ledger --epsilon 1 --delta 1e-5 --rounds 10
+        --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
 The function takes no arguments and returns the study; the npz file has the arrays "x" and, where there is one, "y". Epsilon,
-delta and the rounds are this hospital's own: no message changes them.
+delta and the rounds are this hospital's own: no message changes them. The worker runs as a user of its own, which owns records
+and ledger; the SuperNode runs as another user, a member of the socket's group.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import logging
 import os
 import pathlib
 import sys
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 
 import numpy as np
+import sqlalchemy as sa
 
+from tfp_dpvi.federated import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
 from tfp_dpvi.federated.simulation import hospital_of
@@ -28,29 +32,64 @@ _LOG = logging.getLogger("tfp_dpvi")
 _QUIET = 30.0  # Seconds after which a connection that says nothing is closed.
 
 
-def serve(hospital: Hospital, path: str | os.PathLike[str], *, requests: int | None = None) -> None:
-    """Answers tasks, one after another, on a Unix socket that this user alone can open; an old one at `path` is replaced.
+def serve(
+    hospital: Hospital,
+    path: str | os.PathLike[str],
+    *,
+    group: int | None = None,
+    requests: int | None = None,
+) -> None:
+    """Answers tasks, one after another, on a Unix socket; an old one at `path` is replaced.
 
-    Stops after so many `requests`, by default never.
+    Args:
+      hospital: that answers.
+      path: of the socket.
+      group: number of the group whose members may ask, except for root and this process's own user, which could read the
+        records themselves. By default this user alone may ask, and nothing keeps the records from it.
+      requests: after how many to stop, by default never.
+
+    Raises:
+      PermissionError: this user is no member of the group, so that it cannot give the socket to it.
     """
     pathlib.Path(path).unlink(missing_ok=True)
-    before = os.umask(0o177)  # The socket is private from the first moment on.
+    # The socket is private from the first moment on.
+    before = os.umask(0o177 if group is None else 0o117)
     try:
         listener = Listener(os.fspath(path), "AF_UNIX", backlog=16)
     finally:
         os.umask(before)
     with listener:
+        if group is not None:
+            _give(path, group)
         _LOG.info("%s listens at %s", hospital.name, path)
         while requests is None or requests > 0:
             requests = None if requests is None else requests - 1
             try:
                 with listener.accept() as connection:
-                    if connection.poll(_QUIET):
-                        connection.send_bytes(
-                            _reply(hospital, connection.recv_bytes(hospital.study.terms.most_bytes))
-                        )
+                    _answer_one(hospital, connection, group)
             except (OSError, EOFError) as error:
                 _LOG.warning("A connection broke: %s", error)
+
+
+def _give(path: str | os.PathLike[str], group: int) -> None:
+    """Gives a socket to a group."""
+    try:
+        os.chown(path, -1, group, follow_symlinks=False)
+    except PermissionError:
+        raise PermissionError(
+            f"the socket cannot be given to group {group}: add user {os.geteuid()} to the group."
+        ) from None
+
+
+def _answer_one(hospital: Hospital, connection: Connection, group: int | None) -> None:
+    """Answers a client's task, if it may ask and does so in time."""
+    if not connection.poll(_QUIET):
+        return
+    message = connection.recv_bytes(hospital.study.terms.most_bytes)
+    refusal = "" if group is None else access.refusal(*access.peer(connection), group)
+    if refusal:
+        _LOG.warning("A client is refused: %s", refusal)
+    connection.send_bytes(b"-" + refusal.encode() if refusal else _reply(hospital, message))
 
 
 def _reply(hospital: Hospital, message: bytes) -> bytes:
@@ -78,14 +117,56 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--rounds", type=int, default=10, help="rounds that this hospital allows")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
+    client = parser.add_mutually_exclusive_group(required=True)
+    client.add_argument(
+        "--socket-group",
+        metavar="GROUP",
+        help="whose members may ask, among them the SuperNode's user, which must not be this one",
+    )
+    client.add_argument(
+        "--rehearsal",
+        action="store_true",
+        help="the SuperNode runs as this user: any app can read the data, which must be simulated",
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if _holds_password(options.ledger):
+        parser.error(
+            "--ledger holds a password, and every user of this machine sees the command line: "
+            "leave it to the file ~/.pgpass"
+        )
+    try:
+        group = None if options.rehearsal else access.group_id(options.socket_group)
+    except ValueError as error:
+        parser.error(f"--socket-group: {error}")
+    if options.rehearsal:
+        _LOG.warning("A rehearsal: whoever can submit a Flower app can read %s.", options.data)
+    os.umask(0o077)  # What this process writes is for its own user alone.
+    try:
+        _run(options, group)
+    except PermissionError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace, group: int | None) -> None:
+    """Makes the hospital and answers until the process is killed."""
+    protected = group is not None
+    if protected:
+        access.check_unchangeable("the working directory", os.getcwd())
+        access.check_private("--data", options.data)
     module, _, function = options.study.partition(":")
     sys.path.insert(0, os.getcwd())
-    study = getattr(importlib.import_module(module), function)()
+    code = importlib.import_module(module)
+    if protected and code.__file__ is not None:
+        access.check_unchangeable("--study", code.__file__)
+    study = getattr(code, function)()
     with np.load(options.data, allow_pickle=False) as held:
         x, y = held["x"], held.get("y")
     with PrivacyLedger(options.ledger) as ledger:
+        if protected and "://" not in options.ledger:
+            access.check_private("--ledger", options.ledger)
         budget = {
             "epsilon": options.epsilon,
             "delta": options.delta,
@@ -94,11 +175,20 @@ def main(arguments: list[str] | None = None) -> int:
         }
         hospital = hospital_of(study, x, y, name=options.name, **budget)
         print(
-            f"{hospital.name}: {hospital.rounds_left} rounds left, epsilon {hospital.spent:.4g} spent",
+            f"{hospital.name}: {hospital.rounds_left} rounds left, "
+            f"epsilon {hospital.spent:.4g} spent",
             flush=True,
         )
-        serve(hospital, options.socket)
-    return 0
+        serve(hospital, options.socket, group=group)
+
+
+def _holds_password(ledger: str) -> bool:
+    """Returns whether the URL of a ledger, if it is one, has a password in it."""
+    try:
+        url = sa.make_url(ledger)
+    except sa.exc.ArgumentError:  # A file's path.
+        return False
+    return url.password is not None or "password" in url.query
 
 
 if __name__ == "__main__":

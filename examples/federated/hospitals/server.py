@@ -14,12 +14,25 @@ from tfp_dpvi.federated.flower import FlowerRun
 app = ServerApp()
 
 
+def read_roster(text):
+    """Returns {node id: hospital} of "1234:berlin,5678:munich"; the name of a rule as it is."""
+    if ":" not in text:
+        return text
+    pairs = (entry.split(":", 1) for entry in text.split(","))
+    return {int(node): hospital for node, hospital in pairs}
+
+
 @app.main()
 def main(grid, context):
     settings = context.run_config
     terms = Terms.load(pathlib.Path(__file__).with_name("terms.json"))
     schedule = Synchronous(rounds=int(settings["rounds"]), damping=float(settings["damping"]))
-    run = FlowerRun(grid, Server(terms, [], schedule), timeout=float(settings["timeout"]))
+    run = FlowerRun(
+        grid,
+        Server(terms, [], schedule),
+        roster=read_roster(str(settings["roster"])),
+        timeout=float(settings["timeout"]),
+    )
     run.wait_for(int(settings["num-hospitals"]))
 
     def show(server):

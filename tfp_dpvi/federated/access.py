@@ -1,0 +1,110 @@
+"""Who may read what a worker holds, and who may ask it: rules that the operating system enforces.
+
+Flower runs the code of whoever submits an app, at every hospital, as the user of the SuperNode. What that user can read, any
+app can send away, so that the worker and what it holds belong to another user.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import stat
+import struct
+from collections.abc import Collection
+from multiprocessing.connection import Connection
+
+_SO_PEERGROUPS = 59  # Of Linux; Python has no name for it.
+_MOST_GROUPS = 256
+
+
+def group_id(name: str) -> int:
+    """Returns the number of a group that may ask a worker, from its name or its number.
+
+    Raises:
+      ValueError: there is no such group, or this system does not say which process is at the other end of a socket.
+    """
+    import grp  # Not on Windows.
+
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise ValueError("a socket for a group needs Linux, which says who asks.")
+    if name.isdecimal():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ValueError(f"there is no group {name!r}; add it, or pass its number.") from None
+
+
+def refusal(user: int, groups: Collection[int], group: int) -> str:
+    """Returns why a process may not ask this one, or an empty string.
+
+    A process that could read the records without asking is refused: a SuperNode that is started as the wrong user does not work
+    instead of working without protection.
+
+    Args:
+      user: of the process that asks.
+      groups: to which it belongs.
+      group: whose members may ask.
+    """
+    if user in (0, os.geteuid()):
+        return (
+            f"a client must not run as user {user}, which can read the records: "
+            "run the SuperNode as another user."
+        )
+    if group not in groups:
+        return f"a client must belong to group {group}, and that of user {user} does not."
+    return ""
+
+
+def peer(connection: Connection) -> tuple[int, set[int]]:
+    """Returns the user and the groups of the process at the other end, as they were when it connected."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+        more = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    _, user, group = struct.unpack("iII", credentials)
+    return user, {group, *struct.unpack(f"{len(more) // 4}I", more)}
+
+
+def check_private(name: str, path: str | os.PathLike[str]) -> None:
+    """Checks that no other user may use a file, nor put another in its place; root always may.
+
+    Args:
+      name: of the argument that names the file.
+      path: of the file.
+
+    Raises:
+      PermissionError: another user may.
+    """
+    check_unchangeable(name, path)
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
+        raise PermissionError(
+            f"{name}={str(path)!r} is open to other users; close it: chmod go= {path}"
+        )
+
+
+def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
+    """Checks that no other user may change a file or folder, nor put another in its place; root always may.
+
+    Args:
+      name: of the argument that names the path.
+      path: of the file or folder.
+
+    Raises:
+      PermissionError: another user may.
+    """
+    linked, real = pathlib.Path(path).absolute(), pathlib.Path(path).resolve()
+    ancestors = {*list(linked.parents)[1:], *list(real.parents)[1:]}
+    for part in {real, linked.parent, real.parent, *ancestors}:
+        status = part.stat()
+        # In a folder with the sticky bit, as /tmp, nobody replaces what belongs to others. But anybody may put a
+        # journal beside a ledger there.
+        sticky = part in ancestors and status.st_mode & stat.S_ISVTX
+        if status.st_mode & 0o022 and not sticky:
+            raise PermissionError(
+                f"{name}={str(path)!r}: other users may change {part}; forbid it: chmod go-w {part}"
+            )
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(
+                f"{name}={str(path)!r}: {part} belongs to another user; it must be this one's or root's."
+            )
