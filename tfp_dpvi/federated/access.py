@@ -94,12 +94,12 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
       PermissionError: another user may.
     """
     linked, real = pathlib.Path(path).absolute(), pathlib.Path(path).resolve()
-    ancestors = {*list(linked.parents)[1:], *list(real.parents)[1:]}
-    for part in {real, linked.parent, real.parent, *ancestors}:
+    # In a folder with the sticky bit, as /tmp, nobody replaces what belongs to others. But anybody may put a journal
+    # beside a ledger there.
+    holds_the_file = set() if real.is_dir() else {linked.parent, real.parent}
+    for part in {real, *linked.parents, *real.parents}:
         status = part.stat()
-        # In a folder with the sticky bit, as /tmp, nobody replaces what belongs to others. But anybody may put a
-        # journal beside a ledger there.
-        sticky = part in ancestors and status.st_mode & stat.S_ISVTX
+        sticky = status.st_mode & stat.S_ISVTX and part not in holds_the_file
         if status.st_mode & 0o022 and not sticky:
             raise PermissionError(
                 f"{name}={str(path)!r}: other users may change {part}; forbid it: chmod go-w {part}"
