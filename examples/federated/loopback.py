@@ -248,15 +248,15 @@ class Consortium:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def run(self, output, *, during=None, timeout=900.0):
-        """Runs the app to its end; `during` is called once, after the server has printed its first update."""
+    def run(self, output, *, app=HERE, during=None, timeout=900.0):
+        """Runs an app until it has written its output; `during` is called once, after the server's first update."""
         roster = ",".join(f"{node}:{name}" for node, name in self.roster.items())
         settings = f'roster="{roster}" output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
         self._start(
             "run",
             self.bin / "flwr",
             "run",
-            HERE,
+            app,
             "consortium",
             "--stream",
             "--run-config",

@@ -15,7 +15,8 @@ import pytest
 import tfp_dpvi as dpvi
 from tfp_dpvi.federated import Terms
 
-HERE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "federated"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = ROOT / "examples" / "federated"
 
 
 def _loopback():
@@ -23,6 +24,14 @@ def _loopback():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _flower_for_the_script():
+    """Skips a test without a Flower that has the script's flags."""
+    flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `federated`)")
+    version = tuple(map(int, flwr.__version__.split(".")[:2]))
+    if version < (1, 41):
+        pytest.skip(f"the script is for the flags of Flower 1.41, and this is {flwr.__version__}")
 
 
 def test_the_terms_are_those_of_the_study(monkeypatch):
@@ -38,10 +47,7 @@ def test_the_terms_are_those_of_the_study(monkeypatch):
 @pytest.mark.parametrize("kill", [False, True])
 def test_the_consortium_on_loopback(tmp_path, kill):
     """With a kill: one timeout, the others go on, the hospital comes back within the run, its ledger holds every round taken."""
-    flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `federated`)")
-    version = tuple(map(int, flwr.__version__.split(".")[:2]))
-    if version < (1, 41):
-        pytest.skip(f"the script is for the flags of Flower 1.41, and this is {flwr.__version__}")
+    _flower_for_the_script()
     loopback = _loopback()
     one = loopback.Consortium(tmp_path, 2, 10 if kill else 2)
 
@@ -72,6 +78,79 @@ def test_the_consortium_on_loopback(tmp_path, kill):
             assert ledger.num_releases >= least * steps
             assert len(ledger.entries) == 1
             assert ledger.epsilon(1e-5) <= 3.0
+
+
+_OTHER_CLIENT = """
+import json
+from hospitals import other_app
+from tfp_dpvi.federated.flower import client_app
+
+app = client_app(
+    lambda context: ("hospital0", lambda task: json.dumps(other_app.attack({folder!r}, {pid})).encode())
+)
+"""
+_OTHER_SERVER = """
+import pathlib, time
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    task = RecordDict({"tfp_dpvi": ConfigRecord({"message": b"task"})})
+    (reply,) = grid.send_and_receive([Message(task, dst_node_id=nodes[0], message_type="train")])
+    got = reply.content["tfp_dpvi"]["message"]
+    pathlib.Path(str(context.run_config["output"])).write_bytes(got)
+"""
+
+
+def _executable_by_others(user):
+    try:
+        subprocess.run([sys.executable, "-c", ""], user=user, group=user, check=True)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("separate_users", [False, True])
+def test_another_app_on_the_same_nodes(separate_users):
+    """Flower runs it at the hospital: it reads the records of a rehearsal, and nothing where the worker is another user."""
+    _flower_for_the_script()
+    loopback = _loopback()
+    if separate_users and os.geteuid() != 0:
+        pytest.skip("only root can start processes as other users")
+    if separate_users and not _executable_by_others(loopback.NODE):
+        pytest.skip("other users cannot execute this Python")
+    folder = pathlib.Path(tempfile.mkdtemp())  # Pytest's own folders belong to one user.
+    folder.chmod(0o711)
+    app = folder / "app"
+    shutil.copytree(HERE, app)
+    shutil.copy(ROOT / "tests" / "support" / "other_app.py", app / "hospitals")
+    consortium = loopback.Consortium(folder, 1, 2, separate_users=separate_users)
+    try:
+        consortium.begin()
+        settings = {
+            "folder": str(folder / "hospital0"),
+            "pid": consortium.processes["hospital0-worker"].pid,
+        }
+        (app / "hospitals" / "client.py").write_text(_OTHER_CLIENT.format(**settings))
+        (app / "hospitals" / "server.py").write_text(_OTHER_SERVER)
+        got = consortium.run(folder / "got.json", app=app, timeout=600.0)
+        if separate_users:
+            assert got == {}
+        else:
+            assert {"read the records", "write the ledger"} <= got.keys()
+        consortium.kill("run")
+        history = consortium.run(folder / "history.json", timeout=600.0)
+        assert [each["hospitals"] for each in history["rounds"]] == [["hospital0"]] * 2
+    finally:
+        consortium.close()
+        shutil.rmtree(folder)
 
 
 @pytest.mark.slow
