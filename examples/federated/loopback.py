@@ -1,10 +1,12 @@
 """The whole of `docs/guides/consortium.md` on one machine: TLS, node keys, a SuperLink, and for each hospital a worker and a SuperNode.
 
-    python examples/federated/loopback.py [--hospitals 3] [--rounds 3] [--folder FOLDER] [--kill] [--separate-users]
+    python examples/federated/loopback.py [--hospitals 3] [--rounds 3] [--folder FOLDER] [--kill]
+        [--separate-users]
 
 For Flower 1.41 or later. With --kill the last hospital's worker and node are killed with SIGKILL in the second round, and started again.
-With --separate-users, as root, workers run as one user and SuperNodes as another, as they must on real machines: the app that a
-SuperNode runs cannot read records. Without it everything runs as you, a rehearsal on simulated records.
+With --separate-users, as root, workers run as one user and SuperNodes as another, as they must on
+real machines: the app that a SuperNode runs cannot read records. Without it everything runs as you,
+a rehearsal on simulated records.
 """
 
 from __future__ import annotations
@@ -249,9 +251,13 @@ class Consortium:
         process.wait()
 
     def run(self, output, *, app=HERE, during=None, timeout=900.0):
-        """Runs an app until it has written its output; `during` is called once, after the server's first update."""
+        """Runs an app until it has written its output.
+
+        `during` is called once, after the server has printed its first update.
+        """
         roster = ",".join(f"{node}:{name}" for node, name in self.roster.items())
-        settings = f'roster="{roster}" output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
+        settings = f'roster="{roster}" '
+        settings += f'output="{output}" num-hospitals={len(self.names)} rounds={self.rounds} timeout={40.0 if during else 120.0}'
         self._start(
             "run",
             self.bin / "flwr",

@@ -85,9 +85,10 @@ import json
 from hospitals import other_app
 from tfp_dpvi.federated.flower import client_app
 
-app = client_app(
-    lambda context: ("hospital0", lambda task: json.dumps(other_app.attack({folder!r}, {pid})).encode())
-)
+def answer(task):
+    return json.dumps(other_app.attack({folder!r}, {pid})).encode()
+
+app = client_app(lambda context: ("hospital0", answer))
 """
 _OTHER_SERVER = """
 import pathlib, time
@@ -119,7 +120,7 @@ def _executable_by_others(user):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("separate_users", [False, True])
 def test_another_app_on_the_same_nodes(separate_users):
-    """Flower runs it at the hospital: it reads the records of a rehearsal, and nothing where the worker is another user."""
+    """Flower runs it at the hospital: it reads a rehearsal's records, and no other user's."""
     _flower_for_the_script()
     loopback = _loopback()
     if separate_users and os.geteuid() != 0:

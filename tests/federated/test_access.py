@@ -1,4 +1,7 @@
-"""Who can read what a worker holds, and whom it answers: another app's code, run as the SuperNode's user, gets nothing."""
+"""Who can read what a worker holds, and whom it answers.
+
+Another app's code, run as the SuperNode's user, gets nothing.
+"""
 
 import json
 import os
@@ -124,7 +127,7 @@ def test_groups_by_name_and_number():
 @root
 @linux
 def test_another_apps_code_gets_nothing_and_the_consortiums_is_answered(folder):
-    """Another user than the worker's reads nothing; a member of the group is answered, a stranger cannot connect."""
+    """Other users read nothing; a member of the group is answered, a stranger cannot connect."""
     home, run = folder / "home", folder / "run"
     home.mkdir(mode=0o700)
     run.mkdir(mode=0o755)
@@ -164,7 +167,7 @@ def test_a_file_is_for_its_owner_alone(tmp_path, mode, told):
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
 @pytest.mark.parametrize("above", [False, True])
 def test_nobody_else_can_put_another_file_in_its_place(tmp_path, mode, above):
-    """Checks folders, and links to them; the sticky bit keeps a folder further up as it is, and no ledger from a journal."""
+    """Checks folders, and links: the sticky bit protects a folder, and no ledger from a journal."""
     folder = tmp_path / "a"
     (folder / "b").mkdir(parents=True)
     path = folder / "b" / "ledger"
@@ -238,6 +241,21 @@ def test_a_worker_does_not_start_on_a_ledger_that_others_can_change(command, cap
     assert not command["--socket"].exists()
 
 
+@pytest.mark.parametrize("argument", ["the working directory", "--study"])
+def test_a_worker_does_not_start_on_code_that_others_can_change(command, capsys, argument):
+    folder = command["--data"].parent
+    code = folder / "study_of_others.py"
+    code.write_text("")
+    code.chmod(0o666 if argument == "--study" else 0o600)
+    folder.chmod(0o777 if argument == "the working directory" else 0o700)
+    assert start({**command, "--study": "study_of_others:make_study"}) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(argument)
+    assert "chmod go-w" in said
+    assert ("study_of_others" in sys.modules) == (argument == "--study")
+    sys.modules.pop("study_of_others", None)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -279,8 +297,9 @@ study = hospitals.study.make_study()
 (task,) = Server(study.terms, ["first"], Synchronous()).due()
 with tempfile.TemporaryDirectory() as folder:
     np.savez(folder + "/records.npz", x=np.zeros([300, 3], np.float32), y=np.zeros(300, np.int32))
-    with np.load(folder + "/records.npz") as held, worker.PrivacyLedger(folder + "/ledger") as ledger:
+    with np.load(folder + "/records.npz") as held:
         records = held["x"], held["y"]
+    with worker.PrivacyLedger(folder + "/ledger") as ledger:
         budget = {"epsilon": 3.0, "rounds": 1, "ledger": ledger}
         worker.hospital_of(study, *records, name="first", **budget).answer(task.to_bytes())
 other_app.become(int(sys.argv[2]), [int(sys.argv[3])])
@@ -294,7 +313,7 @@ sys.exit(worker.main(sys.argv[4:]))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_attack_on_a_real_worker(folder):
-    """Another app's code as the SuperNode's user reads, traces and changes nothing, and gets no more than the worker's own rounds."""
+    """Another app's code as the SuperNode's user gets nothing but the worker's own rounds."""
     home, run = folder / "home", folder / "run"
     home.mkdir(mode=0o700)
     run.mkdir(mode=0o755)

@@ -141,7 +141,7 @@ def test_nobody_takes_another_name():
 
 
 def test_nobody_is_believed_without_a_roster_unless_asked_for():
-    """Checks that a node's own word needs an explicit setting, and that a mistyped one is refused."""
+    """Checks that a node's own word needs a setting, and that a mistyped one is refused."""
     server = Server(TERMS, [], Synchronous(rounds=1))
     with pytest.raises(TypeError, match="roster"):
         FlowerRun(Grid({}), server)

@@ -1,6 +1,7 @@
-"""What an app that is not the consortium's tries at a hospital, with the standard library alone: it runs as the SuperNode's user.
+"""What another app than the consortium's tries at a hospital, as the SuperNode's user.
 
-Nothing is harmed where an attempt succeeds. Run as a script it takes its arguments as JSON and prints what it got.
+It uses the standard library alone. Nothing is harmed where an attempt succeeds. Run as a script it
+takes its arguments as JSON and prints what it got.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ATTACH, _DETACH = 16, 17  # Requests of ptrace.
 
 
 def attack(folder: str, pid: int) -> dict[str, str]:
-    """Returns what each attempt on a hospital's files and its worker's process got; refused attempts are left out."""
+    """Returns what each attempt on a hospital's files and its worker got; none that is refused."""
     records, ledger = (os.path.join(folder, name) for name in ("records.npz", "ledger"))
     attempts = {
         "list the folder": lambda: os.listdir(folder),

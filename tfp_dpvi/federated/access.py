@@ -1,7 +1,8 @@
 """Who may read what a worker holds, and who may ask it: rules that the operating system enforces.
 
-Flower runs the code of whoever submits an app, at every hospital, as the user of the SuperNode. What that user can read, any
-app can send away, so that the worker and what it holds belong to another user.
+Flower runs the code of whoever submits an app, at every hospital, as the user of the SuperNode.
+What that user can read, any app can send away. So the worker and what it holds belong to another
+user.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def group_id(name: str) -> int:
     """Returns the number of a group that may ask a worker, from its name or its number.
 
     Raises:
-      ValueError: there is no such group, or this system does not say which process is at the other end of a socket.
+      ValueError: there is no such group, or this system does not say which process is at the
+        other end of a socket.
     """
     import grp  # Not on Windows.
 
@@ -39,8 +41,8 @@ def group_id(name: str) -> int:
 def refusal(user: int, groups: Collection[int], group: int) -> str:
     """Returns why a process may not ask this one, or an empty string.
 
-    A process that could read the records without asking is refused: a SuperNode that is started as the wrong user does not work
-    instead of working without protection.
+    A process that could read the records without asking is refused, so that a SuperNode that is
+    started as the wrong user fails instead of working without protection.
 
     Args:
       user: of the process that asks.
@@ -58,7 +60,7 @@ def refusal(user: int, groups: Collection[int], group: int) -> str:
 
 
 def peer(connection: Connection) -> tuple[int, set[int]]:
-    """Returns the user and the groups of the process at the other end, as they were when it connected."""
+    """Returns the user and the groups of a client, as they were when it connected."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
         more = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
@@ -84,7 +86,7 @@ def check_private(name: str, path: str | os.PathLike[str]) -> None:
 
 
 def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
-    """Checks that no other user may change a file or folder, nor put another in its place; root always may.
+    """Checks that no other user may change a path, nor put another in its place; root always may.
 
     Args:
       name: of the argument that names the path.
@@ -94,8 +96,8 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
       PermissionError: another user may.
     """
     linked, real = pathlib.Path(path).absolute(), pathlib.Path(path).resolve()
-    # In a folder with the sticky bit, as /tmp, nobody replaces what belongs to others. But anybody may put a journal
-    # beside a ledger there.
+    # In a folder with the sticky bit, as /tmp, no user replaces what belongs to another. But each
+    # may put a journal beside a ledger there.
     holds_the_file = set() if real.is_dir() else {linked.parent, real.parent}
     for part in {real, *linked.parents, *real.parents}:
         status = part.stat()
@@ -106,5 +108,6 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
             )
         if status.st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                f"{name}={str(path)!r}: {part} belongs to another user; it must be this one's or root's."
+                f"{name}={str(path)!r}: {part} belongs to another user; "
+                "it must be this one's or root's."
             )

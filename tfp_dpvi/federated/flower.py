@@ -1,8 +1,10 @@
 """Partitioned variational inference on Flower, by its Message API alone: a loop for a ServerApp and a thin ClientApp.
 
 Neither imports TensorFlow. Flower carries bytes, which `messages` checks on both sides. No guarantee rests on Flower: not on
-its secure aggregation, nor on its modules for differential privacy. Nor on the app: Flower runs whatever app is submitted as the
-SuperNode's user, so that records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.worker`).
+its secure aggregation, nor on its modules for differential privacy.
+
+No guarantee rests on the app either. Flower runs whatever app is submitted as the SuperNode's user,
+so records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.worker`).
 """
 
 from __future__ import annotations
@@ -84,9 +86,9 @@ class FlowerRun:
     Args:
       grid: of the ServerApp.
       server: the study's server, without hospitals or with those of the roster.
-      roster: node id -> hospital, fixed beforehand; with node keys a node's id is that of its key, which
-        `flwr supernode register` prints. Or "trust_on_first_use", for rehearsals: a node's own word counts the first time, and
-        a name never moves to another node.
+      roster: node id -> hospital, fixed beforehand. With node keys a node's id is that of its key;
+        `flwr supernode register` prints it. Or "trust_on_first_use", for rehearsals: a node's own
+        word counts the first time, and a name never moves to another node.
       timeout: seconds after which a node that has not answered is given up for the round.
       poll: seconds between looks for replies.
       pause: seconds that all nodes wait when one fails or is not here: else an outage of all would use up the rounds at once.

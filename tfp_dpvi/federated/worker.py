@@ -5,8 +5,10 @@
         --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
 The function takes no arguments and returns the study; the npz file has the arrays "x" and, where there is one, "y". Epsilon,
-delta and the rounds are this hospital's own: no message changes them. The worker runs as a user of its own, which owns records
-and ledger; the SuperNode runs as another user, a member of the socket's group.
+delta and the rounds are this hospital's own: no message changes them.
+
+The worker runs as a user of its own, which owns records and ledger. The SuperNode runs as another
+user, a member of the socket's group.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ def serve(
     Args:
       hospital: that answers.
       path: of the socket.
-      group: number of the group whose members may ask, except for root and this process's own user, which could read the
-        records themselves. By default this user alone may ask, and nothing keeps the records from it.
+      group: number of the group whose members may ask, except for root and this process's own
+        user, which could read the records themselves. By default this user alone may ask, and
+        nothing keeps the records from it.
       requests: after how many to stop, by default never.
 
     Raises:
