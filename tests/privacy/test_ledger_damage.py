@@ -268,6 +268,170 @@ def test_a_newest_copy_put_back_is_gone_on_with(path, tmp_path):
         assert ledger.num_releases == 38
 
 
+# --- rows that another client changed while it is open, with `version` as it was ---
+
+
+NEW = PrivacyPlan(PoissonSampling(0.01), 4.0, 1000)
+SILENT_CHANGES = [
+    "DELETE FROM charges",
+    "DELETE FROM charges WHERE id = 1",
+    "DELETE FROM charges WHERE id = 2",
+    "DELETE FROM charges WHERE id = 2; DELETE FROM reservations WHERE charge = 2",
+    "DELETE FROM reservations",
+    "DELETE FROM reservations WHERE steps_run IS NULL",
+    "DELETE FROM plans",
+    "DELETE FROM plans WHERE id = 2",
+    "DELETE FROM budgets",
+    "DELETE FROM exposures",
+    "DELETE FROM ledger",
+    "UPDATE charges SET steps = 1 WHERE id = 2",
+    "UPDATE charges SET steps = -10 WHERE id = 1",
+    "UPDATE charges SET steps = 'many' WHERE id = 1",
+    "UPDATE charges SET seeded = 1 WHERE id = 2",
+    "UPDATE charges SET id = 3 WHERE id = 1",
+    "UPDATE reservations SET steps_run = NULL WHERE id = 1",
+    "UPDATE reservations SET steps = 1000, steps_run = NULL WHERE id = 4",
+    "UPDATE plans SET plan = replace(plan, '2.0', '9.0') WHERE id = 2",
+    "UPDATE budgets SET epsilon = 100.0",
+    "INSERT INTO budgets (epsilon, delta, time) VALUES (100.0, 1e-5, '')",
+    "UPDATE exposures SET text = 'nothing was shown'",
+    "UPDATE ledger SET format = 2",
+    "UPDATE ledger SET continued = 1",
+    "UPDATE ledger SET dataset_id = 'another survey'",
+    "UPDATE ledger SET ledger_id = 'another ledger'",
+    "INSERT INTO ledger SELECT * FROM ledger",
+    "INSERT INTO ledger SELECT format, 'x', dataset_id, version, continued FROM ledger",
+    "INSERT INTO ledger SELECT format, ledger_id, dataset_id, version + 9, continued FROM ledger",
+    "CREATE TRIGGER t AFTER UPDATE ON charges BEGIN UPDATE charges SET steps = 0; END",
+    "CREATE TRIGGER t BEFORE UPDATE ON charges BEGIN SELECT RAISE(IGNORE); END",
+    "CREATE TRIGGER t BEFORE UPDATE ON ledger BEGIN SELECT RAISE(IGNORE); END",
+    "CREATE TRIGGER t BEFORE INSERT ON charges BEGIN SELECT RAISE(IGNORE); END",
+    "CREATE TRIGGER t BEFORE INSERT ON reservations BEGIN SELECT RAISE(IGNORE); END",
+]
+
+
+def _alter(path, script):
+    """Runs statements as another client does, whatever its own constraints say."""
+    with contextlib.closing(sqlite3.connect(path)) as client:
+        client.execute("PRAGMA ignore_check_constraints = ON")
+        client.executescript(script)
+
+
+def _is_refused_while_open(path, ledger, calls):
+    data = path.read_bytes()
+    for call in calls:
+        with pytest.raises(LedgerError) as caught:
+            call()
+        assert len(str(caught.value).splitlines()) <= 2
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("script", SILENT_CHANGES)
+def test_rows_that_vanish_or_change_while_it_is_open_are_noticed(path, script):
+    """Without its charge's row a reservation was granted, and nothing was counted."""
+    with PrivacyLedger(path) as ledger:
+        ledger.record_exposure("exact losses were shown")
+        token = ledger.reserve(OTHER, 3)
+        _alter(path, script)
+        inserts = "INSERT ON" in script  # By whoever adds rows of this table.
+        _is_refused_while_open(
+            path,
+            ledger,
+            [lambda: ledger.reserve(NEW, 1)]
+            if inserts
+            else [
+                lambda: ledger.reserve(PLAN, 1),
+                lambda: ledger.confirm(token, steps_run=0),
+            ]
+            if "TRIGGER" in script
+            else [
+                lambda: ledger.reserve(PLAN, 1),
+                lambda: ledger.reserve(NEW, 1),
+                lambda: ledger.confirm(token, steps_run=0),
+                lambda: ledger.set_budget(100.0, 1e-5),
+                lambda: ledger.record_exposure("predictions were shown"),
+            ],
+        )
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DELETE FROM charges WHERE id = 1; DELETE FROM reservations WHERE charge = 1",
+        "UPDATE charges SET steps = 0 WHERE id = 1; UPDATE reservations SET steps_run = 0 WHERE charge = 1",
+        "DELETE FROM budgets",
+        "DELETE FROM exposures",
+        "UPDATE ledger SET dataset_id = 'another survey'",
+    ],
+)
+def test_rows_that_vanish_with_a_newer_version_are_noticed(path, script):
+    """What was charged, confirmed, limited or shown stays so in every later version."""
+    with PrivacyLedger(path) as ledger:
+        ledger.record_exposure("exact losses were shown")
+        token = ledger.reserve(OTHER, 3)
+        _alter(path, f"{script}; UPDATE ledger SET version = version + 7")
+        _is_refused_while_open(
+            path,
+            ledger,
+            [
+                lambda: ledger.num_releases,
+                lambda: ledger.reserve(PLAN, 1),
+                lambda: ledger.confirm(token, steps_run=0),
+            ],
+        )
+
+
+def test_a_new_file_holds_no_steps_below_zero_or_beyond_its_reservation(path):
+    """Whichever client writes: such charges would refund those of other fits."""
+    for statement in (
+        "UPDATE charges SET steps = -1",
+        "UPDATE reservations SET steps = -1",
+        "UPDATE reservations SET steps_run = -1",
+        "UPDATE reservations SET steps_run = steps + 1",
+    ):
+        with (
+            contextlib.closing(sqlite3.connect(path)) as client,
+            pytest.raises(sqlite3.IntegrityError, match="CHECK"),
+        ):
+            client.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        # Each keeps charges the sums of their reservations.
+        "UPDATE charges SET steps = -30 WHERE id = 1; UPDATE reservations SET steps_run = -10 WHERE charge = 1",
+        "UPDATE charges SET steps = -7 WHERE id = 2; UPDATE reservations SET steps = -7 WHERE charge = 2",
+        "UPDATE charges SET steps = 50 WHERE id = 1; UPDATE reservations SET steps_run = 30 WHERE id = 1",
+        "UPDATE charges SET steps = 29.5 WHERE id = 1; UPDATE reservations SET steps_run = 9.5 WHERE id = 1",
+    ],
+)
+def test_impossible_steps_are_refused_also_in_a_file_without_constraints(path, statement):
+    """Files of this format that are older than the constraints."""
+    _alter(
+        path,
+        "PRAGMA writable_schema = ON;"
+        "UPDATE sqlite_master SET sql = replace(sql, 'CHECK (', 'CHECK (1 OR ');"
+        f"PRAGMA writable_schema = RESET; {statement}",
+    )
+    assert _is_refused(path, "damaged")
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_rows_that_point_nowhere_cannot_be_written(path, where):
+    """Foreign keys are on in every connection."""
+    with (
+        PrivacyLedger(path if where == "file" else None) as ledger,
+        pytest.raises(LedgerError, match="FOREIGN KEY"),
+        ledger._database.write() as connection,
+    ):
+        database.add(
+            connection,
+            database.RESERVATIONS.insert(),
+            {"charge": 99, "steps": 1, "process": "", "time": ""},
+        )
+
+
 # --- paths (fault 8) ---
 
 

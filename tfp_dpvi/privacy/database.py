@@ -55,6 +55,7 @@ CHARGES = sa.Table(
     sa.Column("steps", sa.BigInteger, nullable=False),
     sa.Column("since", sa.Text, nullable=False),
     sa.UniqueConstraint("plan", "run", "seeded", "writer"),
+    sa.CheckConstraint("steps >= 0"),
 )
 #: Each reservation: its steps, and those that ran (NULL until it is confirmed: all of them count).
 RESERVATIONS = sa.Table(
@@ -66,6 +67,8 @@ RESERVATIONS = sa.Table(
     sa.Column("steps_run", sa.BigInteger),
     sa.Column("process", sa.Text, nullable=False),
     sa.Column("time", sa.Text, nullable=False),
+    sa.CheckConstraint("steps >= 0"),
+    sa.CheckConstraint("steps_run BETWEEN 0 AND steps"),
 )
 #: Budgets in the order in which they were set; the last one holds. One with a Renyi order is a Renyi filter.
 BUDGETS = sa.Table(
@@ -101,6 +104,16 @@ os.register_at_fork(
     after_in_parent=_ONE_AT_A_TIME.release,
     after_in_child=_ONE_AT_A_TIME.release,
 )
+
+
+class ChangedByOthersError(LedgerError):
+    """Raised for contents that other programs changed, which this library's own writes never lead to."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the ledger was changed by another program ({what}).\n"
+            "Nothing was charged; restore the newest copy and open it again."
+        )
 
 
 class Database:
@@ -139,6 +152,7 @@ class Database:
                     "sqlite://", connect_args=arguments, poolclass=pool.StaticPool
                 )
         if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _check_references)
             event.listen(self._engine, "begin", _begin)
         weakref.finalize(self, self._engine.dispose)
         if not read_only:
@@ -222,7 +236,10 @@ class Database:
             ) from error
 
     def check(self, connection: sa.Connection) -> None:
-        """Raises `LedgerError` if a file is damaged, or charges are not the sums of their reservations."""
+        """Raises `LedgerError` if a file is damaged, or charges and reservations contradict each other.
+
+        Older tables of this format lack the constraints on steps, so these are checked here as well.
+        """
         found = (
             "ok"
             if self.path is None
@@ -233,8 +250,8 @@ class Database:
             and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None
         ):
             found = "some of its rows are missing"
-        elif found == "ok" and connection.execute(_NOT_THE_SUM).first() is not None:
-            found = "its charges are not the sums of its reservations"
+        elif found == "ok" and connection.execute(_IMPOSSIBLE).first() is not None:
+            found = "its charges are not the sums of its reservations, or steps are impossible"
         if found != "ok":
             raise LedgerError(
                 f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was not changed; restore the newest copy."
@@ -256,14 +273,27 @@ def find_or_add(
 def add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) -> int:
     """Inserts a row; returns its id."""
     key = connection.execute(insert, row).inserted_primary_key
-    assert key is not None
+    if key is None:
+        raise ChangedByOthersError("a row could not be added")
     return int(key[0])
 
 
+def change_one(
+    connection: sa.Connection, update: sa.Executable, values: Mapping[str, Value]
+) -> None:
+    """Updates exactly one row; raises `LedgerError`, which rolls the transaction back, otherwise."""
+    changed = connection.execute(update, values).rowcount
+    if changed != 1:
+        raise ChangedByOthersError(f"an update found {changed} rows instead of one")
+
+
 # Charges and reservations hold the same steps twice, which reveals a change of either by disk errors or by hand.
-_NOT_THE_SUM = sa.text(
-    "SELECT charges.id FROM charges LEFT JOIN reservations ON reservations.charge = charges.id GROUP BY charges.id, charges.steps "
-    "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) LIMIT 1"
+_IMPOSSIBLE = sa.text(
+    "SELECT charges.id FROM charges LEFT JOIN reservations ON reservations.charge = charges.id "
+    "GROUP BY charges.id, charges.steps "
+    "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) "
+    "OR charges.steps < 0 OR MIN(reservations.steps) < 0 OR MIN(reservations.steps_run) < 0 "
+    "OR MAX(reservations.steps_run - reservations.steps) > 0 LIMIT 1"
 )
 
 
@@ -278,6 +308,12 @@ def _connect(path: pathlib.Path) -> sqlite3.Connection:
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
     connection.execute("PRAGMA synchronous=EXTRA")  # Also syncs the folder when a transaction ends.
     return connection
+
+
+def _check_references(connection: sqlite3.Connection, record: object) -> None:
+    """Makes SQLite check foreign keys, which it leaves out by default."""
+    del record
+    connection.execute("PRAGMA foreign_keys=ON")
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -23,8 +23,10 @@ from tfp_dpvi.privacy.database import (
     LEDGER,
     PLANS,
     RESERVATIONS,
+    ChangedByOthersError,
     Value,
     add,
+    change_one,
     find_or_add,
 )
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
@@ -61,7 +63,7 @@ _OPEN = sa.text(
 _CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
 
 
-class _OutdatedError(Exception):
+class _OutdatedError(ChangedByOthersError):
     """Raised if the ledger has changed since the total was computed."""
 
 
@@ -143,8 +145,8 @@ class PrivacyLedger(LedgerView):
         """Opens a transaction that makes a new version of the ledger's current contents."""
         self._check_writable()
         with self._database.write() as connection:
-            self._read(connection)  # Refuses an older copy.
-            connection.execute(_NEXT_VERSION, {"more": _random_increment()})
+            self._read(connection, again=True)  # Refuses an older copy.
+            change_one(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
             after = self._read(connection)
         self._known = after
@@ -258,7 +260,7 @@ class PrivacyLedger(LedgerView):
         with self._database.write() as connection:
             same = {"known": priced.version, "next": version, "same": priced.ledger_id}
             if connection.execute(_NEXT_AFTER, same).rowcount == 0:
-                raise _OutdatedError
+                raise _OutdatedError("its version does not change")
             charge = priced.rows.get(kind)
             if charge is None:
                 plan = find_or_add(
@@ -271,7 +273,7 @@ class PrivacyLedger(LedgerView):
                     "writer": self._writer,
                 }
                 charge = find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
-            connection.execute(_ADD, {"charge": charge, "more": steps})
+            change_one(connection, _ADD, {"charge": charge, "more": steps})
             row = {
                 "charge": charge,
                 "steps": steps,
@@ -281,6 +283,9 @@ class PrivacyLedger(LedgerView):
             }
             reservation = add(connection, _RESERVE, row)
             after = self._read(connection)
+            # Also notices what others changed without a new version.
+            if after != priced.after_reserving(kind, steps, row=charge, time=now, version=version):
+                raise ChangedByOthersError("its rows are not those that were priced")
         self._known = after
         return reservation
 
@@ -301,8 +306,8 @@ class PrivacyLedger(LedgerView):
                 raise ValueError(
                     f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running."
                 )
-            connection.execute(_CLOSE, {"id": reservation, "run": run})
-            connection.execute(_ADD, {"charge": row.charge, "more": run - row.steps})
+            change_one(connection, _CLOSE, {"id": reservation, "run": run})
+            change_one(connection, _ADD, {"charge": row.charge, "more": run - row.steps})
 
     # ------------------------------------------------------------------ other changes
 
@@ -413,7 +418,7 @@ class PrivacyLedger(LedgerView):
                         "This model's ledger is %s. Keep it on disk: PrivacyLedger(path).",
                         CONTINUED,
                     )
-            connection.execute(sa.update(LEDGER).values(**ledger))
+            change_one(connection, sa.update(LEDGER), ledger)
             self._known = None
 
     def mark(self) -> Json:

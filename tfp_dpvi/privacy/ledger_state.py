@@ -21,6 +21,7 @@ from tfp_dpvi.privacy.database import (
     FORMAT,
     LEDGER,
     RESERVATIONS,
+    ChangedByOthersError,
     Database,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
@@ -94,12 +95,12 @@ class LedgerState:
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
         rows: dict[Kind, int] = {}
-        for one in connection.execute(ALL_CHARGES).mappings():
-            kind = Kind(_plan_of(one["json"]), one["run"], one["seeded"])
-            charged[kind] = charged.get(kind, 0) + one["steps"]
-            since.setdefault(kind, one["since"])
-            if one["writer"] == writer:
-                rows[kind] = one["id"]
+        for charge in connection.execute(ALL_CHARGES).mappings():
+            kind = Kind(_plan_of(charge["json"]), charge["run"], charge["seeded"])
+            charged[kind] = charged.get(kind, 0) + check.count("steps", charge["steps"])
+            since.setdefault(kind, charge["since"])
+            if charge["writer"] == writer:
+                rows[kind] = charge["id"]
         return cls(
             **{name: row[name] for name in ("ledger_id", "dataset_id", "version", "continued")},
             budget=_budget(connection.execute(_BUDGET).first()),
@@ -109,6 +110,42 @@ class LedgerState:
             exposures=tuple(connection.execute(_EXPOSURES).scalars()),
             unconfirmed=int(connection.execute(_UNCONFIRMED).scalar() or 0),
         )
+
+    def after_reserving(
+        self, kind: Kind, steps: int, *, row: int, time: str, version: int
+    ) -> "LedgerState":
+        """Returns the state that follows from this one by a reservation alone."""
+        return dataclasses.replace(
+            self,
+            version=version,
+            charged={**self.charged, kind: self.charged.get(kind, 0) + steps},
+            since={kind: time, **self.since},
+            rows={**self.rows, kind: row},
+            unconfirmed=self.unconfirmed + steps,
+        )
+
+    def continues(self, earlier: "LedgerState") -> bool:
+        """Returns whether this state can follow from an earlier one.
+
+        Every version keeps all charges, confirmed steps, budgets and exposures of the versions before it, and a version
+        never has two contents.
+        """
+        if self.version == earlier.version:
+            return self == earlier
+        return (
+            self.ledger_id == earlier.ledger_id
+            and earlier.dataset_id in (self.dataset_id, None)
+            and self.continued >= earlier.continued
+            and (self.budget is None) <= (earlier.budget is None)
+            and self.charged.keys() >= earlier.charged.keys()
+            and self.rows.items() >= earlier.rows.items()
+            and self._confirmed >= earlier._confirmed
+            and self.exposures[: len(earlier.exposures)] == earlier.exposures
+        )
+
+    @property
+    def _confirmed(self) -> int:
+        return sum(self.charged.values()) - self.unconfirmed
 
     @property
     def mark(self) -> Json:
@@ -173,10 +210,12 @@ class LedgerView:
             self._known = self._read(connection)
         return self._known
 
-    def _read(self, connection: sa.Connection) -> LedgerState:
-        """Returns the tables' contents, cached while their version is the same."""
+    def _read(self, connection: sa.Connection, *, again: bool = False) -> LedgerState:
+        """Returns the tables' contents, cached while their version is the same; `again` compares them with the cache."""
         shown, known = self._database.shown, self._known
-        row = connection.execute(_LEDGER).mappings().first()
+        row, *others = connection.execute(_LEDGER).mappings().fetchmany(2) or [None]
+        if others:
+            raise ChangedByOthersError("it has a second identity")
         if row is None or row["format"] != FORMAT:
             found = "nothing" if row is None else f"format version {row['format']}"
             raise LedgerError(
@@ -190,15 +229,18 @@ class LedgerView:
                 f"{shown!r} is an older copy of the ledger used before, or another ledger (version {row['version']}; before "
                 f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
             )
-        elif row["version"] == known.version:
+        elif row["version"] == known.version and not again:
             return known
         try:
-            return LedgerState.read(connection, row, self._writer)
+            state = LedgerState.read(connection, row, self._writer)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 f"{shown!r} is damaged, or needs an accountant or sampling scheme that is not registered ({error}).\nRegister it, or "
                 "restore the newest copy."
             ) from error
+        if known is not None and not state.continues(known):
+            raise ChangedByOthersError("rows that it had are gone or different")
+        return state
 
     @property
     def dataset_id(self) -> str | None:
