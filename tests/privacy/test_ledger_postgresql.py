@@ -243,3 +243,67 @@ def test_a_database_that_is_not_there_is_named(url):
     with pytest.raises(LedgerError, match="does not exist") as caught:
         PrivacyLedger(url.replace("books_", "other_"))
     assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DELETE FROM reservations; DELETE FROM charges",
+        "DELETE FROM reservations WHERE charge = 2; DELETE FROM charges WHERE id = 2",
+        "DELETE FROM budgets",
+        "UPDATE budgets SET epsilon = 100",
+        "UPDATE charges SET steps = 0 WHERE id = 1",
+        "UPDATE plans SET plan = replace(plan, '7.0', '9.0') WHERE id = 2",
+        "INSERT INTO ledger SELECT * FROM ledger",
+        "DELETE FROM ledger",
+        "CREATE RULE none AS ON UPDATE TO charges DO INSTEAD NOTHING",
+        "CREATE RULE none AS ON UPDATE TO ledger DO INSTEAD NOTHING",
+    ],
+)
+def test_rows_that_vanish_or_change_while_it_is_open_are_noticed(url, script):
+    import psycopg
+
+    tables = ("ledger", "plans", "charges", "reservations", "budgets", "exposures")
+    plain = url.replace("postgresql+psycopg", "postgresql")
+    with (
+        PrivacyLedger(url, budget_epsilon=50.0, budget_delta=1e-5) as ledger,
+        psycopg.connect(plain, autocommit=True) as client,
+    ):
+        ledger.confirm(ledger.reserve(PLAN, 3))
+        token = ledger.reserve(OTHER, 2)
+        client.execute(script)
+
+        def contents():
+            return [client.execute(f"SELECT * FROM {table}").fetchall() for table in tables]
+
+        before = contents()
+        for call in (lambda: ledger.reserve(PLAN, 1), lambda: ledger.confirm(token, steps_run=0)):
+            with pytest.raises(LedgerError) as caught:
+                call()
+            assert len(str(caught.value).splitlines()) <= 2
+        assert contents() == before
+
+
+def test_impossible_steps_cannot_be_written_by_any_client(url):
+    import psycopg
+
+    with PrivacyLedger(url) as ledger:
+        ledger.reserve(PLAN, 3)
+    plain = url.replace("postgresql+psycopg", "postgresql")
+    with psycopg.connect(plain, autocommit=True) as client:
+        for statement in (
+            "UPDATE charges SET steps = -1",
+            "UPDATE reservations SET steps = -1",
+            "UPDATE reservations SET steps_run = -1",
+            "UPDATE reservations SET steps_run = steps + 1",
+        ):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                client.execute(statement)
+        # Tables of this format that are older than the constraints.
+        client.execute(
+            "ALTER TABLE charges DROP CONSTRAINT charges_steps_check;"
+            "ALTER TABLE reservations DROP CONSTRAINT reservations_steps_check;"
+            "UPDATE charges SET steps = -3; UPDATE reservations SET steps = -3"
+        )
+    with pytest.raises(LedgerError, match="damaged"):
+        PrivacyLedger(url)

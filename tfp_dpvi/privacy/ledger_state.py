@@ -31,6 +31,8 @@ from tfp_dpvi.privacy.sensitivity import Json
 CONTINUED = "continued from a file: privacy spent after it was saved is not counted"
 
 _LEDGER = sa.select(LEDGER)
+# A server's writers wait here for one another, so that all that they read is of one version; SQLite's wait at the start.
+_LEDGER_LOCKED = _LEDGER.with_for_update()
 _BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
 _EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
 _UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(
@@ -180,7 +182,7 @@ def _budget(row: "sa.Row[Any] | None") -> EpsilonBudget | None:
 class LedgerView:
     """The read access to a ledger's contents and their privacy cost; `PrivacyLedger` adds writing.
 
-    Formal guarantee: a state that is older than one read before, or of another ledger, is refused.
+    Formal guarantee: a state that is older than one read before, lacks a part of it, or is of another ledger, is refused.
     """
 
     def __init__(
@@ -211,11 +213,16 @@ class LedgerView:
         return self._known
 
     def _read(self, connection: sa.Connection, *, again: bool = False) -> LedgerState:
-        """Returns the tables' contents, cached while their version is the same; `again` compares them with the cache."""
+        """Returns the tables' contents, cached while their version is the same.
+
+        With `again`, which needs a write transaction, they are read in any case and must be those in the cache.
+        """
         shown, known = self._database.shown, self._known
-        row, *others = connection.execute(_LEDGER).mappings().fetchmany(2) or [None]
-        if others:
+        select = _LEDGER_LOCKED if again else _LEDGER
+        identities = connection.execute(select).mappings().fetchmany(2)
+        if len(identities) > 1:
             raise ChangedByOthersError("it has a second identity")
+        row = identities[0] if identities else None
         if row is None or row["format"] != FORMAT:
             found = "nothing" if row is None else f"format version {row['format']}"
             raise LedgerError(
