@@ -7,7 +7,7 @@ import enum
 import math
 import operator
 from collections.abc import Collection
-from typing import SupportsFloat, SupportsIndex, TypeAlias, cast
+from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -61,7 +61,10 @@ def real(name: str, value: Unchecked, fix: str) -> float:
     """Returns `value` as a float; refuses bools, strings, NaN and anything else that is no real number."""
     if not _is_scalar(value) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}={shown(value)} is not a number; {fix}.")
-    result = float(cast(SupportsFloat, value))
+    try:
+        result = float(cast(SupportsFloat, value))
+    except OverflowError:
+        raise ValueError(f"{name} is larger than any float; {fix}.") from None
     if math.isnan(result):
         raise ValueError(f"{name} is NaN; {fix}.")
     return result
@@ -119,6 +122,25 @@ def count(name: str, value: Unchecked, minimum: int = 0) -> int:
     if result < minimum:
         raise ValueError(f"{name}={value!r} must be at least {minimum}; {fix}.")
     return result
+
+
+def fields(
+    what: str,
+    data: Unchecked,
+    *,
+    needed: Collection[str] = (),
+    known: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Returns a copy of a JSON object; refuses one that lacks fields, or has others than the known ones."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{what} is no JSON object; pass what its to_json returned.")
+    missing = sorted(set(needed) - data.keys())
+    unknown = sorted(data.keys() - set(data if known is None else known))
+    if missing or unknown:
+        raise ValueError(
+            f"{what} lacks the fields {missing} and has the unknown fields {unknown!a:.200}; pass what its to_json returned."
+        )
+    return dict(data)
 
 
 def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:

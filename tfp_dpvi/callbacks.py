@@ -8,7 +8,6 @@ import os
 import pathlib
 import textwrap
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from tensorboard.util import tensor_util
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Callback, keras, learning_rate_variable, tf
+from tfp_dpvi.privacy import PrivacyPlan
 
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
@@ -159,6 +159,24 @@ class Backup:
     directory: str = ""  # That it was read from.
 
 
+def _check_meta(meta: dict[str, Any]) -> None:
+    """Raises `ValueError` or `TypeError` for values that no fit writes."""
+    needed = ("epoch", "plan", "ledger", "public", "learning_rate", "progress")
+    meta = check.fields("its meta", meta, needed=needed)
+    check.count("epoch", meta["epoch"])
+    PrivacyPlan.from_json(meta["plan"])
+    mark = ("ledger_id", "version", "dataset_id")
+    mark_read = check.fields("its ledger", meta["ledger"], needed=mark, known=mark)
+    check.count("version", mark_read["version"])
+    check.fields("its settings", meta["public"])
+    if meta["learning_rate"] is not None:
+        check.real("learning_rate", meta["learning_rate"], "delete the backup")
+    counts = ("steps", "epochs")
+    progress = check.fields("its progress", meta["progress"], needed=counts, known=counts)
+    check.count("steps", progress["steps"])
+    check.non_negative("epochs", progress["epochs"])
+
+
 class PrivateBackupAndRestore(Callback):
     """Resumes an interrupted fit from its last epoch, also after a kill.
 
@@ -221,14 +239,17 @@ class PrivateBackupAndRestore(Callback):
         """Returns the backup in the directory, or None; raises `ValueError` for a file that is none of this version."""
         try:
             with open(self._path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-                meta = json.loads(str(file["meta"]))
+                meta = check.fields("its meta", json.loads(str(file["meta"])))
                 arrays = [file[f"array_{number}"] for number in range(len(file.files) - 1)]
+            if (meta.get("format"), meta.get("version")) == (_FORMAT, _VERSION):
+                _check_meta(meta)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        except Exception as error:  # Of NumPy and zipfile, which read whatever a file says.
+            what = " ".join(str(error).split())
             raise ValueError(
-                f"{str(self._path)!r} is not a readable backup ({type(error).__name__}: {error}). Delete it to restart the fit; "
-                "the ledger keeps its spending. No privacy was spent now."
+                f"{str(self._path)!r} is not a readable backup ({type(error).__name__}: {what:.200}). Delete it to restart "
+                "the fit; the ledger keeps its spending. No privacy was spent now."
             ) from error
         if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(

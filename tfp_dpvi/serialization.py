@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -16,6 +17,8 @@ from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializabl
 from tfp_dpvi._validate import Unchecked
 
 _LIBRARY = __name__.split(".")[0]
+#: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
+_NAMED_IN_FILES = tuple(f"{_LIBRARY}.{part}" for part in ("divergences", "surrogates", "synthetic"))
 _FIX = (
     'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with arguments: a '
     "functools.partial)."
@@ -110,10 +113,31 @@ def encode(value: Any, argument: str) -> Json:
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    """Returns the value of `encode`; raises `ValueError` for a name that is not registered in this process."""
+    """Returns the value of `encode`.
+
+    It imports and calls nothing but values and functions of this library, registered functions and Keras layers.
+
+    Args:
+      config: the JSON that `encode` returned.
+      custom_objects: functions and classes by name, if they are not registered.
+
+    Raises:
+      TypeError, ValueError: a name that is not registered in this process, or what `encode` never returns.
+    """
+    try:
+        return _decoded(config, custom_objects)
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
+    ) as error:  # fmt: skip
+        raise ValueError(
+            f"The file has a value that cannot be read ({type(error).__name__}): it was altered. Use another copy."
+        ) from error
+
+
+def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
     if not isinstance(config, dict):
         return config
-    again = functools.partial(decode, custom_objects=custom_objects)
+    again = functools.partial(_decoded, custom_objects=custom_objects)
     if "list" in config:
         return [again(part) for part in config["list"]]
     if "tuple" in config:
@@ -121,7 +145,10 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     if "dict" in config:
         return {again(key): again(part) for key, part in config["dict"]}
     if "array" in config:
-        return np.array(config["array"], config["dtype"])
+        dtype = np.dtype(config["dtype"])
+        if dtype.hasobject:
+            raise ValueError("The file has an array of objects: it was altered. Use another copy.")
+        return np.array(config["array"], dtype)
     if "spec" in config:
         return tf.TensorSpec(config["spec"], tf.as_dtype(config["dtype"]))
     if "partial" in config:
@@ -130,11 +157,10 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     if "keras" in config:
         return keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
     if "value" in config:
-        return _imported(config["value"])(
-            **{name: again(part) for name, part in config["fields"].items()}
-        )
+        kind = _imported(config["value"], dataclasses.is_dataclass)
+        return kind(**{name: again(part) for name, part in config["fields"].items()})
     if "library" in config:
-        return _imported(config["library"])
+        return _imported(config["library"], inspect.isfunction)
     name = config["function"]
     found = keras.utils.get_registered_object(name, custom_objects=custom_objects)
     found = found or (custom_objects or {}).get(name.split(">")[-1])
@@ -158,13 +184,21 @@ def is_factory(value: Unchecked) -> bool:
 
 
 def _of_library(kind: type | types.FunctionType) -> bool:
-    return str(kind.__module__).split(".")[0] == _LIBRARY
+    """Returns whether files may name a class or function by its place."""
+    module = str(kind.__module__)
+    return any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES)
 
 
-def _imported(place: str) -> Any:
-    module, name = place.split(":")
-    if module.split(".")[0] != _LIBRARY:
-        raise ValueError(
-            f"The file uses {place!r}, which is not part of {_LIBRARY}: it was altered. Use another copy."
-        )
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
+    """Returns what `encode` called by its place: a thing that is defined there, not one that is only imported there."""
+    module, _, name = str(place).partition(":")
+    parts = name.split(".")
+    if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
+        with contextlib.suppress(ImportError, AttributeError):
+            found = functools.reduce(getattr, parts, importlib.import_module(module))
+            if is_kind(found) and f"{found.__module__}:{found.__qualname__}" == place:
+                return found
+    raise ValueError(
+        f"The file uses {place!a:.99}, which is not a value or function of {_LIBRARY} that files may name: it was altered. "
+        "Use another copy."
+    )

@@ -15,6 +15,7 @@ from support import ledger_processes as processes
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
     FullBatch,
+    LedgerError,
     PoissonSampling,
     PrivacyLedger,
     PrivacyPlan,
@@ -405,7 +406,7 @@ def _explore(template, seeds, ledger=ledger_model.Interleaved, actions=8):
             path = pathlib.Path(folder) / "ledger"
             try:
                 ledger_model.Run(path, seed, ledger, template).go(actions)
-            except AssertionError as error:
+            except (AssertionError, LedgerError) as error:  # It refuses what it wrote itself.
                 raise AssertionError(f"interleaving {seed}: {error}") from error
             finally:
                 for left in pathlib.Path(folder).iterdir():

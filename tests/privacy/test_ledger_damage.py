@@ -27,6 +27,7 @@ def path(tmp_path):
         for _ in range(3):
             ledger.confirm(ledger.reserve(PLAN, 10))
         ledger.reserve(OTHER, 7)
+        ledger.record_exposure("exact losses were shown")
     return path
 
 
@@ -120,6 +121,16 @@ CHANGES = [
     "UPDATE plans SET plan = '{}' WHERE id = 1",
     "UPDATE plans SET plan = 'garbage' WHERE id = 1",
     "DELETE FROM ledger",
+    # A file that was as good as any other, and stated a smaller epsilon, or none that limits it.
+    "UPDATE plans SET plan = replace(plan, '1.0', '9.0') WHERE id = 1",
+    "UPDATE charges SET seeded = 1 WHERE id = 2",
+    "UPDATE budgets SET epsilon = 100.0",
+    "DELETE FROM budgets",
+    "DELETE FROM exposures",
+    "UPDATE ledger SET version = version - 1",
+    "UPDATE ledger SET ledger_id = 'another ledger'",
+    "UPDATE reservations SET steps_run = NULL WHERE id = 1",
+    "UPDATE ledger SET digest = NULL",
 ]
 
 
@@ -145,6 +156,32 @@ def test_two_processes_may_open_an_old_file_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(database.Database, "write", late)
     assert PrivacyLedger(path).num_releases == PrivacyLedger(path, read_only=True).num_releases > 0
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_files_of_older_formats_are_read_and_updated(path, number):
+    """Format 3 can be read as it is; format 2 had no column for adaptive budgets."""
+    statements = ["ALTER TABLE ledger DROP COLUMN digest", f"UPDATE ledger SET format = {number}"]
+    if number == 2:
+        statements.append("ALTER TABLE budgets DROP COLUMN renyi_order")
+    _alter(path, ";".join(statements))
+    before = path.read_bytes()
+    if number == 3:
+        with PrivacyLedger(path, read_only=True) as look:
+            assert (look.num_releases, look.budget) == (37, (3.0, 1e-5))
+    assert path.read_bytes() == before
+    for _ in range(2):
+        with PrivacyLedger(path) as ledger:
+            ledger.confirm(ledger.reserve(PLAN, 1))
+    with PrivacyLedger(path) as ledger:
+        assert (ledger.num_releases, ledger.budget) == (39, (3.0, 1e-5))
+    _alter(path, "UPDATE budgets SET epsilon = 100.0")
+    assert _is_refused(path, "damaged")
+
+
+def test_a_damaged_file_of_an_older_format_is_not_updated(path):
+    _alter(path, "UPDATE ledger SET format = 3; UPDATE charges SET steps = 3 WHERE id = 1")
+    assert _is_refused(path, "damaged")
 
 
 def test_a_newer_format_is_refused(path):
@@ -300,8 +337,8 @@ SILENT_CHANGES = [
     "UPDATE ledger SET dataset_id = 'another survey'",
     "UPDATE ledger SET ledger_id = 'another ledger'",
     "INSERT INTO ledger SELECT * FROM ledger",
-    "INSERT INTO ledger SELECT format, 'x', dataset_id, version, continued FROM ledger",
-    "INSERT INTO ledger SELECT format, ledger_id, dataset_id, version + 9, continued FROM ledger",
+    "INSERT INTO ledger SELECT format, 'x', dataset_id, version, continued, digest FROM ledger",
+    "INSERT INTO ledger SELECT format, ledger_id, dataset_id, version + 9, continued, '' FROM ledger",
     "CREATE TRIGGER t AFTER UPDATE ON charges BEGIN UPDATE charges SET steps = 0; END",
     "CREATE TRIGGER t BEFORE UPDATE ON charges BEGIN SELECT RAISE(IGNORE); END",
     "CREATE TRIGGER t BEFORE UPDATE ON ledger BEGIN SELECT RAISE(IGNORE); END",
@@ -330,7 +367,6 @@ def _is_refused_while_open(path, ledger, calls):
 def test_rows_that_vanish_or_change_while_it_is_open_are_noticed(path, script):
     """Without its charge's row a reservation was granted, and nothing was counted."""
     with PrivacyLedger(path) as ledger:
-        ledger.record_exposure("exact losses were shown")
         token = ledger.reserve(OTHER, 3)
         _alter(path, script)
         inserts = "INSERT ON" in script  # By whoever adds rows of this table.
@@ -367,7 +403,6 @@ def test_rows_that_vanish_or_change_while_it_is_open_are_noticed(path, script):
 def test_rows_that_vanish_with_a_newer_version_are_noticed(path, script):
     """What was charged, confirmed, limited or shown stays so in every later version."""
     with PrivacyLedger(path) as ledger:
-        ledger.record_exposure("exact losses were shown")
         token = ledger.reserve(OTHER, 3)
         _alter(path, f"{script}; UPDATE ledger SET version = version + 7")
         _is_refused_while_open(

@@ -31,10 +31,11 @@ class Factor:
         if not (np.isfinite(shift).all() and np.isfinite(precision).all()):
             raise ValueError("shift or precision is not finite; pass finite numbers.")
         if precision.ndim == 2:
-            largest = np.abs(precision).max(initial=1.0)
-            if np.abs(precision - precision.T).max(initial=0.0) > 1e-8 * largest:
+            half = precision / 2.0  # Sums of halves do not overflow.
+            largest = np.abs(half).max(initial=0.5)
+            if np.abs(half - half.T).max(initial=0.0) > 1e-8 * largest:
                 raise ValueError("precision is not symmetric; pass a symmetric matrix.")
-            precision = (precision + precision.T) / 2.0
+            precision = half + half.T
         for name, array in (("shift", shift), ("precision", precision)):
             array.flags.writeable = False
             object.__setattr__(self, name, array)

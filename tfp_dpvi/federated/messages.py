@@ -44,6 +44,8 @@ class Terms:
         object.__setattr__(self, "local_steps", check.count("local_steps", self.local_steps, 1))
         object.__setattr__(self, "most_change", check.positive("most_change", self.most_change))
         check.one_of("privacy", self.privacy, ("worker", "messages"))
+        if not isinstance(self.setup, str):
+            raise TypeError(f"setup={self.setup!a:.99} is no digest; pass a string.")
 
     @property
     def floor(self) -> np.ndarray:
@@ -69,9 +71,30 @@ class Terms:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Terms:
-        """Reads what `save` wrote."""
-        held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        return cls(**{**held, "prior": Factor(**held["prior"])})
+        """Reads what `save` wrote.
+
+        Args:
+          path: the file.
+
+        Returns:
+          The terms.
+
+        Raises:
+          TypeError: a term has a value of another type.
+          ValueError: no JSON, or a term is missing, unknown or out of its range.
+        """
+        try:
+            held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        except RecursionError:
+            raise ValueError(
+                f"{os.fspath(path)!r} holds no terms: it is nested too deeply."
+            ) from None
+        terms, parts = (
+            [field.name for field in dataclasses.fields(kind)] for kind in (cls, Factor)
+        )
+        held = check.fields("the file of terms", held, needed=terms, known=terms)
+        prior = check.fields("prior", held["prior"], needed=parts, known=parts)
+        return cls(**{**held, "prior": Factor(**prior)})
 
 
 class MessageError(ValueError):

@@ -18,7 +18,7 @@ from tfp_dpvi import serialization
 from tfp_dpvi._tf import ExportedModel, Model, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+from tfp_dpvi.privacy import LedgerError, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.fit import Progress, State
 
 _VERSION = 1
@@ -204,7 +204,10 @@ def load_model(
     they are not registered (`dpvi.register`).
 
     Raises:
-      ValueError: no file, or not a complete `.keras` file. No ledger is opened then.
+      ValueError: no file, or not a complete `.keras` file (no ledger is opened then); or one with contents that `save` never
+        writes.
+      TypeError: likewise, or a class that is not registered.
+      LedgerError: its ledger is damaged, or is not the model's.
     """
     path = os.fspath(filepath)
     if not os.path.isfile(path) or not path.endswith(".keras"):
@@ -229,7 +232,15 @@ def load_model(
             f"filepath={path!r} is not a complete .keras file ({error}; {os.path.getsize(path)} bytes): it is truncated, altered "
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
-    return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
+    try:
+        return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
+    except (LedgerError, TypeError, ValueError):
+        raise
+    except Exception as error:  # Of Keras, h5py and TensorFlow, which read whatever a file says.
+        raise ValueError(
+            f"filepath={path!r} cannot be loaded ({type(error).__name__}): it was altered, or written by another version. "
+            "Use another copy, or fit again; the ledger keeps the spending."
+        ) from error
 
 
 def variables_of(model: Model) -> list[tf.Variable]:

@@ -1,7 +1,10 @@
 """Tables and transactions of the ledger, by SQLAlchemy: SQLite in a file or in memory, or a server by URL."""
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
+import json
 import os
 import pathlib
 import sqlite3
@@ -9,7 +12,7 @@ import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -19,7 +22,9 @@ from sqlalchemy import event, pool
 from tfp_dpvi.privacy.errors import LedgerError
 
 #: Format version of the tables below; later versions are refused.
-FORMAT = 3
+FORMAT = 4
+#: The format before digests, which can be read as it is.
+WITHOUT_DIGEST = 3
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -35,6 +40,7 @@ LEDGER = sa.Table(
     sa.Column("dataset_id", sa.Text),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("continued", sa.Boolean, nullable=False),
+    sa.Column("digest", sa.Text),  # Of `Contents`, which reveals damage of any of its values.
 )
 #: Each distinct plan of one release, in the format of `PrivacyPlan.to_json`.
 PLANS = sa.Table(
@@ -88,6 +94,8 @@ EXPOSURES = sa.Table(
     sa.Column("text", sa.Text, unique=True),
     sa.Column("time", sa.Text, nullable=False),
 )
+#: The row of `LEDGER`, as all formats have it.
+IDENTITY = sa.select(*(column for column in LEDGER.c if column.name != "digest"))
 #: Charges with their plans.
 ALL_CHARGES = sa.select(CHARGES, PLANS.c.plan.label("json")).join(PLANS).order_by(CHARGES.c.id)
 # For `unconfirmed_steps`, which would otherwise read all reservations.
@@ -95,6 +103,48 @@ _UNCONFIRMED = RESERVATIONS.c.steps_run.is_(None)
 sa.Index(
     "open_reservations", RESERVATIONS.c.id, sqlite_where=_UNCONFIRMED, postgresql_where=_UNCONFIRMED
 )
+
+
+_BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
+_EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
+_UNCONFIRMED_STEPS = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(_UNCONFIRMED)
+_DIGESTED = ("ledger_id", "dataset_id", "version", "continued")
+_OF_CHARGE = ("json", "run", "seeded", "writer", "steps", "since")
+_OF_BUDGET = ("epsilon", "delta", "renyi_order")
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """The values that count, at one version."""
+
+    identity: sa.RowMapping
+    charges: Sequence[sa.RowMapping]
+    budget: sa.RowMapping | None
+    exposures: tuple[str, ...]
+    unconfirmed: int  # Steps.
+
+    @classmethod
+    def read(cls, connection: sa.Connection, identity: sa.RowMapping) -> "Contents":
+        """Reads all tables but `ledger`, whose row is an argument."""
+        return cls(
+            identity=identity,
+            charges=connection.execute(ALL_CHARGES).mappings().all(),
+            budget=connection.execute(_BUDGET).mappings().first(),
+            exposures=tuple(connection.execute(_EXPOSURES).scalars()),
+            unconfirmed=int(connection.execute(_UNCONFIRMED_STEPS).scalar() or 0),
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of all values as JSON; `docs/ledger.md` states their order."""
+        values = [
+            [self.identity[name] for name in _DIGESTED],
+            [[charge[name] for name in _OF_CHARGE] for charge in self.charges],
+            None if self.budget is None else [self.budget[name] for name in _OF_BUDGET],
+            self.exposures,
+            self.unconfirmed,
+        ]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 # A process must not fork during a SQLite transaction: the child would consider the parent's locks its own.
@@ -162,25 +212,20 @@ class Database:
         """Creates the tables in memory or on a server, and updates those of a file to this format."""
         if self.path is not None:
             with self.read() as connection:
-                if connection.execute(sa.select(LEDGER.c.format)).scalar() != 2:
+                if not _is_older(connection):
                     return
         with self.write() as connection:
-            if (
-                self.path is not None
-            ):  # Format 3 has an additional column, which another process may have added meanwhile.
-                if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
-                    connection.execute(
-                        sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION")
-                    )
-                    connection.execute(sa.update(LEDGER).values(format=FORMAT))
-                return
             if self.url is not None:
                 connection.execute(
                     sa.text("SELECT pg_advisory_xact_lock(7310579)")
                 )  # One creates, the others wait.
                 dataset_id = dataset_id or uuid.uuid4().hex
-            if METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+            tables = sa.inspect(connection).get_table_names()
+            if self.path is None and METADATA.tables.keys().isdisjoint(tables):
                 _create(connection, dataset_id)
+            elif _is_older(connection):  # Unless another process updated it meanwhile.
+                self.check(connection)
+                _update(connection)
 
     @property
     def in_memory(self) -> bool:
@@ -301,6 +346,26 @@ def _create(connection: sa.Connection, dataset_id: str | None) -> None:
     METADATA.create_all(connection)
     row = {"format": FORMAT, "ledger_id": uuid.uuid4().hex, "dataset_id": dataset_id}
     connection.execute(sa.insert(LEDGER).values(**row, version=0, continued=False))
+    _write_digest(connection)
+
+
+def _is_older(connection: sa.Connection) -> bool:
+    return connection.execute(sa.select(LEDGER.c.format)).scalar() in (2, WITHOUT_DIGEST)
+
+
+def _update(connection: sa.Connection) -> None:
+    """Adds the columns that older formats lack."""
+    if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
+        connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
+    connection.execute(sa.text("ALTER TABLE ledger ADD COLUMN digest TEXT"))
+    change_one(connection, sa.update(LEDGER), {"format": FORMAT})
+    _write_digest(connection)
+
+
+def _write_digest(connection: sa.Connection) -> None:
+    identity = connection.execute(IDENTITY).mappings().one()
+    digest = Contents.read(connection, identity).digest
+    change_one(connection, sa.update(LEDGER), {"digest": digest})
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:

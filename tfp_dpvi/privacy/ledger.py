@@ -145,10 +145,10 @@ class PrivacyLedger(LedgerView):
         """Opens a transaction that makes a new version of the ledger's current contents."""
         self._check_writable()
         with self._database.write() as connection:
-            self._read(connection, again=True)  # Refuses an older copy.
+            self._read_to_change(connection)  # Refuses an older copy.
             change_one(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
-            after = self._read(connection)
+            after = self._read_changed(connection)
         self._known = after
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
@@ -282,7 +282,7 @@ class PrivacyLedger(LedgerView):
                 "time": now,
             }
             reservation = add(connection, _RESERVE, row)
-            after = self._read(connection)
+            after = self._read_changed(connection)
             # Also notices what others changed without a new version.
             if after != priced.after_reserving(kind, steps, row=charge, time=now, version=version):
                 raise ChangedByOthersError("its rows are not those that were priced")
@@ -345,7 +345,7 @@ class PrivacyLedger(LedgerView):
     def to_config(self) -> Json:
         """Returns a saved model's copy of the ledger, JSON-ready, without records or keys."""
         with self._database.read() as connection:
-            state = self._read(connection)
+            state = self._checked(connection, self._identity(connection))
             rows = connection.execute(ALL_CHARGES).mappings().all()
         if self.path is None:
             _IN_MEMORY[state.ledger_id] = self
@@ -369,17 +369,28 @@ class PrivacyLedger(LedgerView):
         file is opened at its path, and refused if it is an older copy. If it is missing or on a server, the ledger can be read
         but refuses to reserve: pass its new path to `compile(ledger=)`.
         """
+        needed = (
+            "ledger_id",
+            "version",
+            "dataset_id",
+            "path",
+            "url",
+            "budget",
+            "exposures",
+            "charges",
+        )
+        config = check.fields("the saved model's ledger", config, needed=needed)
         path = config["path"]
-        if path is not None and os.path.exists(path):
+        if isinstance(path, str) and os.path.exists(path):
             ledger = cls(path)
-            ledger._check_continues(config)
-        elif path is not None or config["url"] is not None:
-            ledger = cls()
-            ledger._merge(config, stands_in=True)
-            ledger._stands_for = config
-        else:
-            ledger = _IN_MEMORY.get(config["ledger_id"]) or cls()
-            ledger._merge(config)
+            with ledger._naming_damage():
+                ledger._check_continues(config)
+            return ledger
+        stands_in = path is not None or config["url"] is not None
+        ledger = cls() if stands_in else _IN_MEMORY.get(str(config["ledger_id"])) or cls()
+        with ledger._naming_damage():
+            ledger._merge(config, stands_in=stands_in)
+        ledger._stands_for = config if stands_in else None
         return ledger
 
     def _merge(self, config: Json, *, stands_in: bool = False) -> None:
@@ -411,7 +422,6 @@ class PrivacyLedger(LedgerView):
             ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
             if not stands_in:  # From here on it is the saved one, registered by its identity.
                 ledger["ledger_id"] = config["ledger_id"]
-                _IN_MEMORY[config["ledger_id"]] = self
                 if others:
                     ledger["continued"] = True
                     _LOG.warning(
@@ -420,6 +430,8 @@ class PrivacyLedger(LedgerView):
                     )
             change_one(connection, sa.update(LEDGER), ledger)
             self._known = None
+        if not stands_in:
+            _IN_MEMORY[config["ledger_id"]] = self
 
     def mark(self) -> Json:
         """Returns the ledger's identity and version, JSON-ready, for `continues_from`."""

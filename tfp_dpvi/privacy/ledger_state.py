@@ -1,12 +1,13 @@
 """The contents of a ledger at one version, as frozen values, and their privacy cost."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import uuid
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import dp_accounting
 import sqlalchemy as sa
@@ -15,14 +16,14 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, total_epsilon
 from tfp_dpvi.privacy.database import (
-    ALL_CHARGES,
-    BUDGETS,
-    EXPOSURES,
     FORMAT,
+    IDENTITY,
     LEDGER,
-    RESERVATIONS,
+    WITHOUT_DIGEST,
     ChangedByOthersError,
+    Contents,
     Database,
+    change_one,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -30,14 +31,10 @@ from tfp_dpvi.privacy.sensitivity import Json
 
 CONTINUED = "continued from a file: privacy spent after it was saved is not counted"
 
-_LEDGER = sa.select(LEDGER)
 # A server's writers wait here for one another, so that all that they read is of one version; SQLite's wait at the start.
-_LEDGER_LOCKED = _LEDGER.with_for_update()
-_BUDGET = sa.select(BUDGETS).order_by(BUDGETS.c.id.desc()).limit(1)
-_EXPOSURES = sa.select(EXPOSURES.c.text).order_by(EXPOSURES.c.id)
-_UNCONFIRMED = sa.select(sa.func.sum(RESERVATIONS.c.steps)).where(
-    RESERVATIONS.c.steps_run.is_(None)
-)
+_LOCKED_IDENTITY = IDENTITY.with_for_update()
+_DIGEST = sa.select(LEDGER.c.digest)
+_SEAL = sa.text("UPDATE ledger SET digest = :digest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,25 +89,29 @@ class LedgerState:
     unconfirmed: int
 
     @classmethod
-    def read(cls, connection: sa.Connection, row: sa.RowMapping, writer: str) -> "LedgerState":
-        """Reads all tables but `ledger`, whose row is an argument; raises `ValueError` and the like for invalid contents."""
+    def of(cls, contents: Contents, writer: str) -> "LedgerState":
+        """Returns the state of these values; raises `ValueError` and the like for invalid ones."""
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
         rows: dict[Kind, int] = {}
-        for charge in connection.execute(ALL_CHARGES).mappings():
+        for charge in contents.charges:
             kind = Kind(_plan_of(charge["json"]), charge["run"], charge["seeded"])
             charged[kind] = charged.get(kind, 0) + check.count("steps", charge["steps"])
             since.setdefault(kind, charge["since"])
             if charge["writer"] == writer:
                 rows[kind] = charge["id"]
+        identity = contents.identity
         return cls(
-            **{name: row[name] for name in ("ledger_id", "dataset_id", "version", "continued")},
-            budget=_budget(connection.execute(_BUDGET).first()),
+            ledger_id=identity["ledger_id"],
+            dataset_id=identity["dataset_id"],
+            version=identity["version"],
+            continued=identity["continued"],
+            budget=_budget(contents.budget),
             charged=charged,
             since=since,
             rows=rows,
-            exposures=tuple(connection.execute(_EXPOSURES).scalars()),
-            unconfirmed=int(connection.execute(_UNCONFIRMED).scalar() or 0),
+            exposures=contents.exposures,
+            unconfirmed=contents.unconfirmed,
         )
 
     def after_reserving(
@@ -173,10 +174,12 @@ def _plan_of(text: str) -> PrivacyPlan:
     return PrivacyPlan.from_json(json.loads(text))
 
 
-def _budget(row: "sa.Row[Any] | None") -> EpsilonBudget | None:
-    if row is None or row.renyi_order is None:
-        return None if row is None else EpsilonBudget(row.epsilon, row.delta)
-    return RenyiFilter(row.epsilon, row.delta, row.renyi_order)
+def _budget(row: sa.RowMapping | None) -> EpsilonBudget | None:
+    if row is None:
+        return None
+    if row["renyi_order"] is None:
+        return EpsilonBudget(row["epsilon"], row["delta"])
+    return RenyiFilter(row["epsilon"], row["delta"], row["renyi_order"])
 
 
 class LedgerView:
@@ -212,42 +215,80 @@ class LedgerView:
             self._known = self._read(connection)
         return self._known
 
-    def _read(self, connection: sa.Connection, *, again: bool = False) -> LedgerState:
-        """Returns the tables' contents, cached while their version is the same.
+    def _read(self, connection: sa.Connection) -> LedgerState:
+        """Returns the tables' contents, cached while their version is the same."""
+        identity = self._identity(connection)
+        if self._known is not None and identity["version"] == self._known.version:
+            return self._known
+        return self._checked(connection, identity)
 
-        With `again`, which needs a write transaction, they are read in any case and must be those in the cache.
-        """
+    def _read_to_change(self, connection: sa.Connection) -> LedgerState:
+        """Returns the tables' contents at the start of a change, compared with the cache if that is of the same version."""
+        return self._checked(connection, self._identity(connection, locked=True))
+
+    def _read_changed(self, connection: sa.Connection) -> LedgerState:
+        """Returns the tables' contents at the end of a change, and writes their digest."""
+        contents = self._contents(connection, self._identity(connection))
+        change_one(connection, _SEAL, {"digest": contents.digest})
+        return self._following(contents)
+
+    def _checked(self, connection: sa.Connection, identity: sa.RowMapping) -> LedgerState:
+        if self._known is None and not self._database.in_memory:
+            self._database.check(connection)
+        contents = self._contents(connection, identity)
+        if identity["format"] != WITHOUT_DIGEST:
+            digest = connection.execute(_DIGEST).scalar()
+            if digest != contents.digest:
+                raise LedgerError(
+                    f"{self._database.shown!r} is damaged (its contents do not have the digest that was written with them).\n"
+                    "It was not changed; restore the newest copy."
+                )
+        return self._following(contents)
+
+    def _identity(self, connection: sa.Connection, *, locked: bool = False) -> sa.RowMapping:
+        """Returns the row of `ledger`; raises `LedgerError` if it is of another ledger, or older than the known one."""
         shown, known = self._database.shown, self._known
-        select = _LEDGER_LOCKED if again else _LEDGER
-        identities = connection.execute(select).mappings().fetchmany(2)
-        if len(identities) > 1:
+        rows = connection.execute(_LOCKED_IDENTITY if locked else IDENTITY).mappings().fetchmany(2)
+        if len(rows) > 1:
             raise ChangedByOthersError("it has a second identity")
-        row = identities[0] if identities else None
-        if row is None or row["format"] != FORMAT:
-            found = "nothing" if row is None else f"format version {row['format']}"
+        if not rows or rows[0]["format"] not in (WITHOUT_DIGEST, FORMAT):
+            found = f"format version {rows[0]['format']}" if rows else "nothing"
             raise LedgerError(
                 f"{shown!r} has {found}, and not {FORMAT}: use the version of tfp_dpvi that wrote it, or a newer one."
             )
-        if known is None:
-            if not self._database.in_memory:
-                self._database.check(connection)
-        elif row["version"] < known.version or row["ledger_id"] != known.ledger_id:
+        row = rows[0]
+        if known is not None and (
+            row["version"] < known.version or row["ledger_id"] != known.ledger_id
+        ):
             raise LedgerError(
                 f"{shown!r} is an older copy of the ledger used before, or another ledger (version {row['version']}; before "
                 f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
             )
-        elif row["version"] == known.version and not again:
-            return known
-        try:
-            state = LedgerState.read(connection, row, self._writer)
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(
-                f"{shown!r} is damaged, or needs an accountant or sampling scheme that is not registered ({error}).\nRegister it, or "
-                "restore the newest copy."
-            ) from error
-        if known is not None and not state.continues(known):
+        return row
+
+    def _contents(self, connection: sa.Connection, identity: sa.RowMapping) -> Contents:
+        with self._naming_damage():
+            return Contents.read(connection, identity)
+
+    def _following(self, contents: Contents) -> LedgerState:
+        """Returns the state of these contents; raises `LedgerError` if it cannot follow from the known one."""
+        with self._naming_damage():
+            state = LedgerState.of(contents, self._writer)
+        if self._known is not None and not state.continues(self._known):
             raise ChangedByOthersError("rows that it had are gone or different")
         return state
+
+    @contextlib.contextmanager
+    def _naming_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError,
+        ) as error:  # fmt: skip
+            raise LedgerError(
+                f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme that is not registered ({error}).\n"
+                "Register it, or restore the newest copy."
+            ) from error
 
     @property
     def dataset_id(self) -> str | None:

@@ -17,6 +17,10 @@ from tfp_dpvi.privacy.tradeoff import AttackBound
 
 PLAN_SCHEMA_VERSION = 1
 _SOMETIMES = ("purpose", "metrics")
+#: What epsilon depends on, which is never left to a default.
+_NEEDED = (
+    "sampling", "noise_multiplier", "num_releases", "neighboring_relation", "sensitivity", "accountant",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,10 @@ class PrivacyPlan:
             put(self, "l2_norm_clip", check.positive("l2_norm_clip", self.l2_norm_clip))
         if self.num_records is not None:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
-        put(self, "metrics", tuple(self.metrics))
+        names = self.metrics
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"metrics={names!r} are no names; pass a tuple of strings.")
+        put(self, "metrics", tuple(names))
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
@@ -188,16 +195,32 @@ class PrivacyPlan:
 
     @classmethod
     def from_json(cls, data: Json) -> "PrivacyPlan":
-        """Rebuilds a plan from `to_json`; raises `ValueError` for an unknown schema version."""
-        fields = dict(data)
+        """Rebuilds a plan from `to_json`.
+
+        Args:
+          data: a JSON object, as `json.loads` returns it.
+
+        Returns:
+          The plan. What its privacy depends on must all be there; fields for the report alone may be missing.
+
+        Raises:
+          TypeError: a field has a value of another type.
+          ValueError: an unknown schema version, a field that is missing, unknown or out of its range, or no JSON object.
+        """
+        fields = check.fields("a privacy plan", data)
         version = fields.pop("schema_version", None)
-        if version != PLAN_SCHEMA_VERSION:
+        if type(version) is not int or version != PLAN_SCHEMA_VERSION:
             raise ValueError(
-                f"schema_version={version!r} of a privacy plan: read it with the tfp_dpvi that wrote it."
+                f"schema_version={version!a:.99} of a privacy plan: read it with the tfp_dpvi that wrote it."
             )
-        fields["sampling"] = scheme_from_json(fields["sampling"])
-        fields["sensitivity"] = Sensitivity(**fields["sensitivity"])
         fields.pop("gradient_sensitivity", None)  # Of earlier versions.
+        known = [field.name for field in dataclasses.fields(cls)]
+        fields = check.fields("a privacy plan", fields, needed=_NEEDED, known=known)
+        fields["sampling"] = scheme_from_json(fields["sampling"])
+        needed = [field.name for field in dataclasses.fields(Sensitivity)]
+        fields["sensitivity"] = Sensitivity(
+            **check.fields("sensitivity", fields["sensitivity"], needed=needed, known=needed)
+        )
         return cls(**fields)
 
 

@@ -66,12 +66,18 @@ class SamplingScheme(abc.ABC):
 
 
 def scheme_from_json(data: Json) -> SamplingScheme:
-    """Rebuilds a scheme from `to_json`; raises `ValueError` for an unknown name."""
-    fields = dict(data)
+    """Rebuilds a scheme from `to_json`.
+
+    Raises:
+      TypeError: a field has a value of another type.
+      ValueError: an unknown name, a field that is missing, unknown or out of its range, or no JSON object.
+    """
+    fields = check.fields("sampling", data)
     name = fields.pop("name", None)
-    if name not in _REGISTRY:
-        raise ValueError(f"sampling name={name!r} is unknown; known: {sorted(_REGISTRY)}.")
-    return _REGISTRY[str(name)](**fields)
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise ValueError(f"sampling name={name!a:.99} is unknown; known: {sorted(_REGISTRY)}.")
+    needed = [field.name for field in dataclasses.fields(_REGISTRY[name])]
+    return _REGISTRY[name](**check.fields("sampling", fields, needed=needed, known=needed))
 
 
 def _repeated(event: DpEvent, count: int) -> DpEvent:
