@@ -200,6 +200,9 @@ def load_model(
 ) -> Model:
     """Loads a model that `save` wrote, as `dpvi.keras.models.load_model` does, with clear errors for damaged files.
 
+    Load only files that you trust: nothing is unpickled, but Keras imports the modules whose classes a
+    file names.
+
     A ledger on disk is opened again, see `PrivacyLedger.from_config`. `custom_objects` are functions and classes by name, if
     they are not registered (`dpvi.register`).
 
