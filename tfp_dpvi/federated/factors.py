@@ -23,7 +23,7 @@ class Factor:
     )  # float64, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
 
     def __post_init__(self) -> None:
-        shift, precision = np.array(self.shift, np.float64), np.array(self.precision, np.float64)
+        shift, precision = _numbers(self.shift), _numbers(self.precision)
         if shift.ndim != 1 or precision.shape not in (shift.shape, shift.shape * 2):
             raise ValueError(
                 f"shift and precision have shapes {shift.shape} and {precision.shape}; pass [d] and [d], or [d] and [d, d]."
@@ -76,7 +76,10 @@ class Factor:
     @property
     def norm(self) -> float:
         """Euclidean norm of all natural parameters."""
-        return float(np.hypot(np.linalg.norm(self.shift), np.linalg.norm(self.precision)))
+        parts = np.concatenate([self.shift, self.precision.ravel()])
+        largest = float(np.abs(parts).max(initial=0.0))
+        # Squares of the numbers themselves may overflow.
+        return largest * float(np.linalg.norm(parts / largest)) if largest else 0.0
 
     def exceeds(self, floor: np.ndarray | float) -> bool:
         """Returns True if the precision minus `floor` is positive definite."""
@@ -122,6 +125,14 @@ class Factor:
             return self.mean + noise * self.stddev
         # L^-T noise has covariance (L L')^-1 where the precision is L L'.
         return self.mean + np.linalg.solve(np.linalg.cholesky(self.precision).T, noise.T).T
+
+
+def _numbers(values: np.ndarray) -> np.ndarray:
+    """Returns a copy as float64; refuses texts, which NumPy would read as numbers."""
+    array = np.array(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError("shift or precision is no array of numbers; pass finite numbers.")
+    return array.astype(np.float64)
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:

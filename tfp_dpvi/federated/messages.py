@@ -204,7 +204,8 @@ def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
 
 def _factor(name: str, value: Any, prior: Factor) -> Factor:
     try:
-        factor = Factor(**value)
+        parts = [field.name for field in dataclasses.fields(Factor)]
+        factor = Factor(**check.fields(name, value, needed=parts, known=parts))
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"{name} is no factor: {error}") from None
     shapes = [[one.shift.shape, one.precision.shape] for one in (factor, prior)]
