@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializable, tf
-from tfp_dpvi._validate import Unchecked
+from tfp_dpvi._validate import Unchecked, fields
 
 _LIBRARY = __name__.split(".")[0]
 #: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
@@ -87,16 +87,14 @@ def encode(value: Any, argument: str) -> Json:
         return {"keras": keras.utils.serialize_keras_object(value)}
     kind = type(value)
     if dataclasses.is_dataclass(value) and _of_library(kind):
-        fields = {
+        held = {
             field.name: getattr(value, field.name)
             for field in dataclasses.fields(value)
             if field.init
         }
         return {
             "value": f"{kind.__module__}:{kind.__qualname__}",
-            "fields": {
-                name: encode(part, f"{name} of {argument}") for name, part in fields.items()
-            },
+            "fields": {name: encode(part, f"{name} of {argument}") for name, part in held.items()},
         }
     if isinstance(value, types.FunctionType):
         registered = keras.utils.get_registered_name(value)
@@ -158,7 +156,9 @@ def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
         return keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
     if "value" in config:
         kind = _imported(config["value"], dataclasses.is_dataclass)
-        return kind(**{name: again(part) for name, part in config["fields"].items()})
+        known = [field.name for field in dataclasses.fields(kind) if field.init]
+        parts = fields("a value of the file", config["fields"], known=known)
+        return kind(**{name: again(part) for name, part in parts.items()})
     if "library" in config:
         return _imported(config["library"], inspect.isfunction)
     name = config["function"]

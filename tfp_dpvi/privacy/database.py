@@ -144,7 +144,14 @@ class Contents:
             self.exposures,
             self.unconfirmed,
         ]
-        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+        try:
+            text = json.dumps(values)
+        except TypeError:
+            raise LedgerError(
+                "the ledger is damaged (a value is neither a text nor a number).\n"
+                "It was not changed; restore the newest copy."
+            ) from None
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 # A process must not fork during a SQLite transaction: the child would consider the parent's locks its own.

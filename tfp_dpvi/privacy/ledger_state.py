@@ -95,9 +95,10 @@ class LedgerState:
         since: dict[Kind, str] = {}
         rows: dict[Kind, int] = {}
         for charge in contents.charges:
-            kind = Kind(_plan_of(charge["json"]), charge["run"], charge["seeded"])
+            run = _text("run", charge["run"])
+            kind = Kind(_plan_of(charge["json"]), run, charge["seeded"])
             charged[kind] = charged.get(kind, 0) + check.count("steps", charge["steps"])
-            since.setdefault(kind, charge["since"])
+            since.setdefault(kind, _text("since", charge["since"]))
             if charge["writer"] == writer:
                 rows[kind] = charge["id"]
         identity = contents.identity
@@ -110,7 +111,7 @@ class LedgerState:
             charged=charged,
             since=since,
             rows=rows,
-            exposures=contents.exposures,
+            exposures=tuple(_text("exposures", text) for text in contents.exposures),
             unconfirmed=contents.unconfirmed,
         )
 
@@ -172,6 +173,13 @@ class LedgerState:
 @functools.lru_cache(maxsize=1024)
 def _plan_of(text: str) -> PrivacyPlan:
     return PrivacyPlan.from_json(json.loads(text))
+
+
+def _text(name: str, value: check.Unchecked) -> str:
+    """Returns a value if it is text, which SQLite's columns of texts need not hold."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no text")
+    return value
 
 
 def _budget(row: sa.RowMapping | None) -> EpsilonBudget | None:
@@ -252,11 +260,15 @@ class LedgerView:
         if len(rows) > 1:
             raise ChangedByOthersError("it has a second identity")
         if not rows or rows[0]["format"] not in (WITHOUT_DIGEST, FORMAT):
-            found = f"format version {rows[0]['format']}" if rows else "nothing"
+            found = f"format version {rows[0]['format']!a:.20}" if rows else "nothing"
             raise LedgerError(
                 f"{shown!r} has {found}, and not {FORMAT}: use the version of tfp_dpvi that wrote it, or a newer one."
             )
         row = rows[0]
+        with self._naming_damage():
+            _text("ledger_id", row["ledger_id"])
+            _text("dataset_id", row["dataset_id"] or "")
+            check.count("version", row["version"])
         if known is not None and (
             row["version"] < known.version or row["ledger_id"] != known.ledger_id
         ):
