@@ -28,6 +28,7 @@ ORDER = (
     "privacy",
     "_tf",
     "_random",
+    "_keystream",
     "serialization",
     "divergences",
     "surrogates",
@@ -54,6 +55,7 @@ STRANGERS = {
     "surrogates": ("privacy",),
     "_tf": ("privacy",),
     "_random": ("privacy",),
+    "_keystream": ("privacy",),
 }
 # Private attributes of libraries that are neither TensorFlow nor Keras.
 OF_OTHERS = {

@@ -1,8 +1,11 @@
 """Keys for sampling, Monte Carlo draws and noise (contract C10).
 
 A key is an int64 tensor of shape [2]: the 128 bits that seed TensorFlow's counter-based generators
-(`tf.random.stateless_*`, Philox). Keys come from the operating system, travel as *arguments* into compiled functions,
-and are never held in a variable (a checkpoint would save them) nor read while tracing (they would become constants).
+(`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of a
+cryptographic generator, of which every word is used once. The dtype tells them apart.
+
+Keys come from the operating system, travel as *arguments* into compiled functions, and are never held
+in a variable (a checkpoint would save them) nor read while tracing (they would become constants).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,13 +34,18 @@ _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1)]
 _ARTANH = [2.0 / (2 * k + 1) for k in range(9, -1, -1)]
 
 
+def entropy(num_bytes: int) -> bytes:
+    """Returns random bytes of the operating system, which `tf.random.set_seed` does not affect."""
+    return os.urandom(num_bytes)
+
+
 def new_key(seed: int | None = None) -> np.ndarray:
     """Returns a root key, int64 [2]: 128 bits from the operating system, which `tf.random.set_seed` does not affect.
 
     An integer seed makes a run repeatable and hence *not private*.
     """
     if seed is None:
-        return np.frombuffer(os.urandom(16), dtype=np.int64).copy()
+        return np.frombuffer(entropy(16), dtype=np.int64).copy()
     bits = hashlib.sha256(f"tfp_dpvi seed {int(seed)}".encode()).digest()[:16]
     return np.frombuffer(bits, dtype=np.int64).copy()
 
@@ -59,13 +67,119 @@ def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
     return tf.unstack(keys)
 
 
-def keys_of_step(key: tf.Tensor, step: tf.Tensor) -> list[tf.Tensor]:
+def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list[tf.Tensor]:
     """Returns the keys of one training step: for sampling, shared draws, per-example draws and noise.
 
-    They differ in the key's second word, and those of `fold_in` in its first, so no two keys of a run are equal.
+    Args:
+      key: int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their number.
+      step: int64 scalar.
+      num_sampling: the number of words of the sampling key; 0 for a key of 128 bits.
+
+    Returns:
+      Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its first,
+      so no two keys of a run are equal. Of a tape, the sampling key (where it has words) and the noise
+      key are tapes, and the other two are fresh keys of 128 bits in each step.
     """
-    number = 4 * tf.cast(step, tf.int64)
-    return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
+    if not is_tape(key):
+        number = 4 * tf.cast(step, tf.int64)
+        return [key + tf.stack([tf.zeros([], tf.int64), number + use]) for use in range(4)]
+    steps, words = key.shape
+    row = tf.slice(key, tf.stack([tf.cast(step, tf.int64) % steps, 0]), [1, words])
+    sizes = [num_sampling or 2, 2, 2]
+    sampling, shared, own, noise = tf.split(row[0], [*sizes, words - sum(sizes)])
+    first = sampling if num_sampling else tf.bitcast(sampling, tf.int64)
+    return [first, tf.bitcast(shared, tf.int64), tf.bitcast(own, tf.int64), noise]
+
+
+def num_words(num_sampling: int, num_coordinates: int) -> int:
+    """Returns the number of words in a tape's row for `keys_of_step` and noise on so many coordinates."""
+    return (num_sampling or 2) + 4 + num_coordinates + num_coordinates % 2
+
+
+def noise_key(num_coordinates: int, seed: int | None = None, number: int = 0) -> tf.Tensor:
+    """Returns the key of the noise of one release that is no training step, on so many coordinates.
+
+    It is a tape of the operating system's cryptographic generator; with a seed, key `number` of that seed.
+    """
+    if seed is not None:
+        return fold_in(tf.constant(new_key(seed)), tf.constant(number))
+    size = 8 * (num_coordinates + num_coordinates % 2)
+    return tf.constant(np.frombuffer(entropy(size), np.uint64))
+
+
+def is_tape(key: tf.Tensor) -> bool:
+    """Returns whether a key is a tape."""
+    return tf.as_dtype(key.dtype) == tf.uint64
+
+
+def uniform(key: tf.Tensor, shape: Sequence[int], number: int | tf.Tensor = 0) -> tf.Tensor:
+    """Draws float64 in [0, 1), multiples of 2^-52: draw `number` of this shape from a key.
+
+    A tape has room for some draws; the rest come from a Philox key, the tape's last two words.
+    """
+
+    def of_key(key: tf.Tensor) -> tf.Tensor:
+        key = _numbered(key, number)
+        return tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=ALGORITHM)
+
+    return _of_tape(key, shape, number, _uniforms, of_key) if is_tape(key) else of_key(key)
+
+
+def integers(
+    key: tf.Tensor, shape: Sequence[int], limit: int, number: int | tf.Tensor = 0
+) -> tf.Tensor:
+    """Draws int64 in [0, limit), with probabilities that are equal up to 2^-63; see `uniform`."""
+
+    def of_words(words: tf.Tensor) -> tf.Tensor:
+        return _shifted(words, 1) % limit
+
+    def of_key(key: tf.Tensor) -> tf.Tensor:
+        key = _numbered(key, number)
+        return tf.random.stateless_uniform(
+            shape, seed=key, minval=0, maxval=limit, dtype=tf.int64, alg=ALGORITHM
+        )
+
+    return _of_tape(key, shape, number, of_words, of_key) if is_tape(key) else of_key(key)
+
+
+def _numbered(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    return key if isinstance(number, int) and number == 0 else fold_in(key, number)
+
+
+def words_for(num_draws: int, size: int) -> int:
+    """Returns the number of words of a tape with room for so many draws of this size, see `uniform`."""
+    return num_draws * size + 2
+
+
+def _of_tape(
+    tape: tf.Tensor,
+    shape: Sequence[int],
+    number: int | tf.Tensor,
+    of_words: Callable[[tf.Tensor], tf.Tensor],
+    of_key: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    size = math.prod(shape)
+    room = (int(tape.shape[0]) - 2) // size
+    if room < 1:
+        raise ValueError(f"A tape of {tape.shape[0]} words has no room for a draw of {size}.")
+
+    def written() -> tf.Tensor:
+        return of_words(tf.reshape(tf.slice(tape, [number * size], [size]), shape))
+
+    def expanded() -> tf.Tensor:
+        return of_key(tf.bitcast(tape[-2:], tf.int64))
+
+    if isinstance(number, int):
+        return written() if number < room else expanded()
+    return tf.cond(number < room, written, expanded)
+
+
+def _uniforms(words: tf.Tensor) -> tf.Tensor:
+    return tf.cast(_shifted(words, 12), tf.float64) * 2.0**-52
+
+
+def _shifted(words: tf.Tensor, places: int) -> tf.Tensor:
+    return tf.bitcast(tf.bitwise.right_shift(words, tf.constant(places, tf.uint64)), tf.int64)
 
 
 def add_noise(
@@ -84,7 +198,8 @@ def add_noise(
     (Mironov 2012, "On significance of the least significant bits for differential privacy").
 
     Args:
-      key: int64 tensor of shape [2], used once.
+      key: int64 tensor of shape [2], or a tape of at least as many words as coordinates, made even;
+        used once.
       sums: tensors of static shapes, float32 or float64; exact, hence *not private*.
       deviations: the noise's standard deviation on each sum, at least 0; a sum with 0 is returned
         as it is.
@@ -110,7 +225,7 @@ def add_noise(
     if num < _MANY:
         draws, on_grid = _few_normals(key, num), _on_grid
     else:
-        draws, on_grid = _many_normals(_threefry(key, (num + 1) // 2)), _on_grid_compiled
+        draws, on_grid = _many_normals(_bits(key, (num + 1) // 2)), _on_grid_compiled
     parts = on_grid(draws, sums, deviations)
     return [tf.cast(part, dtype or sums[0].dtype) for part in parts]
 
@@ -151,11 +266,22 @@ def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
     5.68 = sqrt(-2 log 1e-7): the missing tail, times the number of releases, exceeds common deltas.
     """
     half = (num + 1) // 2
-    uniform = tf.random.stateless_uniform([2, half], seed=key, dtype=tf.float64, alg=ALGORITHM)
+    drawn = _uniforms(_bits(key, half)) if is_tape(key) else uniform(key, [2, half])
     # In [0, 1): the logarithm's argument is never 0.
-    radius = tf.sqrt(-2.0 * tf.math.log1p(-uniform[0]))
-    angle = (2.0 * math.pi) * uniform[1]
+    radius = tf.sqrt(-2.0 * tf.math.log1p(-drawn[0]))
+    angle = (2.0 * math.pi) * drawn[1]
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:num]
+
+
+def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
+    """Returns uint64 tensor of shape [2, num_pairs]: the first words of a tape, or drawn by `_threefry`."""
+    if not is_tape(key):
+        return _threefry(key, num_pairs)
+    if key.shape[0] < 2 * num_pairs:
+        raise ValueError(
+            f"A tape of {key.shape[0]} words is too short: the noise takes {2 * num_pairs}."
+        )
+    return tf.reshape(key[: 2 * num_pairs], [2, num_pairs])
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
@@ -207,8 +333,7 @@ def _log_of_bits(bits: tf.Tensor) -> tf.Tensor:
 
 def _high_bits(bits: tf.Tensor, skip: int) -> tf.Tensor:
     """Returns 52 bits of uint64 values as int64, after the first `skip`."""
-    wide = tf.bitwise.left_shift(bits, tf.constant(skip, tf.uint64))
-    return tf.bitcast(tf.bitwise.right_shift(wide, tf.constant(12, tf.uint64)), tf.int64)
+    return _shifted(tf.bitwise.left_shift(bits, tf.constant(skip, tf.uint64)), 12)
 
 
 def _bit(bits: tf.Tensor, number: int) -> tf.Tensor:

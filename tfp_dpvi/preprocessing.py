@@ -185,7 +185,8 @@ class PrivateStandardize(Layer):
             shown = ", ".join(f"{name}={check.shown(value)}" for name, value in price.items())
             raise ValueError(f"{shown}: pass epsilon and delta, or only noise_multiplier.")
         plan = _plan(width, num, check.relation(relation), accountant, **given)
-        key = _random.new_key(None if seed is None else check.count("seed", seed))
+        plan = plan.replace(randomness="secure" if seed is None else "")
+        key = _random.noise_key(2 * width, None if seed is None else check.count("seed", seed))
         lower, upper = (np.broadcast_to(bound, [width]) for bound in (self.lower, self.upper))
         sums = moment_sums(records, lower, upper)
         if not self.built:
@@ -248,9 +249,9 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
     return total
 
 
-def privatize_moments(sums: np.ndarray, deviation: float, key: np.ndarray) -> np.ndarray:
+def privatize_moments(sums: np.ndarray, deviation: float, key: tf.Tensor) -> np.ndarray:
     """Returns `moment_sums` with independent Gaussian noise of this standard deviation on every coordinate."""
-    (noisy,) = _random.add_noise(tf.constant(key), [tf.constant(sums, tf.float64)], [deviation])
+    (noisy,) = _random.add_noise(key, [tf.constant(sums, tf.float64)], [deviation])
     return noisy.numpy()
 
 

@@ -362,7 +362,9 @@ seeded = fitted(lambda: Toy(seed=3))
 found = {"seeded": weights(seeded).tolist(), "releases": seeded.privacy_ledger.num_releases}
 # Without a seed the workers agree on a key of the operating system's.
 if everything:
-    found["unseeded"] = [weights(fitted()).tolist() for _ in range(2)]
+    for name, randomness in ("unseeded", None), ("secure", "secure"):
+        ends = [weights(fitted(randomness=randomness)).tolist() for _ in range(2)]
+        found[name] = ends
 
 # Batches or records of a worker's own: a record would be in a step twice, or move others between the workers' data.
 dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(200).batch(10)
@@ -414,9 +416,9 @@ def test_two_workers_on_loopback(workers, replicas):
         assert one[name] == two[name]
     assert one["releases"] == replicas["alone"]["releases"]
     np.testing.assert_allclose(one["seeded"], replicas["alone"]["weights"], rtol=1e-4, atol=1e-5)
-    if "unseeded" in one:
-        assert one["unseeded"] == two["unseeded"]
-        assert np.abs(np.subtract(*one["unseeded"])).max() > 1e-4
+    for name in {"unseeded", "secure"} & set(one):
+        assert one[name] == two[name]
+        assert np.abs(np.subtract(*one[name])).max() > 1e-4
 
 
 def test_workers_with_batches_or_records_of_their_own_are_refused(workers):

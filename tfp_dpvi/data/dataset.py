@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf, without_values
-from tfp_dpvi.data.records import Calls, Records
+from tfp_dpvi.data.records import Calls, Key, Records
 from tfp_dpvi.privacy import EachRecordOncePerEpoch, PoissonSampling, SamplingScheme
 from tfp_dpvi.sampling import DeclaredBatchSampler, Sampler
 
@@ -78,7 +78,7 @@ class DatasetData:
         )
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
-    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
+    def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """Yields one call for each batch."""
         del key, first, compiled
         for _ in range(steps):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.sampling import Sampler
 
 Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
 """`(number of steps, sampler, tensors)` of each call of the compiled loop."""
+
+
+Key: TypeAlias = tf.Tensor | Keystream
+"""A fit's key: int64 tensor of shape [2], or the key that expands to the words of its steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +57,10 @@ class Data(Protocol):
     steps_per_epoch: int  # Public.
     resumable: bool  # Whether an interrupted fit may draw from the same records again.
 
-    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
+    def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """Yields one call of the compiled loop after another: those that `steps` steps from number `first` take.
 
-        `key`, int64 of shape [2], is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators then give
+        `key` is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators then give
         other numbers.
         """
 
@@ -74,7 +79,7 @@ class ArrayData:
     def __post_init__(self) -> None:
         self.tensors = self.records.tensors()
 
-    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
+    def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """Yields one call for all steps."""
         del key, first, compiled
         yield steps, self.sampler, self.tensors

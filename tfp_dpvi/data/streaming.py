@@ -15,8 +15,9 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, mapped_file, tf
-from tfp_dpvi.data.records import Calls, Records, check_weights, common_length
+from tfp_dpvi.data.records import Calls, Key, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 # Memory maps and lazy arrays up to this size are loaded into the device's memory, which is faster
@@ -233,8 +234,11 @@ class StreamedData:
         )
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
-    def calls(self, steps: int, key: tf.Tensor, first: int, compiled: bool) -> Calls:
+    def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """Yields one call for each batch."""
+        # Words of their own, as many as a row has without noise.
+        if isinstance(key, Keystream):
+            key = key.beside(_random.num_words(self._draws.num_words, 0))
         ahead = iter(range(first, first + steps))
         drawn: collections.deque[tuple[np.ndarray, int]] = collections.deque()
 
@@ -271,21 +275,21 @@ class StreamedData:
 
         def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             start = (tf.zeros(shape, tf.int64), tf.zeros(shape, tf.bool), tf.constant(0))
-            return self._draws.for_each_batch(_random.keys_of_step(key, step)[0], record, start)
+            sampling = _random.keys_of_step(key, step, self._draws.num_words)[0]
+            return self._draws.for_each_batch(sampling, record, start)
 
-        signature = [tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64)]
-        return tf.function(draw, input_signature=signature, jit_compile=compiled, autograph=False)
+        return tf.function(draw, jit_compile=compiled, autograph=False)
 
-    def _draw(self, key: tf.Tensor, step: int, compiled: bool) -> tuple[np.ndarray, int]:
+    def _draw(self, key: Key, step: int, compiled: bool) -> tuple[np.ndarray, int]:
         """Returns the indices that the sampler draws in step `step` with the fit's key, and its number of physical batches.
 
         They are, in the same order, those of `for_each_batch` on the device; none is dropped.
         """
         batches = self._batches
+        words = tf.constant(key.rows(step, 1)) if isinstance(key, Keystream) else key
         while True:
-            pieces, masks, number = self._drawer(batches, compiled)(
-                key, tf.constant(step, tf.int64)
-            )
+            number_of_step = tf.constant(step, tf.int64)
+            pieces, masks, number = self._drawer(batches, compiled)(words, number_of_step)
             if number <= batches:
                 return pieces.numpy()[masks.numpy()], int(number)
             batches = int(number)

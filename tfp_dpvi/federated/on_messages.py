@@ -41,6 +41,8 @@ class MessageHospital(Hospital):
         draft = PrivacyPlan(
             FullBatch(), 1.0, self.rounds, self._relation, Sensitivity(2.0, 2.0), "pld", self._clip
         )
+        secure = self._seed is None  # See `_change`.
+        draft = draft.replace(randomness="secure" if secure else "")
         self._calibrate(draft.replace(num_records=self.num_records))
         if self.epsilon is not None:
             self._check_feasible()
@@ -76,8 +78,9 @@ class MessageHospital(Hospital):
         total = self._clipped_sum(task)
         if self.epsilon is None:
             return total
-        # C10: a fresh key for every message; of a seed's one key, no number comes twice.
-        key = _random.fold_in(tf.constant(_random.new_key(self._seed)), tf.constant(self._messages))
+        # C10: fresh words for every message; of a seed's one key, no number comes twice.
+        num = total.shift.size + total.precision.size
+        key = _random.noise_key(num, self._seed, self._messages)
         self._messages += 1
         exact = [tf.constant(part, tf.float64) for part in (total.shift, total.precision)]
         noisy = _random.add_noise(key, exact, [self._plan.deviation] * 2)

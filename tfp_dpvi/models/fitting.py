@@ -277,6 +277,7 @@ class FittedModel(evaluation.EvaluatedModel):
             metrics=self._dp.private_metrics,
             neighboring_relation=target.neighboring_relation,
             accountant=target.accountant,
+            randomness=target.randomness or "",
             # Without noise and clip, as on simulated records, exact losses are shown too.
             unsafe_loss=target.unsafe_training_metrics
             or (target.noise == 0.0 and math.isinf(self.clip.bound)),
@@ -309,8 +310,7 @@ class FittedModel(evaluation.EvaluatedModel):
                 state.ledger.record_exposure(
                     "exact training losses were shown (unsafe_training_metrics)."
                 )
-            if not state.steps_per_execution_is_set:
-                counter.assign(min(_STEPS_PER_CALL, data.steps_per_epoch))
+            counter.assign(self._steps_per_call(data))
             state.running = run
             self.drop_predictions()
             with self.optimizer.settings_held():
@@ -324,6 +324,11 @@ class FittedModel(evaluation.EvaluatedModel):
             counter.assign(before)
             state.fitting.release()
             self.after_fit()
+
+    def _steps_per_call(self, data: Data) -> int:
+        if self._dp.steps_per_execution_is_set:
+            return int(steps_per_execution(self).numpy())
+        return min(_STEPS_PER_CALL, data.steps_per_epoch)
 
     def _begin(
         self, data: Data, epochs: int, initial_epoch: int, backup: PrivateBackupAndRestore | None
@@ -368,7 +373,10 @@ class FittedModel(evaluation.EvaluatedModel):
                 )
             resumed.end(planned)
             return None, initial_epoch
-        run = PrivateFit(self, state, mechanism, data, allowed=int(allowed), planned=planned)
+        per_call = self._steps_per_call(data)
+        run = PrivateFit(
+            self, state, mechanism, data, allowed=int(allowed), planned=planned, per_call=per_call
+        )
         workers.agree_on(run.prepare)
         if resumed is not None:
             resumed.follow(run.plan, initial_epoch)

@@ -24,6 +24,7 @@ from tfp_dpvi.training.fit import Progress, State
 _VERSION = 1
 _SETTINGS = (
     "epsilon", "delta", "planned_epochs", "accountant", "physical_batch_size", "jit_compile", "unsafe_training_metrics",
+    "randomness",
 )  # fmt: skip
 
 

@@ -95,13 +95,14 @@ class TableModel(DPVI):
                 raise BudgetExhaustedError(
                     f"{budget}, the ledger's own, does not allow this fit: lower epsilon."
                 )
-        return plans
+        secure = self._dp.seed is None  # See `release`.
+        return [plan.replace(randomness="secure" if secure else "") for plan in plans]
 
     def release(self, counts: np.ndarray, plan: PrivacyPlan, number: int) -> np.ndarray:
         """Reserves a fit's release of this number (contract C6), and returns counts of any shape with noise."""
         state = self._dp
         assert state.target is not None
-        key = _random.fold_in(tf.constant(_random.new_key(state.seed)), number)
+        key = _random.noise_key(counts.size, state.seed, number)
         with state.ledger.reserved(
             plan, seeded=state.seed is not None, budgets=state.target.budgets
         ):

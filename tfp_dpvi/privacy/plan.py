@@ -16,7 +16,7 @@ from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 from tfp_dpvi.privacy.tradeoff import AttackBound
 
 PLAN_SCHEMA_VERSION = 1
-_SOMETIMES = ("purpose", "metrics")
+_SOMETIMES = ("purpose", "metrics", "randomness")
 #: What epsilon depends on, which is never left to a default.
 _NEEDED = (
     "sampling", "noise_multiplier", "num_releases", "neighboring_relation", "sensitivity", "accountant",
@@ -57,6 +57,8 @@ class PrivacyPlan:
     metrics: tuple[
         str, ...
     ] = ()  # Names of the privatised metrics that are released with each step.
+    #: "secure" for noise, and samples that `fit` draws itself, from a cryptographic generator.
+    randomness: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -81,6 +83,7 @@ class PrivacyPlan:
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"metrics={names!r} are no names; pass a tuple of strings.")
         put(self, "metrics", tuple(names))
+        check.one_of("randomness", self.randomness, ("", "secure"))
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)

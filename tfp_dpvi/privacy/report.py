@@ -21,7 +21,8 @@ class PrivacyReport:
 
     `str(report)` is for people, `to_json()` for machines (with `schema_version`). `releases` has one dictionary per run of equal
     plans: sampling, sampling_description, noise_multiplier, l2_norm_clip, sensitivity, num_releases, dp_event (Python code for
-    the same accountant of dp_accounting), purpose if it is not training, and metrics if some were released with the steps.
+    the same accountant of dp_accounting), purpose if it is not training, metrics if some were released with the steps, and
+    randomness "secure" if it came from a cryptographic generator.
     """
 
     epsilon: float  # Of all reserved releases in the ledger, infinity without noise.
@@ -157,7 +158,10 @@ class PrivacyReport:
 
 def _release_facts(entry: LedgerEntry, halve: bool) -> Json:
     data = entry.plan.to_json()
-    names = ("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity", "purpose", "metrics")
+    names = (
+        *("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity"),
+        *("purpose", "metrics", "randomness"),
+    )
     return {
         **{name: data[name] for name in names if name in data},
         "sampling_description": entry.plan.sampling.describe(),

@@ -40,7 +40,7 @@ _NOT_COVERED = (
     "running time, memory and power: they can reveal how many records took part in a step",
     "floating-point arithmetic: the proof assumes real numbers; sums are rounded to a grid of 2^-12 standard deviations after "
     "the noise, but neither the sums of records nor the sampler of the noise are exact",
-    "the pseudo-random generator: the proof assumes true randomness",
+    "{generator}",
 )
 
 _ATTRIBUTES = (
@@ -50,6 +50,18 @@ _ATTRIBUTES = (
     "private; "
     "the relation replace_one accounts for it"
 )
+_SECURE = "from a cryptographic generator, keyed by the operating system"
+_GENERATORS = {
+    "all": (
+        "the randomness: the proof assumes true randomness. Noise, and samples that fit drew itself, "
+        f"came {_SECURE}, so that they are as good as random to anyone who cannot break it"
+    ),
+    "some": (
+        "the pseudo-random generator: the proof assumes true randomness. Only the releases that say so "
+        "above have noise and samples of a cryptographic generator"
+    ),
+    "none": "the pseudo-random generator: the proof assumes true randomness",
+}
 _FILTER_COVERS = "; the figures above do not cover it, the ledger's adaptive budget does"
 _UNIT = "one record. The guarantee compares the result on the data with the result on the same data with any one record "
 _UNITS = {
@@ -154,7 +166,10 @@ def not_covered(report: "PrivacyReport") -> list[str]:
     }
     budget = report.ledger_budget
     kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
+    secure = [run.get("randomness") == "secure" for run in report.releases]
+    how_many = "all" if secure and all(secure) else "some" if any(secure) else "none"
     fields = {
+        "generator": _GENERATORS[how_many],
         "declared": declared[report.num_records_declared],
         "adaptive": _FILTER_COVERS if kept else "",
         "attributes": _ATTRIBUTES if report.neighboring_relation == "add_or_remove_one" else "",
@@ -295,6 +310,8 @@ def _releases(report: "PrivacyReport") -> list[tuple[str, str]]:
                 f", times each part's scale; over these scales one record's presence moves what is released by up to {presence} "
                 f"times that bound, its replacement by up to {replacement} times"
             )
+        if run.get("randomness") == "secure":
+            text += f"; noise, and samples that fit drew itself, {_SECURE}"
         facts += [(f"How{part}", text), (f"Event{part}", run["dp_event"])]
     if names := dict.fromkeys(name for run in report.releases for name in run.get("metrics", ())):
         facts.append(

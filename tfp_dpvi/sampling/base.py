@@ -23,6 +23,11 @@ class Sampler(abc.ABC):
     )
 
     @property
+    def num_words(self) -> int:
+        """The number of words of the key, if it is a tape (see `tfp_dpvi._random`); 0 for 128 bits."""
+        return 0
+
+    @property
     @abc.abstractmethod
     def scheme(self) -> SamplingScheme:
         """The sampling scheme of `for_each_batch`, for the accounting."""
@@ -31,7 +36,7 @@ class Sampler(abc.ABC):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """Calls `body` for each physical batch of the sample, in one loop with static shapes; returns the last carry.
 
-        `key`, int64 of shape [2], is fresh for each step. In `body(carry, indices, mask) -> carry`, `indices` is int64 of shape
+        `key`, int64 of shape [2] or a tape of `num_words`, is fresh for each step. In `body(carry, indices, mask) -> carry`, `indices` is int64 of shape
         [P], all in [0, num_available), and `mask` is bool of shape [P], False for padding. `initial` is the first carry.
         """
 

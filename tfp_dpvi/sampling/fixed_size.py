@@ -20,24 +20,15 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
     repetition depends on which integers were drawn, so every set is equally likely. Returns int64 of shape [count].
     """
     if 4 * count >= num:
-        uniform = tf.random.stateless_uniform(
-            [num], seed=key, dtype=tf.float64, alg=_random.ALGORITHM
-        )
+        uniform = _random.uniform(key, [num])
         return tf.cast(tf.math.top_k(uniform, count).indices, tf.int64)
-    size = math.ceil(1.3 * count) + 32
+    size = _num_draws(num, count)
     if (size + 1) * num >= 2**63:
         raise ValueError(f"batch_size={count} of {num} records is too large to index with 64 bits.")
     places = tf.range(size, dtype=tf.int64)
 
     def draw(number: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        values = tf.random.stateless_uniform(
-            [size],
-            seed=_random.fold_in(key, number),
-            minval=0,
-            maxval=num,
-            dtype=tf.int64,
-            alg=_random.ALGORITHM,
-        )
+        values = _random.integers(key, [size], num, number)
         by_value = tf.sort(
             values * size + places
         )  # One integer has value and place, for a single sort.
@@ -48,6 +39,10 @@ def distinct_indices(key: tf.Tensor, num: int, count: int) -> tf.Tensor:
 
     start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64), tf.zeros([count], tf.int64))
     return tf.while_loop(lambda _, found, __: found < count, draw, start, parallel_iterations=1)[2]
+
+
+def _num_draws(num: int, count: int) -> int:
+    return num if 4 * count >= num else math.ceil(1.3 * count) + 32
 
 
 class FixedSizeSampler(Sampler):
@@ -78,6 +73,11 @@ class FixedSizeSampler(Sampler):
     def scheme(self) -> FixedSizeSampling:
         """The sampling scheme."""
         return FixedSizeSampling(self.num_available, self.batch_size)
+
+    @property
+    def num_words(self) -> int:
+        """See `Sampler`: room for one draw, which nearly always has enough distinct records."""
+        return _random.words_for(1, _num_draws(self.num_available, self.batch_size))
 
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""

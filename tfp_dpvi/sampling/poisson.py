@@ -12,15 +12,19 @@ from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
+_RARE = 1e-15  # The probability that a step's sample takes more words than its tape has.
 
-def poisson_gaps(key: tf.Tensor, shape: list[int], probability: float, limit: int) -> tf.Tensor:
+
+def poisson_gaps(
+    key: tf.Tensor, shape: list[int], probability: float, limit: int, number: int | tf.Tensor = 0
+) -> tf.Tensor:
     """Draws distances between consecutive included records: geometric on {1, 2, ...}, capped at `limit + 1`, int64.
 
     Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
     is finite; the cap precedes the cast to int64. The uniform has 52 bits, so inclusion probabilities have a relative error
-    of 2^-52 / q.
+    of 2^-52 / q. `number` is that of the draw, see `_random.uniform`.
     """
-    uniform = tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=_random.ALGORITHM)
+    uniform = _random.uniform(key, shape, number)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
     return tf.cast(tf.minimum(skipped, tf.constant(limit, tf.float64)), tf.int64) + 1
 
@@ -76,6 +80,16 @@ class PoissonSampler(Sampler):
         """The sampling scheme."""
         return PoissonSampling(self.probability)
 
+    @property
+    def num_words(self) -> int:
+        """See `Sampler`: room for all gaps, but for a sample of probability below 1e-15."""
+        mean, surprise = self.num_available * self.probability, -math.log(_RARE)
+        # Bernstein's inequality; one gap more passes the last record.
+        beyond = surprise / 3.0 + math.sqrt(surprise**2 / 9.0 + 2.0 * surprise * mean)
+        most = min(self.num_available, math.ceil(mean + beyond)) + 1
+        size = self.physical_batch_size
+        return _random.words_for(math.ceil(most / size), size)
+
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         count = self.num_available
@@ -86,9 +100,8 @@ class PoissonSampler(Sampler):
         def one(
             last: tf.Tensor, number: tf.Tensor, carry: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            gaps = poisson_gaps(
-                _random.fold_in(key, number), [self.physical_batch_size], self.probability, count
-            )
+            size = [self.physical_batch_size]
+            gaps = poisson_gaps(key, size, self.probability, count, number)
             indices = last + partial_sums(gaps)
             mask = indices < count
             carry = body(carry, tf.minimum(indices, count - 1), mask)

@@ -1,7 +1,7 @@
 """The private step and the fit around it. `private_step` is the algorithm; `Mechanism` determines its privacy cost."""
 
 from tfp_dpvi._random import new_key
-from tfp_dpvi.training.compiled import CompiledSteps, make_step
+from tfp_dpvi.training.compiled import CompiledSteps, make_step, secure_key
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import StepState, initial_state, make_steps, private_step
 
@@ -14,4 +14,5 @@ __all__ = [
     "make_steps",
     "new_key",
     "private_step",
+    "secure_key",
 ]

@@ -8,6 +8,7 @@ import math
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import SECURE
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.mechanism import Mechanism
 
@@ -33,6 +34,7 @@ class PrivacyTarget:
     physical_batch_size: int | None = None
     jit_compile: bool | None = None
     unsafe_training_metrics: bool = False
+    randomness: str | None = None  # "secure" for a cryptographic generator.
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise is None:
@@ -55,6 +57,8 @@ class PrivacyTarget:
                 )
         if self.delta is not None:
             put(self, "delta", check.delta(self.delta))
+        if self.randomness is not None:
+            check.one_of("randomness", self.randomness, (SECURE,))
         for name in ("planned_epochs", "physical_batch_size"):
             value = getattr(self, name)
             put(self, name, None if value is None else check.count(name, value, 1))

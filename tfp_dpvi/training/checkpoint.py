@@ -99,8 +99,11 @@ class Checkpoint:
             )
         mechanism = draft.with_noise(saved["noise_multiplier"])
         shapes = "the shapes of variables"
-        then = {**saved, **meta["public"], shapes: [list(value.shape) for value in held.arrays]}
-        now = {**mechanism.plan(saved["num_releases"]).to_json(), **self._public}
+        default = {"randomness": ""}  # Which a plan's JSON leaves out.
+        then = {**default, **saved, **meta["public"]}
+        then[shapes] = [list(value.shape) for value in held.arrays]
+        plan = mechanism.plan(saved["num_releases"])
+        now = {**default, **plan.to_json(), **self._public}
         now[shapes] = [variable.shape.as_list() for variable in self._variables]
         now = json.loads(json.dumps(now))
         differing = [

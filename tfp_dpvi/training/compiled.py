@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from tfp_dpvi import _keystream
+from tfp_dpvi._keystream import SECURE, Keystream
 from tfp_dpvi._tf import Optimizer, learning_rate_variable, tf, without_values
 from tfp_dpvi.gradients import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.training.mechanism import Mechanism
@@ -16,6 +18,10 @@ _LOG = logging.getLogger("tfp_dpvi")
 _STEPS_WORTH_COMPILING = (
     1000  # XLA takes 2 s to compile and saves about 0.4 ms a step of a small model.
 )
+
+
+KEY = tf.TensorSpec([2], tf.int64)
+"""The kind of key that is no tape."""
 
 
 class CompiledSteps:
@@ -63,13 +69,18 @@ class CompiledSteps:
         """Drops the compiled steps, after a change of what they were traced with."""
         self._made = {}
 
-    def steps_for(self, mechanism: Mechanism, records: dict[str, tf.Tensor]) -> Steps:
-        """Returns the compiled steps of a mechanism for records of these shapes.
+    def steps_for(
+        self,
+        mechanism: Mechanism,
+        records: dict[str, tf.Tensor],
+        key: tf.TensorSpec = KEY,
+    ) -> Steps:
+        """Returns the compiled steps of a mechanism for records of these shapes and a key of this kind.
 
         Raises `ValueError` if the step cannot be traced, or XLA was requested and cannot compile it.
         """
         shapes = repr(
-            tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), records)
+            tf.nest.map_structure(lambda part: (part.dtype.name, tuple(part.shape)), (records, key))
         )
         with self._strategy.scope():  # As Keras runs it: outside, TensorFlow would trace it again.
             strategy = (
@@ -78,7 +89,7 @@ class CompiledSteps:
             for jit in self._choices:
                 identity = (mechanism.identity, self._settings, shapes, jit)
                 if identity not in self._made:
-                    self._made[identity] = self._make(mechanism, records, jit, strategy)
+                    self._made[identity] = self._make(mechanism, records, key, jit, strategy)
                 made = self._made[identity]
                 if made is not None:
                     self.uses_xla = jit and strategy is None
@@ -89,6 +100,7 @@ class CompiledSteps:
         self,
         mechanism: Mechanism,
         records: dict[str, tf.Tensor],
+        key: tf.TensorSpec,
         jit: bool,
         strategy: tf.distribute.Strategy | None,
     ) -> Steps | None:
@@ -100,7 +112,7 @@ class CompiledSteps:
             initial_state(mechanism),
             zero,
             records,
-            tf.zeros([2], tf.int64),
+            tf.zeros(key.shape, key.dtype),
             tf.zeros([], tf.float64),
         )
         try:
@@ -152,6 +164,7 @@ def make_step(
 ) -> Callable[[StepState, dict[str, tf.Tensor], tf.Tensor], StepState]:
     """Returns `step(state, records, key) -> state`, for a custom training loop: see `docs/guides/custom_loop.md`.
 
+    The key is from `new_key`, or from `secure_key` if the mechanism's randomness is "secure".
     `jit_compile` compiles with XLA. Raises `ValueError` if the mechanism has no noise multiplier.
 
     #### Formal guarantee
@@ -164,7 +177,25 @@ def make_step(
     compiled.begin(variables, planned_steps=0, gains_from_xla=False)
     noise, one = mechanism.noise, tf.constant(1, tf.int64)
 
-    def step(state: StepState, records: dict[str, tf.Tensor], key: tf.Tensor) -> StepState:
-        return compiled.steps_for(mechanism, records)(state, one, records, tf.constant(key), noise)
+    def step(
+        state: StepState, records: dict[str, tf.Tensor], key: tf.Tensor | Keystream
+    ) -> StepState:
+        if isinstance(key, Keystream) != (mechanism.randomness == SECURE):
+            raise ValueError(
+                f"key is {type(key).__name__}, but the mechanism has randomness={mechanism.randomness!r}: "
+                "pass training.secure_key(mechanism) where it is 'secure', and else training.new_key()."
+            )
+        words = key.rows(int(state.step), 1) if isinstance(key, Keystream) else key
+        words = tf.constant(words)
+        steps = compiled.steps_for(mechanism, records, tf.TensorSpec(words.shape, words.dtype))
+        return steps(state, one, records, words, noise)
 
     return step
+
+
+def secure_key(mechanism: Mechanism) -> Keystream:
+    """Returns a key for `make_step` with `compile(randomness="secure")`, which expands to the steps' words.
+
+    Its 256 bits come from the operating system. Raises `ImportError` without the extra `secure`.
+    """
+    return Keystream(_keystream.new_key(), mechanism.num_words())

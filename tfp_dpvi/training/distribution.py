@@ -183,8 +183,12 @@ class Workers:
         if refusal is not None:
             raise refusal
 
+    def secret(self, secret: bytes) -> bytes:
+        """Returns the chief's bytes, a multiple of eight of them."""
+        return bytes(self.key(np.frombuffer(secret, np.int64)).numpy().tobytes())
+
     def key(self, key: np.ndarray[Any, Any]) -> tf.Tensor:
-        """Returns the chief's key, int64 of shape [2]."""
+        """Returns the chief's key, int64 of the shape that all workers pass."""
         if not self.several:
             return tf.constant(key)
         halves = np.asarray(key, np.int64).view(np.uint32)  # float64 holds 53 bits.

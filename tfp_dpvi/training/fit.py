@@ -8,16 +8,17 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from tfp_dpvi import _random
+from tfp_dpvi import _keystream, _random
+from tfp_dpvi._keystream import SECURE, Keystream, Tapes
 from tfp_dpvi._tf import Metric, Model, Structure, keras, steps_per_execution, tf
 from tfp_dpvi.data import Data
 from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
 from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.budget import PrivacyTarget
-from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.compiled import KEY, CompiledSteps
 from tfp_dpvi.training.distribution import Workers
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import StepState, initial_state
@@ -145,6 +146,7 @@ class PrivateFit:
         *,
         allowed: int,
         planned: int,
+        per_call: int,
     ) -> None:
         assert state.target is not None
         assert state.compiled is not None
@@ -156,6 +158,12 @@ class PrivateFit:
         self._workers = Workers(model.distribute_strategy)
         # A fresh key for every fit; seeded runs continue counting steps instead, so that no noise is drawn twice.
         self._key = self._workers.key(_random.new_key(state.seed))
+        self._tapes: Tapes | None = None
+        if mechanism.randomness == SECURE:
+            with model.distribute_strategy.scope():
+                words = mechanism.num_words()
+            secret = self._workers.secret(_keystream.new_key())
+            self._tapes = Tapes(Keystream(secret, words), min(per_call, planned))
         self.plan, self._priced = mechanism.plan(planned), mechanism.identity
         self._reservations = Reservations(state, self.plan, strict=self._workers.several)
         self.state: StepState = initial_state(mechanism, state.progress.steps, planned)
@@ -177,7 +185,7 @@ class PrivateFit:
                 "use_ema: after %d steps the initial values still have the weight %.2g in the average of iterates. Lower "
                 "ema_momentum, or train longer.", self._planned, kept,
             )  # fmt: skip
-        self._compiled.steps_for(self.mechanism, self._data.tensors)
+        self._compiled.steps_for(self.mechanism, self._data.tensors, self._kind_of_key)
         self._make_curve(self.mechanism.plan(self._allowed))
 
     def _make_curve(self, plan: PrivacyPlan) -> None:
@@ -185,6 +193,10 @@ class PrivateFit:
         if self._target.delta is not None:  # Epsilons to show that are never below the exact ones.
             checkpoints = range(every, plan.num_releases + 1, every)
             self._curve = EpsilonCurve(plan, self._ledger.events(), self._target.delta, checkpoints)
+
+    @property
+    def _kind_of_key(self) -> tf.TensorSpec:
+        return KEY if self._tapes is None else self._tapes.spec
 
     @property
     def num_steps(self) -> int:
@@ -205,8 +217,10 @@ class PrivateFit:
         }
 
     def close(self) -> None:
-        """Refunds reserved steps that did not run."""
+        """Refunds reserved steps that did not run, and ends the thread that makes tapes."""
         self._reservations.close()
+        if self._tapes is not None:
+            self._tapes.close()
 
     def __call__(self, iterator: object) -> dict[str, float]:
         """Reserves the steps of one execution, runs them, and returns the logs."""
@@ -240,14 +254,14 @@ class PrivateFit:
         first, self._done = self._progress.steps, self._done + steps
         self._progress.steps += steps
         self._progress.epochs += steps / self._data.steps_per_epoch
-        for many, sampler, tensors in self._data.calls(
-            steps, self._key, first, self._compiled.uses_xla
-        ):
+        key = self._key if self._tapes is None else self._tapes.keystream
+        for many, sampler, tensors in self._data.calls(steps, key, first, self._compiled.uses_xla):
             mechanism = dataclasses.replace(self.mechanism, sampler=sampler)
-            step = self._compiled.steps_for(mechanism, tensors)
-            self.state = step(
-                self.state, tf.constant(many, tf.int64), tensors, self._key, mechanism.noise
-            )
+            step = self._compiled.steps_for(mechanism, tensors, self._kind_of_key)
+            for few, words in self._keys(first, many):
+                num = tf.constant(few, tf.int64)
+                self.state = step(self.state, num, tensors, words, mechanism.noise)
+            first += many
         if self._done == self._allowed < self._planned:
             _LOG.warning(
                 "Training stops after %d of %d steps: the budget allows no more.",
@@ -256,6 +270,10 @@ class PrivateFit:
             )
             self._model.stop_training = True
         self._stop_if_diverged()
+
+    def _keys(self, first: int, steps: int) -> Iterable[tuple[int, tf.Tensor]]:
+        """Returns numbers of steps with the argument `key` of their call."""
+        return [(steps, self._key)] if self._tapes is None else self._tapes.calls(first, steps)
 
     def _stop_if_diverged(self) -> None:
         """Stops training if the released variables diverge; a check of released values, which is free."""
@@ -281,7 +299,7 @@ class PrivateFit:
                 f"ledger: it changed during multi-worker training, after {self._done} of {self._planned} steps. Fit one model at a "
                 "time."
             )
-        self.close()
+        self._reservations.close()
         rest = self.mechanism.plan(self._planned - self._done)
         most = self._ledger.most_releases(rest, self._target.budgets)
         self._allowed = self._done + most

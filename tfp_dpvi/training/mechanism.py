@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients import (
     Clip,
@@ -56,6 +57,7 @@ class Mechanism:
     ] = ()  # The joint releases of `compile`, on the same sample as the gradient.
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant: str = "pld"
+    randomness: str = ""  # See `PrivacyPlan`.
     unsafe_loss: bool = False  # Whether to also sum exact losses, which are *not private*.
 
     @property
@@ -110,7 +112,20 @@ class Mechanism:
             l2_norm_clip=None if math.isinf(clip) else clip,
             num_records=self.num_records,
             metrics=tuple(one.name for one in self.joint),
+            randomness=self.randomness,
         )
+
+    def num_words(self) -> int:
+        """Returns the number of random words that a step takes of a tape; traces the step's draws."""
+        sizes: list[int] = [math.prod(one.shape) for one in self.joint]
+
+        def draw(key: tf.Tensor) -> None:
+            released = self.gradient.draw(key).released
+            sizes.extend(part.shape.num_elements() for part in released)
+
+        key = tf.TensorSpec([2], tf.int64)
+        tf.function(draw, input_signature=[key], autograph=False).get_concrete_function()
+        return _random.num_words(self.sampler.num_words, sum(sizes))
 
     def calibrated(
         self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int

@@ -54,7 +54,8 @@ def private_step(
       variables: the trainable variables.
       state: the state after the previous step.
       records: structures of tensors under "x", "y" and "sample_weight"; "mask" for a padded batch.
-      key: int64 tensor of shape [2], the fit's key.
+      key: int64 tensor of shape [2], the fit's key; or a tape with a row for each step, see
+        `Mechanism.num_words`.
       noise: the noise multiplier, its standard deviation over the clip.
       replicas: the replicas that share the records of a batch.
 
@@ -63,7 +64,8 @@ def private_step(
     The update is post-processing of one Gaussian release, that of `mechanism.plan(1)`. The caller must have reserved it.
     """
     _check_rows(mechanism, records)
-    sampling_key, draw_key, batch_key, noise_key = _random.keys_of_step(key, state.step)
+    keys = _random.keys_of_step(key, state.step, mechanism.sampler.num_words)
+    sampling_key, draw_key, batch_key, noise_key = keys
     gradient = mechanism.gradient.draw(draw_key)  # Monte Carlo draws shared by all records.
 
     def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
