@@ -13,6 +13,7 @@ import textwrap
 import numpy as np
 import pytest
 import scipy.stats
+from support import tapes
 
 import tfp_dpvi as dpvi
 
@@ -20,7 +21,8 @@ COMMON = """
 import functools, json, os, sys
 import numpy as np
 import tfp_dpvi as dpvi
-from support import internals
+from support import internals, tapes
+from support.steps import Indicator
 from support.toy import Toy
 from tfp_dpvi._tf import tf, tfp
 tfd = tfp.distributions
@@ -242,6 +244,15 @@ def momenta():
         ends.append(weights(model).tolist())
     return ends
 
+def secure():
+    dpvi._keystream.new_key = lambda: tapes.KEY
+    with strategy.scope():
+        model = Indicator(30)
+        model.compile(sgd(1.0, clip=1.0, rate=1.0), delta=1e-5, jit_compile=False, randomness="secure",
+            steps_per_execution=2)
+    model.fit(np.eye(30, dtype="float32"), batch_size=6, verbose=0)
+    return weights(model).tolist()
+
 def alone():  # Seeded, so that the first of two epochs is that of one.
     return on_no_strategy("toy")[0]
 
@@ -251,7 +262,7 @@ print(json.dumps({part: globals()[part]() for part in sys.argv[1:]}))
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    parts = "two_replicas", "noise", "outside_the_scope", "alone"
+    parts = "two_replicas", "noise", "secure", "outside_the_scope", "alone"
     return run(REPLICAS, tmp_path_factory.mktemp("replicas"), *parts)
 
 
@@ -300,6 +311,13 @@ def test_noise_is_added_once_a_step(replicas):
     low, high = scipy.stats.chi2(found["num"]).ppf([5e-8, 1 - 5e-8])
     assert low < found["square"] < high
     assert (high / found["num"]) ** 0.5 < 1.01
+
+
+def test_secure_noise_and_samples_are_those_of_the_words_on_replicas(replicas):
+    """C10: as on one device (`test_secure.py`), by NumPy: every replica reads the same words."""
+    releases = tapes.releases_of_unit_records(5, 30, 0.2, 1.0)
+    expected = (np.round(releases * 2**12) / 2**12 / 6).sum(axis=0)
+    np.testing.assert_allclose(replicas["secure"], expected, atol=2e-6)
 
 
 def test_a_model_built_outside_the_scope_is_refused(replicas):

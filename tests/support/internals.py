@@ -163,6 +163,11 @@ def traced_steps(model):
     return list(model._dp.compiled._made.values())
 
 
+def graphs_of(step):
+    """Every graph that a compiled function was traced into."""
+    return [traced.graph for traced in step._list_all_concrete_functions_for_serialization()]
+
+
 def steps_by_xla(model):
     """Of each step that was made or tried: whether by XLA."""
     return [jit for *_, jit in model._dp.compiled._made]
@@ -173,8 +178,8 @@ def mark_executions(path):
     marks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     make = CompiledSteps.steps_for
 
-    def marking(self, mechanism, tensors):
-        inner = make(self, mechanism, tensors)
+    def marking(self, mechanism, tensors, *key):
+        inner = make(self, mechanism, tensors, *key)
 
         def execute(state, steps, *rest):
             os.write(marks, b"b" * int(steps))

@@ -117,15 +117,19 @@ class Mechanism:
 
     def num_words(self) -> int:
         """Returns the number of random words that a step takes of a tape; traces the step's draws."""
-        sizes: list[int] = [math.prod(one.shape) for one in self.joint]
+        sizes: list[int] = []  # Of each replica's, which are equal.
 
         def draw(key: tf.Tensor) -> None:
             released = self.gradient.draw(key).released
-            sizes.extend(part.shape.num_elements() for part in released)
+            sizes.append(sum(part.shape.num_elements() for part in released))
+
+        def on_replicas(key: tf.Tensor) -> None:
+            tf.distribute.get_strategy().run(draw, args=(key,))
 
         key = tf.TensorSpec([2], tf.int64)
-        tf.function(draw, input_signature=[key], autograph=False).get_concrete_function()
-        return _random.num_words(self.sampler.num_words, sum(sizes))
+        tf.function(on_replicas, input_signature=[key], autograph=False).get_concrete_function()
+        num = sizes[0] + sum(math.prod(one.shape) for one in self.joint)
+        return _random.num_words(self.sampler.num_words, num)
 
     def calibrated(
         self, ledger: PrivacyLedger, *, epsilon: float, delta: float, num_releases: int
