@@ -245,9 +245,11 @@ def _private_adam() -> Any:
     )
 
 
-def make_private(parts: Any, x: Any, batch_size: int, per_call: int) -> tuple[Any, Prepared]:
+def make_private(
+    parts: Any, x: Any, batch_size: int, per_call: int, randomness: str | None = None
+) -> tuple[Any, Prepared]:
     model = dpvi.DPVAE(*parts)
-    model.compile(_private_adam(), steps_per_execution=per_call)
+    model.compile(_private_adam(), steps_per_execution=per_call, randomness=randomness)
     return model, timed(model, per_call, x, batch_size=batch_size)
 
 

@@ -43,6 +43,7 @@ def private(
     steps: int,
     per_call: int,
     jit_compile: bool = True,
+    randomness: str | None = None,
 ) -> Runner:
     """`make()` gives an uncompiled model of this library."""
     model = make()
@@ -50,7 +51,9 @@ def private(
         l2_norm_clip=CLIP, noise_multiplier=NOISE_MULTIPLIER, learning_rate=LEARNING_RATE
     )
     # XLA as it would be by default for a run of more than a thousand steps.
-    model.compile(optimizer, steps_per_execution=per_call, jit_compile=jit_compile)
+    model.compile(
+        optimizer, steps_per_execution=per_call, jit_compile=jit_compile, randomness=randomness
+    )
     run, _ = vae.timed(model, per_call, *data, batch_size=batch_size)
     return Runner(lambda wanted: 1e-3 * run(wanted) * max(1, wanted), steps)
 
@@ -209,6 +212,9 @@ def logistic_makers(quick: bool, jax: Peer | None, torch: Peer | None) -> Makers
     few, each = (4, 2) if quick else (100, 25)
     makers: Makers = {
         "tfp_dpvi": lambda: private(model, (x, y), batch_size, steps, per_call),
+        "tfp_dpvi, secure": lambda: private(
+            model, (x, y), batch_size, steps, per_call, randomness="secure"
+        ),
         "tfp_dpvi, without XLA": lambda: private(
             model, (x, y), batch_size, steps, per_call, jit_compile=False
         ),

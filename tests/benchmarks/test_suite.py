@@ -174,3 +174,13 @@ def test_quick_run(tmp_path):
     }
     assert ours | {"sampler_1e9_over_1e4", "streamed_over_resident"} <= measured
     assert (tmp_path / "suite.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_quick_run_of_secure_steps(tmp_path):
+    import secure
+
+    secure.main(["--quick", "--rounds", "1", "--output", str(tmp_path / "secure.json")])
+    found = json.loads((tmp_path / "secure.json").read_text())["cases"]
+    assert set(found) == {"logistic", "vae 128"}
+    assert all(case["ratio"] > 0 for case in found.values())
