@@ -75,7 +75,7 @@ def pairs(shift):
     model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
     x = np.linspace(-1.0, 1.0, 60).astype("float32")
     model.fit(x, x + shift, batch_size=60, sampling="fixed_size", epochs=3, verbose=0)
-    released = tf.nest.flatten(model._dp.accumulated)
+    released = tf.nest.flatten(model.accumulated)
     return [value.numpy() for value in [*model.trainable_variables, *released]]
 
 

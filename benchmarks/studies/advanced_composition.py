@@ -19,9 +19,9 @@ from tfp_dpvi.privacy.accountants import (
     ACCOUNTANTS,
     Accountant,
     Releases,
-    gaussian_delta,
     poisson_replace_refusal,
 )
+from tfp_dpvi.privacy.tradeoff import gaussian_delta
 
 #: The fraction of delta for composition, as in the authors' experiments.
 COMPOSITION_SHARE = 0.2

@@ -12,12 +12,8 @@ tfd = tfp.distributions
 
 
 def prior():
-    entries = {
-        "cloudy": 1,
-        "sprinkler": 2,
-        "rain": 2,
-        "wet": 4,
-    }  # One for each state of the node's parents.
+    # One for each state of the node's parents.
+    entries = {"cloudy": 1, "sprinkler": 2, "rain": 2, "wet": 4}
     return tfd.JointDistributionNamed(
         {name: tfd.Sample(tfd.Beta(2.0, 2.0), size) for name, size in entries.items()}
     )

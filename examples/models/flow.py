@@ -9,9 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 tfd, tfb = tfp.distributions, tfp.bijectors
-CLIPPING = (
-    "flat"  # The calibrated posterior is made of normals' neighbourhoods; a banana is not one.
-)
+# The calibrated posterior is made of normals' neighbourhoods; a banana is not one.
+CLIPPING = "flat"
 CURVE, NOISE, HIDDEN = 0.3, 10.0, 16
 
 

@@ -6,9 +6,8 @@ import tensorflow_probability as tfp
 
 tfd = tfp.distributions
 NUM_COUNTIES = 30
-NUM_SYNTHETIC = (
-    30_000  # A county with too many of the inputs would seem to have too much information.
-)
+# A county with too many of the inputs would seem to have too much information.
+NUM_SYNTHETIC = 30_000
 
 
 def prior():

@@ -28,7 +28,7 @@ def family(name):
     return importlib.import_module(name)
 
 
-def test_there_are_ten_of_them_each_under_60_lines():
+def test_there_are_ten_of_them_each_of_at_most_65_lines():
     assert len(NAMES) == 10
     assert {
         name: len((FOLDER / f"{name}.py").read_text().splitlines()) for name in NAMES if _long(name)
@@ -36,7 +36,7 @@ def test_there_are_ten_of_them_each_under_60_lines():
 
 
 def _long(name):
-    return len((FOLDER / f"{name}.py").read_text().splitlines()) >= 60
+    return len((FOLDER / f"{name}.py").read_text().splitlines()) > 65
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -626,7 +626,7 @@ def test_a_posterior_wider_than_its_prior_is_warned_of_by_name(fitted, monkeypat
     wide = Mixture(np.zeros((1, WIDTH)), np.diag([0.9, 1.5])[None])
     monkeypatch.setattr(mixtures, "exact_mixture", lambda *terms: wide)
     calibrator = Calibrator(model.calibration.pairing, model.surrogate_posterior, None)
-    checks = calibrator(model.accumulated, model._dp.mechanism).checks
+    checks = calibrator(model.accumulated, internals.mechanism_of(model)).checks
     np.testing.assert_allclose(checks.parameters.width, [0.9, 1.5], rtol=0.06)  # 4 errors.
     (sentence,) = [each for each in checks.warnings if "as wide as the prior" in each]
     assert "posterior of w[1] is 1.5 times" in sentence

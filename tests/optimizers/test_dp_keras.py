@@ -369,14 +369,16 @@ def test_the_configuration_makes_the_same_optimizer_again(name, dp_class, settin
 def test_a_clip_that_is_no_positive_number_is_refused(clip):
     with pytest.raises(ValueError, match="l2_norm_clip must be a positive number, got") as error:
         adam(l2_norm_clip=clip)
-    assert repr(clip) in str(error.value)
+    # A list, which may be a data set in the wrong place, is shown by its type.
+    assert (repr(clip) if not isinstance(clip, list) else "List") in str(error.value)
 
 
 @pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf, -math.inf, True, False, "1", [1.0]])
 def test_a_noise_multiplier_that_is_no_finite_number_is_refused(noise):
     with pytest.raises((ValueError, TypeError), match="noise_multiplier") as error:
         adam(noise_multiplier=noise)
-    assert repr(noise).lower() in str(error.value).lower()
+    shown = "a list" if isinstance(noise, list) else repr(noise).lower()
+    assert shown in str(error.value).lower()
 
 
 @pytest.mark.parametrize("noise", [1.0, None])

@@ -254,6 +254,11 @@ def _groups_of(model):
     return GroupTerms(model, StepSpec(_SPECS.get(model, known), 100))
 
 
+def mechanism_of(model):
+    """The mechanism of the model's last fit, with its noise."""
+    return model._dp.mechanism
+
+
 def settings_of(model):
     """What `compile` was told about privacy, or None."""
     return model._dp.target
