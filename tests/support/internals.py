@@ -140,7 +140,11 @@ def paired_sums(clipped_sum):
 def keys_changed(changed):
     """A step's keys are `changed(keys_of_step, key, step)`."""
     real = _random.keys_of_step
-    with mock.patch.object(_random, "keys_of_step", lambda key, step: changed(real, key, step)):
+
+    def keys(key, step, num_sampling=0):
+        return changed(lambda *of_step: real(*of_step, num_sampling), key, step)
+
+    with mock.patch.object(_random, "keys_of_step", keys):
         yield
 
 
