@@ -124,7 +124,12 @@ def writes_allowed():
 def twins_changed(change):
     """The simulated twins of a batch of records pass through a function."""
     simulated = pairing._simulated
-    with mock.patch.object(pairing, "_simulated", lambda *args: change(simulated(*args))):
+
+    def changed(*args):
+        twins, usable = simulated(*args)
+        return change(twins), usable
+
+    with mock.patch.object(pairing, "_simulated", changed):
         yield
 
 
