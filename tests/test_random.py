@@ -134,6 +134,20 @@ def test_shapes_and_dtypes(shape, dtype):
     np.testing.assert_array_equal(made, normal(KEY, shape, dtype))
 
 
+def test_no_two_steps_share_bits_of_large_noise():
+    """The raw generator counts from the key's second word, in which the keys of steps count too."""
+    root = tf.constant(_random.new_key())
+    keys = [_random.keys_of_step(root, tf.constant(step, tf.int64))[3] for step in range(6)]
+    keys += [_random.fold_in(root, index) for index in range(1, 6)]
+    words = np.concatenate([_random._bits(key, 500).numpy().ravel() for key in keys])
+    assert len(np.unique(words)) == len(words)
+
+
+def test_a_deviation_that_is_no_number_does_not_return_the_sum():
+    (noisy,) = _random.add_noise(tf.constant(KEY, tf.int64), [tf.ones([3])], [np.nan])
+    assert np.isnan(noisy).all()
+
+
 def test_no_two_keys_of_a_run_are_the_same():
     """Those of steps and uses count in one word, those that `fold_in` makes of them in the other."""
     root = tf.constant(_random.new_key())

@@ -270,7 +270,8 @@ def _rounded(exact: tf.Tensor, draw: tf.Tensor, deviation: tf.Tensor) -> tf.Tens
     grid = tf.bitcast(bits, tf.float64)
     rounded = tf.round(noisy * (1.0 / grid)) * grid
     # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
-    return tf.where(deviation > 0.0, rounded, exact)
+    # On zero alone: a NaN must not return the exact sum.
+    return tf.where(deviation == 0.0, exact, rounded)
 
 
 _on_grid_compiled = tf.function(_on_grid, jit_compile=True, autograph=False)
@@ -293,7 +294,7 @@ def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
 def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
     """Returns uint64 tensor of shape [2, num_pairs]: the first words of a tape, or drawn by `_threefry`."""
     if not is_tape(key):
-        return _threefry(key, num_pairs)
+        return _threefry(split(key, 1)[0], num_pairs)
     if key.shape[0] < 2 * num_pairs:
         raise ValueError(
             f"A tape of {key.shape[0]} words is too short: the noise takes {2 * num_pairs}."
