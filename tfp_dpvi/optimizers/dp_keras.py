@@ -68,7 +68,9 @@ def privatize(
     deviations = [
         # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
         tf.where(
-            multiplier == 0.0, 0.0, multiplier * exactly(clipped.clip.bound * scale, tf.float64)
+            multiplier == 0.0,
+            tf.zeros_like(multiplier),
+            multiplier * exactly(clipped.clip.bound * scale, tf.float64),
         )
         for scale in scales
     ]
