@@ -333,7 +333,11 @@ def with_config(data, config):
 def loaded(path):
     """Returns a model's settings and weights, or REFUSED."""
     model = read_by(lambda: dpvi.load_model(path), LedgerError, TypeError, ValueError)
-    return REFUSED if model is REFUSED else (model.get_config(), model.get_weights())
+    if model is REFUSED:
+        return REFUSED
+    config = model.get_config()
+    del config["books"]["ledger"]["version"]  # A ledger in memory grows one with each load.
+    return config, model.get_weights()
 
 
 @for_many(6, 1_500, alterations=OF_BYTES)

@@ -237,14 +237,19 @@ def load_model(
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
     try:
-        return keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
-    except (LedgerError, TypeError, ValueError):
-        raise
-    except Exception as error:  # Of Keras, h5py and TensorFlow, which read whatever a file says.
+        model = keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
+    except Exception as error:  # Keras, h5py and TensorFlow read whatever a file says.
+        text = str(error)
+        if isinstance(error, LedgerError | TypeError | ValueError) and len(text.splitlines()) <= 2:
+            raise
+        what = f"{type(error).__name__}: {' '.join(text.split()):.200}"
         raise ValueError(
-            f"filepath={path!r} cannot be loaded ({type(error).__name__}): it was altered, or written by another version. "
-            "Use another copy, or fit again; the ledger keeps the spending."
+            f"filepath={path!r} cannot be loaded ({what}).\nIt was altered, or written by another version: use another copy, "
+            "or fit again; the ledger keeps the spending."
         ) from error
+    if not isinstance(model, Model):  # Keras returns whatever a file describes.
+        raise ValueError(f"filepath={path!r} holds no model: it was altered. Use another copy.")
+    return model
 
 
 def variables_of(model: Model) -> list[tf.Variable]:

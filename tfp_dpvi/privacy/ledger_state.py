@@ -267,7 +267,8 @@ class LedgerView:
         row = rows[0]
         with self._naming_damage():
             _text("ledger_id", row["ledger_id"])
-            _text("dataset_id", row["dataset_id"] or "")
+            if row["dataset_id"] is not None:
+                _text("dataset_id", row["dataset_id"])
             check.count("version", row["version"])
         if known is not None and (
             row["version"] < known.version or row["ledger_id"] != known.ledger_id
