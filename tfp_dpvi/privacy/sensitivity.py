@@ -9,6 +9,9 @@ from tfp_dpvi import _validate as check
 Json: TypeAlias = dict[str, Any]
 
 
+_SMALLEST = 1e-100  # Noise in units of less has no float.
+
+
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
     """L2 sensitivity of a released sum, in units of `l2_norm_clip`.
@@ -24,6 +27,10 @@ class Sensitivity:
     def __post_init__(self) -> None:
         a = check.positive("add_or_remove", self.add_or_remove)
         d = check.positive("replace", self.replace)
+        if min(a, d) < _SMALLEST:
+            raise ValueError(
+                f"add_or_remove={a} and replace={d} must be at least {_SMALLEST:g}; pass them in units of l2_norm_clip."
+            )
         if d > 2.0 * a * (1.0 + 1e-9):
             raise ValueError(
                 f"replace={self.replace!r} must be at most twice add_or_remove={a}; pass a larger add_or_remove."
