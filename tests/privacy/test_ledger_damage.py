@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import sqlalchemy as sa
 
 from tfp_dpvi.privacy import LedgerError, PoissonSampling, PrivacyLedger, PrivacyPlan, database
 
@@ -131,6 +132,7 @@ CHANGES = [
     "UPDATE ledger SET ledger_id = 'another ledger'",
     "UPDATE reservations SET steps_run = NULL WHERE id = 1",
     "UPDATE ledger SET digest = NULL",
+    "INSERT INTO ledger SELECT * FROM ledger",
 ]
 
 
@@ -354,6 +356,16 @@ def _alter(path, script):
         client.executescript(script)
 
 
+def _write_digest(path):
+    """Writes the digest of the contents as they are: whoever alters a file may know how."""
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.pool.NullPool)
+    with engine.begin() as connection:
+        identity = connection.execute(database.IDENTITY).mappings().one()
+        digest = database.Contents.read(connection, identity).digest
+        connection.execute(database.LEDGER.update().values(digest=digest))
+    engine.dispose()
+
+
 def _is_refused_while_open(path, ledger, calls):
     data = path.read_bytes()
     for call in calls:
@@ -400,20 +412,22 @@ def test_rows_that_vanish_or_change_while_it_is_open_are_noticed(path, script):
         "UPDATE ledger SET dataset_id = 'another survey'",
     ],
 )
-def test_rows_that_vanish_with_a_newer_version_are_noticed(path, script):
-    """What was charged, confirmed, limited or shown stays so in every later version."""
+@pytest.mark.parametrize("more", [0, 7])
+def test_rows_that_vanish_with_their_digest_are_noticed(path, script, more):
+    """A version has one content, and what was charged, confirmed, limited or shown stays so in every later version."""
     with PrivacyLedger(path) as ledger:
         token = ledger.reserve(OTHER, 3)
-        _alter(path, f"{script}; UPDATE ledger SET version = version + 7")
-        _is_refused_while_open(
-            path,
-            ledger,
-            [
-                lambda: ledger.num_releases,
-                lambda: ledger.reserve(PLAN, 1),
-                lambda: ledger.confirm(token, steps_run=0),
-            ],
-        )
+        _alter(path, f"{script}; UPDATE ledger SET version = version + {more}")
+        _write_digest(path)
+        calls = [
+            lambda: ledger.reserve(PLAN, 1),
+            lambda: ledger.reserve(NEW, 1),
+            lambda: ledger.confirm(token, steps_run=0),
+            lambda: ledger.set_budget(100.0, 1e-5),
+        ]
+        if more:  # Else what is known of this version is shown.
+            calls.append(lambda: ledger.num_releases)
+        _is_refused_while_open(path, ledger, calls)
 
 
 def test_a_new_file_holds_no_steps_below_zero_or_beyond_its_reservation(path):
@@ -442,12 +456,13 @@ def test_a_new_file_holds_no_steps_below_zero_or_beyond_its_reservation(path):
     ],
 )
 def test_impossible_steps_are_refused_also_in_a_file_without_constraints(path, statement):
-    """Files of this format that are older than the constraints."""
+    """Files of the format before, which had neither constraints nor a digest."""
     _alter(
         path,
         "PRAGMA writable_schema = ON;"
         "UPDATE sqlite_master SET sql = replace(sql, 'CHECK (', 'CHECK (1 OR ');"
-        f"PRAGMA writable_schema = RESET; {statement}",
+        "PRAGMA writable_schema = RESET; UPDATE ledger SET format = 3;"
+        f"ALTER TABLE ledger DROP COLUMN digest; {statement}",
     )
     assert _is_refused(path, "damaged")
 

@@ -345,7 +345,8 @@ _IMPOSSIBLE = sa.text(
     "GROUP BY charges.id, charges.steps "
     "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) "
     "OR charges.steps < 0 OR MIN(reservations.steps) < 0 OR MIN(reservations.steps_run) < 0 "
-    "OR MAX(reservations.steps_run - reservations.steps) > 0 LIMIT 1"
+    "OR MAX(reservations.steps_run - reservations.steps) > 0 "
+    "OR charges.steps <> CAST(charges.steps AS BIGINT) LIMIT 1"
 )
 
 
