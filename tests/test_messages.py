@@ -489,3 +489,9 @@ def test_the_search_finds_what_it_looks_for(capfd):
     ]
     for leak in leaks:
         assert _MARKED.search(all_that_comes_out(leak, capfd)[1])
+
+
+def test_a_column_in_the_place_of_its_categories_is_not_shown():
+    with pytest.raises(ValueError, match="categories=a list of 3") as caught:
+        dpvi.synthetic.Categorical(["HIV positive", "flu", "flu"])
+    assert "HIV" not in str(caught.value)

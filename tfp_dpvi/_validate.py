@@ -25,9 +25,9 @@ def shown(value: Unchecked) -> str:
     Numbers, strings and the like are shown as they are, all else by its type: a data set in the place
     of another argument is not printed.
     """
-    if value is None or isinstance(
-        value, bool | int | float | str | bytes | enum.Enum | np.generic
-    ):
+    plain = bool | int | float | str | bytes | enum.Enum | np.generic
+    # A row of a structured array is a whole record.
+    if value is None or (isinstance(value, plain) and not isinstance(value, np.void)):
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializable, tf
-from tfp_dpvi._validate import Unchecked, fields
+from tfp_dpvi._validate import Unchecked, fields, shown
 
 _LIBRARY = __name__.split(".")[0]
 #: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
@@ -105,9 +105,8 @@ def encode(value: Any, argument: str) -> Json:
         raise ValueError(
             f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}"
         )
-    text = repr(value)
-    text = text if len(text) < 100 else f"{text[:97]}..."
-    raise ValueError(f"{argument} is {text}, an object that cannot be saved. {_FIX}")
+    # By its type: what it holds may be records.
+    raise ValueError(f"{argument} is {shown(value)}, an object that cannot be saved. {_FIX}")
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:

@@ -145,8 +145,9 @@ def test_nobody_is_believed_without_a_roster_unless_asked_for():
     server = Server(TERMS, [], Synchronous(rounds=1))
     with pytest.raises(TypeError, match="roster"):
         FlowerRun(Grid({}), server)
-    with pytest.raises(ValueError, match=r"roster='anybody': pass \{node id: hospital\}"):
-        FlowerRun(Grid({}), server, roster="anybody")
+    for roster in ("anybody", None):
+        with pytest.raises(ValueError, match=rf"roster={roster!r}: pass \{{node id: hospital\}}"):
+            FlowerRun(Grid({}), server, roster=roster)
 
 
 def test_garbage_of_a_node_is_refused():

@@ -36,10 +36,14 @@ def test_steps_that_agree_go_as_far(kind, settings):
     assert largest_move(private, STEPS) == pytest.approx(abs(float(variable)), rel=0.2)
 
 
-def test_a_schedule_goes_on_where_it_is():
+def test_earlier_steps_of_the_optimizer_count():
+    """A fit that goes on where another ended has come as far as both."""
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(falling(1.0), l2_norm_clip=1.0)
     assert largest_move(optimizer, 1000) == pytest.approx(
         np.sum([float(falling(1.0)(step)) for step in range(1000)]), rel=0.05
     )
     optimizer.iterations.assign(40)
-    assert largest_move(optimizer, 50) == pytest.approx(5.0, rel=1e-5)
+    both = sum(float(falling(1.0)(step)) for step in range(90))
+    assert largest_move(optimizer, 50) == pytest.approx(both, rel=1e-5)
+    still = dpvi.optimizers.DPKerasAdamOptimizer(0.0, l2_norm_clip=1.0)
+    assert np.isnan(largest_move(still, 50))

@@ -72,8 +72,16 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
             "stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays."
         )
     size = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
-    size += sum(getattr(leaf, "nbytes", math.inf) for leaf in lazy)
+    size += sum(_bytes_of(leaf) for leaf in lazy)
     return sources or (size > RESIDENT_BYTES if stream is None else bool(stream))
+
+
+def _bytes_of(lazy: Any) -> float:
+    """Returns the size of a lazy array, which need not say it; infinity where its dtype is not NumPy's."""
+    try:
+        return float(math.prod(lazy.shape) * np.dtype(lazy.dtype).itemsize)
+    except TypeError:
+        return float(getattr(lazy, "nbytes", math.inf))
 
 
 class RecordSource:

@@ -104,10 +104,11 @@ class FlowerRun:
         poll: float = 0.1,
         pause: float = 5.0,
     ) -> None:
-        if isinstance(roster, str) and roster != TRUST:
+        # None is refused too: it once meant what "trust_on_first_use" says.
+        if roster != TRUST and not isinstance(roster, Mapping):
             raise ValueError(f"roster={roster!r}: pass {{node id: hospital}}, or {TRUST!r}.")
         self._grid, self.server = grid, server
-        self._roster: Mapping[int, str] | None = None if isinstance(roster, str) else roster
+        self._roster = roster if isinstance(roster, Mapping) else None
         self._timeout, self._poll, self._pause = timeout, poll, pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()

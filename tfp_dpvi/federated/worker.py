@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -161,6 +162,13 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
         access.check_private("--data", options.data)
     module, _, function = options.study.partition(":")
     sys.path.insert(0, os.getcwd())
+    if protected:  # Before any of its code runs.
+        package = importlib.util.find_spec(module.split(".")[0])
+        places = (
+            [] if package is None else [package.origin, *(package.submodule_search_locations or [])]
+        )
+        for place in filter(None, places):
+            access.check_unchangeable("--study", place)
     code = importlib.import_module(module)
     if protected and code.__file__ is not None:
         access.check_unchangeable("--study", code.__file__)

@@ -238,6 +238,8 @@ def load_model(
         ) from error
     try:
         model = keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
+    except (ImportError, MemoryError, tf.errors.ResourceExhaustedError):  # Not of the file.
+        raise
     except Exception as error:  # Keras, h5py and TensorFlow read whatever a file says.
         text = str(error)
         if isinstance(error, LedgerError | TypeError | ValueError) and len(text.splitlines()) <= 2:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tfp_dpvi._tf import keras, learning_rate_variable
@@ -21,15 +23,18 @@ def largest_move(optimizer: DPOptimizer, num_steps: int) -> float:
       num_steps: the number of steps of the fit.
 
     Returns:
-      The sum of the steps' lengths.
+      The sum of the lengths of these steps and of those that the optimizer has made; NaN if the
+      learning rate is 0, which a callback may change.
     """
     rate = learning_rate_variable(optimizer)
+    num_steps += int(optimizer.iterations.numpy())  # Of earlier fits, which this one continues.
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        start = int(optimizer.iterations.numpy())
-        places = np.linspace(start, start + num_steps, min(num_steps, _MOST_PLACES), endpoint=False)
+        places = np.linspace(0, num_steps, min(num_steps, _MOST_PLACES), endpoint=False)
         mean_rate = float(np.mean([float(rate(int(place))) for place in places]))
     else:
         mean_rate = float(rate.numpy())
+    if mean_rate == 0.0:  # A callback sets it later.
+        return math.nan
     total = mean_rate * num_steps
     if isinstance(optimizer, keras.optimizers.SGD):
         total *= optimizer.clip.bound / (1.0 - optimizer.momentum)

@@ -81,7 +81,7 @@ class PrivacyPlan:
             put(self, "num_records", check.count("num_records", self.num_records, 1))
         names = self.metrics
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"metrics={names!r} are no names; pass a tuple of strings.")
+            raise TypeError(f"metrics={check.shown(names)} are no names; pass a tuple of strings.")
         put(self, "metrics", tuple(names))
         check.one_of("randomness", self.randomness, ("", "secure"))
         if self.purpose is not None:

@@ -21,6 +21,8 @@ from tfp_dpvi import _validate as check
 MISSING = -1
 FINEST = 16**4  # The maximal number of bins of a private histogram of a number.
 
+_MOST_SHOWN = 8  # Numbers of a description, in a message.
+
 
 @dataclasses.dataclass(frozen=True)
 class Column(abc.ABC):
@@ -361,8 +363,15 @@ class Binary(Column):
 
 
 def _described(values: int | Sequence[Hashable]) -> str:
-    """Returns a part of a public description as text; an array, which may hold records, by its type."""
-    return repr(values) if isinstance(values, int | list | tuple) else check.shown(values)
+    """Returns a part of a description as text: a few numbers as they are, else the length alone.
+
+    A column of the data may have been passed in its place.
+    """
+    if isinstance(values, list | tuple):
+        if len(values) <= _MOST_SHOWN and all(isinstance(value, int | float) for value in values):
+            return repr(values)
+        return f"a {type(values).__name__} of {len(values)}"
+    return check.shown(values)
 
 
 def converted(
