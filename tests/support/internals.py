@@ -143,6 +143,13 @@ def paired_sums(clipped_sum):
 
 
 @contextlib.contextmanager
+def draws_changed(draws):
+    """The standard normals of a step's noise are `draws(key, num)`; the sums still lie on the grid."""
+    with mock.patch.object(_random, "_few_normals", draws):
+        yield
+
+
+@contextlib.contextmanager
 def keys_changed(changed):
     """A step's keys are `changed(keys_of_step, key, step)`."""
     real = _random.keys_of_step

@@ -171,6 +171,13 @@ def _two_halves(key, shape):
     return sum(0.5 * tf.random.stateless_normal(shape, key + number) for number in range(2))
 
 
+def _shifted_stream(key, num):
+    """Keys of consecutive steps are places of one stream, where the next step begins one value later."""
+    place = tf.cast((key[1] // 4) % 8192, tf.int32)
+    stream = tf.random.stateless_normal([8192 + num], key * [1, 0], dtype=tf.float64)
+    return tf.slice(stream, [place], [num])
+
+
 @contextlib.contextmanager
 def realised_denominator():
     size = tf.Variable(0.0)
@@ -240,6 +247,7 @@ FAULTS = [
     _fault("noise of two replicas", "lower_bound", lambda model: noise(_with_draws(_two_halves))),
     _fault("noise of two replicas", "randomness", lambda model: noise(_with_draws(_two_halves))),
     _fault("one draw for all values", "randomness", lambda model: noise(_with_draws(_one_draw_for_all))),
+    _fault("noise of a shifted stream", "randomness", lambda model: internals.draws_changed(_shifted_stream)),
     _fault("noise off the grid", "randomness", lambda model: noise(by_hand())),
     _fault("the realised denominator", "randomness", lambda model: realised_denominator()),
     _fault("a wrong denominator", "randomness", lambda model: noise(all_records_denominator)),

@@ -30,6 +30,19 @@ def rows_of(model: DPModel, x: Structure, y: Structure | None, weight: np.ndarra
     return tf.nest.map_structure(lambda part: part.numpy(), records.tensors())
 
 
+def converted(model: DPModel, name: str, records: dict[str, Any]) -> Rows:
+    """Returns the records of an argument `name` with the types that `fit` gives them.
+
+    Raises:
+      ValueError: there is no x, or a part that `fit` does not know.
+    """
+    if "x" not in records or set(records) - {"x", "y", "sample_weight"}:
+        raise ValueError(
+            f"{name} has the keys {sorted(records)}: pass x and, as for fit, y and sample_weight."
+        )
+    return rows_of(model, records["x"], records.get("y"), records.get("sample_weight"))
+
+
 def appended(rows: Rows, more: Rows) -> Rows:
     """Returns two sets of records, one after the other."""
     return tf.nest.map_structure(lambda a, b: np.concatenate([a, b]), rows, more)

@@ -19,6 +19,7 @@ from tfp_dpvi.privacy import FullBatch, PoissonSampling, SamplingScheme
 _MOST_VALUES = 2**21  # Of the noise, that are kept for the tests.
 _MOST_SORTED = 100_000
 _EXACT = 2.0**22  # Multiples of the grid up to which float32 is exact.
+_FEWEST_PAIRS = 5000  # Whose sum of products is normal in the far tails.
 _ULPS = 2  # That a division may be off.
 
 
@@ -94,10 +95,18 @@ def randomness(
 
     Returns:
       The p-values, with `holds` and a plain-text form.
+
+    Raises:
+      ValueError: the model has `randomness="secure"`, whose words are made while `fit` runs.
     """
     check.count("num_steps", num_steps, 100)
     false_alarm = check.delta(false_alarm)
     step = ObservedStep(model, x, y, sample_weight, num_steps=num_steps, **settings)
+    if step.mechanism.randomness:
+        raise ValueError(
+            "model: it was compiled with randomness='secure', and an audit draws with the default "
+            "generator. Compile without it to audit the rest."
+        )
     columns = _columns(step, num_steps)
     runs, visits, off_grid = [], [], []
     for number in range(2):
@@ -142,6 +151,7 @@ def _noise_tests(
         name = f"noise of steps {lag} apart"
         yield name, _of_correlation(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
     yield "noise of two runs", _of_correlation(*runs)
+    yield "noise of consecutive steps, shifted", _of_shifts(runs)
     if both.shape[1] > 1:
         yield "noise of neighbouring values", _of_correlation(both[:, 1:], both[:, :-1])
         yield "noise common to all values", _of_squares(both.sum(axis=1) / math.sqrt(both.shape[1]))
@@ -158,6 +168,28 @@ def _of_correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a.ravel(), b.ravel()
     size = math.sqrt(float(a @ a) * float(b @ b))
     return _of_score(float(a @ b) / size * math.sqrt(a.size)) if size > 0.0 else 0.0
+
+
+def _of_shifts(runs: list[np.ndarray]) -> float:
+    """Returns the p-value of no correlation between a step's values and the next step's at any other place.
+
+    Streams that overlap show the same noise again, some places further. By the largest score over all
+    shifts that have enough pairs for a normal law, times their number.
+    """
+    width = runs[0].shape[1]
+    size = 2 * width
+    products = np.zeros(size // 2 + 1, complex)
+    for run in runs:
+        spectra = np.fft.rfft(run, size, axis=1)
+        products += np.sum(np.conj(spectra[:-1]) * spectra[1:], axis=0)
+    sums = np.fft.irfft(products, size)
+    shifts = np.concatenate([np.arange(width), np.arange(-width, 0)])
+    num_pairs = (width - np.abs(shifts)) * sum(len(run) - 1 for run in runs)
+    enough = num_pairs >= _FEWEST_PAIRS
+    if not enough.any():
+        return 1.0
+    scores = sums[enough] / np.sqrt(num_pairs[enough])
+    return min(1.0, _of_score(float(np.max(np.abs(scores)))) * int(enough.sum()))
 
 
 def _of_score(score: float) -> float:

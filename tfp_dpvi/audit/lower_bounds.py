@@ -18,6 +18,7 @@ from tfp_dpvi.audit.canaries import (
     appended,
     candidates,
     contributions,
+    converted,
     rows_of,
     taken,
 )
@@ -190,7 +191,7 @@ def lower_bound(
     how = {"batch_size": how["num_records"], **how}
     key = new_key(seed)
     rows = rows_of(model, x, y, sample_weight)
-    made = candidates(rows) if canaries is None else _converted(model, canaries)
+    made = candidates(rows) if canaries is None else converted(model, "canaries", canaries)
     tf.nest.assert_same_structure(rows, made)
     added = contributions(model, made, key, num_records=how["num_records"])
     if not added.norms.max() > 0.0:
@@ -201,14 +202,6 @@ def lower_bound(
     if method == "repeated":
         return attack.repeated(num_runs)
     return attack.one_run(num_canaries, num_guesses)
-
-
-def _converted(model: DPModel, canaries: dict[str, Any]) -> Rows:
-    if "x" not in canaries or set(canaries) - {"x", "y", "sample_weight"}:
-        raise ValueError(
-            f"canaries has the keys {sorted(canaries)}: pass x and, as for fit, y and sample_weight."
-        )
-    return rows_of(model, canaries["x"], canaries.get("y"), canaries.get("sample_weight"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.audit.canaries import rows_of
+from tfp_dpvi.audit.canaries import converted
 from tfp_dpvi.audit.neighbours import rounding, with_row
 from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
 from tfp_dpvi.models import DPModel
@@ -144,7 +143,7 @@ def replay(
         model, x, y, sample_weight, num_steps=None, **{"batch_size": num, **settings}
     )
     records = tf.nest.map_structure(lambda part: part.numpy(), step.tensors)
-    rows = _extremes(records) if neighbours is None else _converted(model, neighbours)
+    rows = _extremes(records) if neighbours is None else converted(model, "neighbours", neighbours)
     tf.nest.assert_same_structure(records, rows)
     key = new_key(seed)
     runs = _Runs(step, key, num_steps)
@@ -265,13 +264,3 @@ def _extremes(records: dict[str, Structure]) -> dict[str, Structure]:
         return taken
 
     return tf.nest.map_structure(rows, records)
-
-
-def _converted(model: DPModel, neighbours: dict[str, Any]) -> dict[str, Structure]:
-    """Returns the neighbours with the types that `fit` gives to records."""
-    unknown = set(neighbours) - {"x", "y", "sample_weight"}
-    if unknown or "x" not in neighbours:
-        raise ValueError(
-            f"neighbours has the keys {sorted(neighbours)}: pass x and, as for fit, y and sample_weight."
-        )
-    return rows_of(model, neighbours["x"], neighbours.get("y"), neighbours.get("sample_weight"))

@@ -156,10 +156,11 @@ class PrivateFit:
         self._allowed, self._planned, self._done = allowed, planned, 0
         self._look_at = _FIRST_LOOK
         self._workers = Workers(model.distribute_strategy)
-        # A fresh key for every fit; seeded runs continue counting steps instead, so that no noise is drawn twice.
-        self._key = self._workers.key(_random.new_key(state.seed))
         self._tapes: Tapes | None = None
-        if mechanism.randomness == SECURE:
+        # A fresh key for every fit; seeded runs continue counting steps instead, so that no noise is drawn twice.
+        if mechanism.randomness != SECURE:
+            self._key = self._workers.key(_random.new_key(state.seed))
+        else:
             with model.distribute_strategy.scope():
                 words = mechanism.num_words()
             secret = self._workers.secret(_keystream.new_key())
