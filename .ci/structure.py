@@ -24,6 +24,7 @@ MARKS = ("<!-- drawing: begin, written by .ci/structure.py -->", "<!-- drawing: 
 
 # Each package or module of the top level imports from those before it only.
 ORDER = (
+    "_deprecation",
     "_validate",
     "privacy",
     "_tf",
@@ -35,16 +36,19 @@ ORDER = (
     "local",
     "sampling",
     "gradients",
+    "ghost",
     "optimizers",
     "metrics",
     "callbacks",
     "data",
+    "bayes",
     "training",
     "preprocessing",
-    "synthetic",
-    "posterior",
     "export",
+    "calibrated",
     "models",
+    "networks",
+    "synthetic",
     "audit",
     "federated",
 )
@@ -94,7 +98,7 @@ IMAGES = re.compile(
 # The files that compute between a record and the update of `DPVI`, in order; a test follows them in the traced graphs.
 RECORD_PATH = (
     "training/distribution.py",
-    "models/dpvi.py",
+    "bayes/model.py",
     "gradients/vmap.py",
     "gradients/clip.py",
     "training/mechanism.py",

@@ -21,8 +21,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.models.calibrated import Calibrator
-from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.calibrated.posterior import Calibrator
 from tfp_dpvi.privacy import PrivacyLedger
 
 tfd = tfp.distributions

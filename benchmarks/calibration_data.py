@@ -21,7 +21,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from calibration import Fits, NonPrivate
 
-from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.bayes.coordinates import Coordinates
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
 from data import load_abalone, load_adult

@@ -18,7 +18,8 @@ import numpy as np
 from studies import mixture
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.gradients import Clip, curvature_releases, joint_sensitivity
+from tfp_dpvi.calibrated.clip import curvature_releases
+from tfp_dpvi.gradients import Clip, joint_sensitivity
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan, Sensitivity
 
 K, D, N = mixture.NUM_COMPONENTS, 2, mixture.NUM_RECORDS

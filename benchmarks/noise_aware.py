@@ -45,7 +45,7 @@ from scipy import optimize
 from scipy.special import expit as sigmoid
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.models.coordinates import Coordinates
+from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan
 
 RATE, MONTE_CARLO, BURN_IN, POSTERIOR_DRAWS = 0.1, 10, 0.2, 4000

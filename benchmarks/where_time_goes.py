@@ -36,7 +36,7 @@ from harness import Peer, Runner
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients.ghost import LayerGradients
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.sampling import PoissonSampler
 from tfp_dpvi.training.fit import PrivateFit
 

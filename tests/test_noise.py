@@ -23,9 +23,9 @@ PACKAGE = pathlib.Path(dpvi.__file__).parent
 OTHER_NORMALS = {
     "federated/factors.py": "draws of a posterior that is known",
     "federated/study.py": "public directions that try the prior",
-    "models/calibrated.py": "places of a released path",
-    "posterior/curvature.py": "HMC's momenta and draws of the curvature",
-    "posterior/mixture.py": "draws of a posterior",
+    "calibrated/posterior.py": "places of a released path",
+    "calibrated/curvature.py": "HMC's momenta and draws of the curvature",
+    "calibrated/mixture.py": "draws of a posterior",
     "surrogates.py": "reparameterised draws of a surrogate",
     "synthetic/mixture.py": "starting values",
 }

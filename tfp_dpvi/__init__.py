@@ -10,18 +10,24 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tfp_dpvi import _deprecation
+
 if TYPE_CHECKING:
     from tfp_dpvi import (
         audit,
+        bayes,
+        calibrated,
         callbacks,
         data,
         divergences,
         export,
         federated,
+        ghost,
         gradients,
         local,
         metrics,
         models,
+        networks,
         optimizers,
         preprocessing,
         privacy,
@@ -31,9 +37,12 @@ if TYPE_CHECKING:
         training,
     )
     from tfp_dpvi._tf import keras
-    from tfp_dpvi.models import DPVAE, DPVI, DPKerasModel, DPModel, Synthesizer, load_model, pilot
+    from tfp_dpvi.calibrated import pilot
+    from tfp_dpvi.models import DPVI, DPModel, load_model
+    from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.serialization import register
+    from tfp_dpvi.synthetic import Synthesizer
 
 __version__ = "0.2.0"
 
@@ -42,18 +51,20 @@ if "tensorflow" not in sys.modules:
     # Python exceptions are not affected. To see native messages again, set the variable to 0, 1 or 2.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+_deprecation.install()
+
 _NAMES = {
-    "DPKerasModel": "models",
+    "DPKerasModel": "networks",
     "DPModel": "models",
-    "DPVAE": "models",
+    "DPVAE": "networks",
     "DPVI": "models",
     "PrivacyLedger": "privacy",
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
-    "Synthesizer": "models",
+    "Synthesizer": "synthetic",
     "keras": "_tf",
     "load_model": "models",
-    "pilot": "models",
+    "pilot": "calibrated",
     "register": "serialization",
 }
 
@@ -68,17 +79,21 @@ __all__ = [
     "Synthesizer",
     "__version__",
     "audit",
+    "bayes",
+    "calibrated",
     "callbacks",
     "data",
     "divergences",
     "export",
     "federated",
+    "ghost",
     "gradients",
     "keras",
     "load_model",
     "local",
     "metrics",
     "models",
+    "networks",
     "optimizers",
     "pilot",
     "preprocessing",

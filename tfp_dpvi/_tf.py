@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -463,3 +463,52 @@ _CONVERTERS = dict.fromkeys(
     ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"),
     _convert_segments,
 ) | {"BatchMatMulV2": _convert_product}
+
+
+def layers_of(model: object) -> list[Layer]:
+    """Returns a Keras layer or model with all its sublayers, or those in a function's closure, globals and attributes."""
+    found: dict[int, Layer] = {}
+    seen: set[int] = set()
+
+    def visit(thing: object, depth: int) -> None:
+        if id(thing) in seen or depth > 4:
+            return
+        seen.add(id(thing))
+        refuse_keras_3("layer", thing)
+        if isinstance(thing, keras.layers.Layer):
+            for layer in layers_within(thing):
+                found.setdefault(id(layer), layer)
+            return
+        parts: Iterable[object] = ()
+        if isinstance(thing, tf.Module):
+            # TFP's objects also hold their arguments: functions, with layers in them.
+            is_of_tfp = isinstance(thing, tfd.Distribution | tfp.bijectors.Bijector)
+            parts = [*thing.submodules, *(thing.parameters.values() if is_of_tfp else ())]
+        elif isinstance(thing, list | tuple):
+            parts = thing
+        elif isinstance(thing, dict):
+            parts = thing.values()
+        elif callable(thing):
+            parts = _reached_by(thing)
+        for part in parts:
+            visit(part, depth + 1)
+
+    visit(model, 0)
+    return list(found.values())
+
+
+def _reached_by(function: Callable[..., object]) -> list[object]:
+    """Returns the objects that a callable refers to: bound arguments, closure, globals and attributes."""
+    held = [
+        getattr(function, name, None)
+        for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")
+    ]
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # An empty cell.
+            held.append(cell.cell_contents)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        held += [getattr(function, "__globals__", {}).get(name) for name in code.co_names]
+    elif hasattr(function, "__dict__") and not isinstance(function, type):
+        held.append(vars(function))
+    return held

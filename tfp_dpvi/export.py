@@ -10,14 +10,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 
-import tree
-
-from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PrivacyReport
 
 REPORT = os.path.join("assets.extra", "privacy_report.json")
@@ -34,22 +31,6 @@ class ExportedFunction:
     function: Callable[..., dict[str, tf.Tensor]]  # Takes tensors by keyword.
     inputs: dict[str, tf.TensorSpec]  # For each keyword, with None for the number of records.
     meaning: str  # One sentence for the model card.
-
-
-def flat_names(structure: Structure, single: str) -> list[str]:
-    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields or numbers.
-
-    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
-    """
-    names: list[str] = []
-    for path, _ in tree.flatten_with_path(structure):
-        name = "_".join(map(str, path)) or single
-        identifier = re.sub(r"\W", "_", name, flags=re.ASCII)
-        identifier = f"{single}_{identifier}" if not identifier[:1].isalpha() else identifier
-        while identifier in names:
-            identifier += "_"
-        names.append(identifier)
-    return names
 
 
 def write(

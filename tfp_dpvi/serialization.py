@@ -13,12 +13,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from tfp_dpvi import _deprecation
 from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializable, tf
 from tfp_dpvi._validate import Unchecked, fields, shown
 
 _LIBRARY = __name__.split(".")[0]
 #: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
-_NAMED_IN_FILES = tuple(f"{_LIBRARY}.{part}" for part in ("divergences", "surrogates", "synthetic"))
+_NAMED_IN_FILES = tuple(
+    f"{_LIBRARY}.{part}"
+    for part in (
+        "divergences",
+        "surrogates",
+        "synthetic",
+        "data.columns",
+        "data.dates",
+        "data.schema",
+    )
+)
 _FIX = (
     'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with arguments: a '
     "functools.partial)."
@@ -191,7 +202,8 @@ def _of_library(kind: type | types.FunctionType) -> bool:
 def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
     """Returns what `encode` called by its place: a thing that is defined there, not one that is only imported there."""
     module, _, name = str(place).partition(":")
-    parts = name.split(".")
+    module = _deprecation.MODULES.get(module, module)  # Of a file that an earlier version wrote.
+    place, parts = f"{module}:{name}", name.split(".")
     if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
         with contextlib.suppress(ImportError, AttributeError):
             found = functools.reduce(getattr, parts, importlib.import_module(module))

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_dpvi as dpvi
+from tfp_dpvi.ghost.contributions import Direct, Lookup, Outer
 from tfp_dpvi.gradients import Clip, clipped_sum
-from tfp_dpvi.gradients.factors import Direct, Lookup, Outer
 from tfp_dpvi.gradients.reparameterized import through_draws
 
 TF32 = 2.0**-11

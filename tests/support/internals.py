@@ -15,15 +15,15 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
+from tfp_dpvi.bayes.predictive import PosteriorPredictive
+from tfp_dpvi.calibrated import pairing
 from tfp_dpvi.data import make_records, streaming
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped, vmap
 from tfp_dpvi.gradients import step as step_lib
-from tfp_dpvi.models import pairing
-from tfp_dpvi.models.group_terms import GroupTerms
-from tfp_dpvi.models.predictive import PosteriorPredictive
-from tfp_dpvi.models.synthesizer import TableModel
+from tfp_dpvi.networks.group_terms import GroupTerms
 from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.sampling import choose
+from tfp_dpvi.synthetic.synthesizer import TableModel
 from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
 from tfp_dpvi.training import mechanism as mechanism_lib
 from tfp_dpvi.training.compiled import CompiledSteps
@@ -137,7 +137,7 @@ def twins_changed(change):
 @contextlib.contextmanager
 def paired_sums(clipped_sum):
     """Puts a clipped sum where the paired clip takes it from."""
-    module = sys.modules["tfp_dpvi.gradients.paired"]  # The package has a function of that name.
+    module = sys.modules["tfp_dpvi.calibrated.clip"]  # The package has a function of that name.
     with mock.patch.object(module, "clipped_sum", clipped_sum):
         yield
 
@@ -295,7 +295,7 @@ def given_to(model):
 
 
 def is_generative(model):
-    return model._model.generative
+    return model.generative
 
 
 def holds_a_fit(model):

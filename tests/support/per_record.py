@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfp_dpvi._tf import keras, tf
-from tfp_dpvi.gradients import Clip, LayerGradients, layers_of
+from tfp_dpvi._tf import keras, layers_of, tf
+from tfp_dpvi.ghost import LayerGradients
+from tfp_dpvi.gradients import Clip
 
 
 def losses_of(model, x):

@@ -12,12 +12,12 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, keras, tf, tfd
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
+from tfp_dpvi.calibrated.mixture import gaussian_prior
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import Terms
-from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.optimizers import DPOptimizer
-from tfp_dpvi.posterior.mixture import gaussian_prior
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100

@@ -1,5 +1,8 @@
 """Per-example clipped gradient sums. Each engine states the sensitivity of what it returns (contract C3)."""
 
+from typing import Any
+
+from tfp_dpvi import _deprecation
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import (
     CLIPPINGS,
@@ -9,7 +12,6 @@ from tfp_dpvi.gradients.clip import (
     register_clipping,
     select_finite,
 )
-from tfp_dpvi.gradients.ghost import LayerGradients, Pass
 from tfp_dpvi.gradients.isolation import (
     VaryingShapeError,
     depends_on,
@@ -18,40 +20,27 @@ from tfp_dpvi.gradients.isolation import (
     strictly,
 )
 from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
-from tfp_dpvi.gradients.layers import RULES, UnsupportedLayerError, Whole, layers_of
-from tfp_dpvi.gradients.paired import NUM_BLOCKS, ClippedAway, Curvature, curvature_releases, paired
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.gradients.vmap import clipped_sum
 
 __all__ = [
     "CLIPPINGS",
-    "NUM_BLOCKS",
-    "RULES",
     "Clip",
-    "ClippedAway",
     "ClippedGradient",
     "ClippedSum",
-    "Curvature",
     "JointRelease",
-    "LayerGradients",
-    "Pass",
     "PerExample",
     "Released",
     "StepGradient",
     "StepSpec",
-    "UnsupportedLayerError",
     "VaryingShapeError",
-    "Whole",
     "clipped_sum",
-    "curvature_releases",
     "depends_on",
     "exactly",
     "joint_release",
     "joint_sensitivity",
-    "layers_of",
     "mapped",
-    "paired",
     "refuse_dynamic_shapes",
     "refuse_writes",
     "register_clipping",
@@ -59,3 +48,7 @@ __all__ = [
     "strictly",
     "through_draws",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return _deprecation.renamed(__name__, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import tempfile
@@ -240,19 +239,3 @@ def validation_metrics(metrics: Any) -> list[Metric]:
             f"validation_metrics have the names {names}: pass a unique name=, not loss or epsilon."
         )
     return objects
-
-
-def takes_params_alone(likelihood: Callable[..., Any]) -> bool:
-    """Returns whether a likelihood generates whole records, `likelihood(params)`."""
-    parameters = inspect.signature(likelihood).parameters.values()
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return False
-    num = sum(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )
-    if num not in (1, 2):
-        raise ValueError(
-            f"likelihood takes {num} arguments: define likelihood(params, x), or likelihood(params)."
-        )
-    return num == 1

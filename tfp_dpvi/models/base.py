@@ -14,6 +14,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._tf import Optimizer, Structure, tf
 from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, exporting
@@ -25,17 +26,6 @@ from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
 from tfp_dpvi.training.fit import State
-
-LIKELIHOOD_ERRORS = (
-    TypeError,
-    ValueError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    NotImplementedError,
-)
-"""Exceptions of a user's function that does not fit its data; TensorFlow's shape errors are `ValueError`s."""
-
 
 _OF_KERAS = frozenset(
     {
@@ -49,13 +39,6 @@ _OF_KERAS = frozenset(
     }
 )
 """Attributes that Keras assigns, also while a fit runs."""
-
-
-def zeros_like(structure: Structure, num: int) -> Structure:
-    """Returns `num` records of zeros of the shapes and dtypes of records."""
-    return tf.nest.map_structure(
-        lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure
-    )
 
 
 class DPModel(FittedModel):
@@ -442,10 +425,10 @@ class DistributionModel(DPModel):
         released posterior and `x` at no cost. For a `DPVAE`, reconstructions. Other arguments as in Keras.
         """
         if not arguments.is_batches(x):
-            x, batch_size = self._inputs(x), batch_size or 1024
+            x, batch_size = self.as_inputs(x), batch_size or 1024
         return super().predict(x, batch_size=batch_size, verbose=verbose, **kwargs)
 
-    def _inputs(self, x: Structure, name: str = "x") -> Structure:
+    def as_inputs(self, x: Structure, name: str = "x") -> Structure:
         """Returns new records as tensors of the model's dtype (Keras casts arrays, but not tensors, to its `floatx`)."""
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
         if self._dp.inputs is not None and not isinstance(x, tuple):

@@ -12,27 +12,32 @@ import numpy as np
 from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
-from tfp_dpvi.data import Records
-from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
-from tfp_dpvi.models import arguments, base, exporting, inference_data, trial
-from tfp_dpvi.models.calibrated import Calibrated, Calibration
-from tfp_dpvi.models.coordinates import Coordinates
-from tfp_dpvi.models.pairing import as_event
-from tfp_dpvi.models.predictive import (
+from tfp_dpvi.bayes import checks, inference_data
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.divergence import Spread
+from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.bayes.predictive import (
     PosteriorPredictive,
     mean_of,
     over_draws,
     over_draws_of_step,
     posterior_draws,
 )
-from tfp_dpvi.models.spread import Spread
-from tfp_dpvi.models.summary import PosteriorSummary, summarise
+from tfp_dpvi.calibrated.posterior import Calibrated, Calibration
+from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
+from tfp_dpvi.data import Records
+from tfp_dpvi.export import ExportedFunction
+from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
+from tfp_dpvi.models import arguments, base, exporting
 from tfp_dpvi.optimizers import largest_move
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
 _SAVED = "posterior_"
+# To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
+_LOO_RANGE = 10.0
+_LOO_ERROR = 0.05
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -103,7 +108,9 @@ class DPVI(base.DistributionModel):
         check.one_of("clipping", clipping, ("flat", "paired"))
         super().__init__(seed=seed, name=name, dtype=surrogates.float_dtype(prior).name)
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
-        self._model = ModelParts(prior, likelihood, surrogate, Calibration(self), given)
+        bayesian_model = BayesianModel(prior, likelihood)
+        calibration = Calibration(bayesian_model, surrogate)
+        self._model = ModelParts(bayesian_model, surrogate, calibration, given)
         # The variables instead of the distribution, whose TFP caches weight files cannot save.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
@@ -115,12 +122,17 @@ class DPVI(base.DistributionModel):
     @property
     def prior(self) -> tfd.Distribution:
         """The TFP prior."""
-        return self._model.prior
+        return self._model.bayesian_model.prior
 
     @property
     def likelihood(self) -> Callable[..., Any]:
         """The likelihood callable."""
-        return self._model.likelihood
+        return self._model.bayesian_model.likelihood
+
+    @property
+    def bayesian_model(self) -> BayesianModel:
+        """Prior and likelihood, without surrogate, optimizer and ledger."""
+        return self._model.bayesian_model
 
     @property
     def surrogate_posterior(self) -> tfd.Distribution:
@@ -143,14 +155,16 @@ class DPVI(base.DistributionModel):
         """Returns the clipped gradient of the bound, with one draw of the parameters per step."""
         pairing = self.calibration.pairing_for(self.clip) if self.clipping == "paired" else None
         if pairing is not None:
-            return pairing.gradient(spec)
+            return pairing.gradient(
+                spec, self.surrogate_posterior, self.trainable_variables, self.clip
+            )
         variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
         surrogate, prior, aligned = (
             self.surrogate_posterior,
             self.prior,
             self.gradients == "aligned",
         )
-        together = num_draws > 1 and self._model.draws_together
+        model, together = self.bayesian_model, num_draws > 1 and self._model.draws_together
 
         def draw(key: tf.Tensor) -> StepGradient:
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
@@ -165,7 +179,7 @@ class DPVI(base.DistributionModel):
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                of_draw = lambda params: self._record_log_prob(params, record)  # noqa: E731
+                of_draw = lambda params: model.record_log_prob(params, record)  # noqa: E731
                 loss = -tf.reduce_mean(over_draws_of_step(of_draw, draws))
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
@@ -177,24 +191,9 @@ class DPVI(base.DistributionModel):
 
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
-    def _record_log_prob(self, params: Structure, record: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the log-likelihood of one record, as a batch of one."""
-        batch = tf.nest.map_structure(lambda part: part[None], record)
-        return self._log_prob(params, batch["x"], batch.get("y"))[0]
-
-    def _log_prob(self, params: Structure, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns log-likelihoods of a batch, of shape [n]."""
-        distribution = self.distribution_at(params, x)
-        return distribution.log_prob(as_event(x if y is None else y, distribution))
-
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
-        """Returns the likelihood's distribution for records `x`, or for one whole record of a generative model."""
-        distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
-        if not isinstance(distribution, tfd.Distribution):
-            raise TypeError(
-                f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution."
-            )
-        return distribution
+        """Returns the likelihood's distribution; see `BayesianModel.distribution_at`."""
+        return self.bayesian_model.distribution_at(params, x)
 
     def check_records(self, records: Records) -> None:
         """Traces the likelihood on the records' shapes, to find mistakes before privacy is spent."""
@@ -207,10 +206,10 @@ class DPVI(base.DistributionModel):
                 "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
-        trial.check_no_locals(self.prior, records)
-        trial.check_likelihood(self, records)
+        checks.check_no_locals(self.prior, records)
+        checks.check_likelihood(self.bayesian_model, records)
         if self.clipping == "paired":
-            self.calibration.prepare(records)
+            self.calibration.prepare(records, self.gradients, self.num_draws)
 
     def drop_predictions(self) -> None:
         """See `DPModel`: they hold the calibrated posterior."""
@@ -224,14 +223,14 @@ class DPVI(base.DistributionModel):
 
     def check_labels(self, records: Records) -> None:
         """See `DPModel`: refuses outcomes outside the likelihood's support, as far as TFP's `validate_args` detects them."""
-        trial.check_labels(self, records)
+        checks.check_labels(self.bayesian_model, records)
 
     # ------------------------------------------------------------------ the learned model
 
     @property
     def generative(self) -> bool:
         """True if the likelihood generates whole records, `likelihood(params)`."""
-        return self._model.generative
+        return self.bayesian_model.generative
 
     @property
     def posterior(self) -> tfd.Distribution:
@@ -292,13 +291,19 @@ class DPVI(base.DistributionModel):
             if name.startswith(_SAVED)
         }
         super().load_own_variables(arrays)
-        self.calibration.load(saved)
+        self._replace_posterior(saved)
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
         """Sets the weights; outside a fit also drops the calibrated posterior, which belongs to other weights."""
         super().set_weights(weights)
         if self._dp.running is None:
-            self.calibration.load({})
+            self._replace_posterior({})
+
+    def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
+        """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
+        self._dp.accumulated, self._dp.mechanism = {}, None
+        self.predict_function = self.test_function = None
+        self.calibration.load(arrays)
 
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
@@ -347,7 +352,7 @@ class DPVI(base.DistributionModel):
                 if self.generative
                 else "x is missing: this model predicts y from x. Pass records, as in predictive(x), for instance public ones."
             )
-        return None if x is None else self._inputs(x)
+        return None if x is None else self.as_inputs(x)
 
     def prior_predictive(
         self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0
@@ -358,7 +363,9 @@ class DPVI(base.DistributionModel):
         a structure of arrays like the likelihood's events.
         """
         arguments.check_counts(num=num or 0)
-        return inference_data.outcomes(self, posterior_draws(self.prior, num, seed), num, x, seed)
+        inputs = self._inputs_of(x)
+        draws = posterior_draws(self.prior, num, seed)
+        return inference_data.outcomes(self.bayesian_model, draws, num, inputs, seed)
 
     def to_inference_data(
         self,
@@ -386,8 +393,17 @@ class DPVI(base.DistributionModel):
 
         Without `unsafe_records`, a function of released values and of records declared public, at no further cost.
         """
+        model = self.bayesian_model
+        inference_data.import_arviz()  # Raises before the ledger records an exposure.
+        inference_data.check_public(model, x_public, y_public, unsafe_records)
+        inputs = None if self.generative or x_public is None else self._inputs_of(x_public)
+        if unsafe_records is not None:
+            self.privacy_ledger.record_exposure(
+                "exact log-likelihoods of private records were shown "
+                "(to_inference_data, unsafe_records)."
+            )
         return inference_data.to_inference_data(
-            self, x_public, y_public, unsafe_records, num_draws, seed
+            model, self.posterior, inputs, x_public, y_public, unsafe_records, num_draws, seed
         )
 
     def loo(
@@ -397,7 +413,19 @@ class DPVI(base.DistributionModel):
 
         Arguments as in `to_inference_data`; without public records it raises and says what private ones would cost.
         """
-        return inference_data.loo(self, x_public, y_public, **settings)
+        observed = x_public if self.generative else y_public
+        if observed is None and "unsafe_records" not in settings:
+            num, delta = self._dp.num_records or 1000, self.privacy_delta or 1e-5
+            public = "x_public" if self.generative else "x_public, y_public"
+            price = PrivacyPlan(FullBatch(), _LOO_ERROR * num / _LOO_RANGE, 1).epsilon(delta)
+            raise ValueError(
+                "loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: pass "
+                f"public ones, loo({public}).\nOnly the mean of {num} private ones, clipped to a "
+                f"range of {_LOO_RANGE:g} nats, with a standard error of {_LOO_ERROR:g}, would cost "
+                f"epsilon {price:.2g} at delta {delta:g}."
+            )
+        data = self.to_inference_data(x_public, y_public, **settings)
+        return inference_data.import_arviz().loo(data)
 
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
         """Returns synthetic records of a generative model: post-processing of the released posterior, at no further cost.
@@ -406,7 +434,7 @@ class DPVI(base.DistributionModel):
         draws, picked at random. Raises `ValueError` for a model that predicts y from x. `seed` makes draws repeatable.
         """
         arguments.check_counts(num=num or 0)
-        if not self._model.generative:
+        if not self.generative:
             raise ValueError(
                 "sample_predictive: this model predicts y from x and generates no whole records. Use "
                 "predictive(x).sample() for outcomes, or define likelihood(params), a distribution of whole records."
@@ -422,7 +450,7 @@ class DPVI(base.DistributionModel):
     def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
         """Returns the posterior predictive mean (class probabilities for categorical likelihoods) of a batch of records."""
         del training
-        if self._model.generative:
+        if self.generative:
             raise ValueError(
                 "predict: this model generates whole records and predicts nothing from x. Use predictive() for the "
                 "distribution, or predictive().log_prob(x) for scores."
@@ -434,7 +462,7 @@ class DPVI(base.DistributionModel):
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
         """Returns negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
-        logs = over_draws(lambda params: self._log_prob(params, x, y), draws)
+        logs = over_draws(lambda params: self.bayesian_model.log_prob(params, x, y), draws)
         return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(
             logs, axis=0
         )
@@ -442,16 +470,12 @@ class DPVI(base.DistributionModel):
 
 @dataclasses.dataclass(eq=False)
 class ModelParts:
-    """Prior, likelihood and surrogate, hidden from Keras, which tracks only the surrogate's variables."""
+    """Bayesian model and surrogate, hidden from Keras, which tracks only the surrogate's variables."""
 
-    prior: tfd.Distribution
-    likelihood: Callable[..., tfd.Distribution]
+    bayesian_model: BayesianModel
     surrogate: tfd.Distribution
     calibration: Calibration
     given: dict[str, Any]  # The constructor's arguments.
-
-    def __post_init__(self) -> None:
-        self.generative = arguments.takes_params_alone(self.likelihood)
 
     @functools.cached_property
     def draws_together(self) -> bool:
@@ -461,4 +485,4 @@ class ModelParts:
     @functools.cached_property
     def spread(self) -> Spread:
         """Returns the spread of the surrogate."""
-        return Spread(self.prior, self.surrogate)
+        return Spread(self.bayesian_model.prior, self.surrogate)

@@ -6,24 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tfp_dpvi._tf import Structure, tf, tfp
-from tfp_dpvi.export import ExportedFunction, flat_names
-from tfp_dpvi.models.predictive import PosteriorPredictive, mean_of, posterior_draws
+from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
+from tfp_dpvi.data.shapes import flat_names
+from tfp_dpvi.export import ExportedFunction
 
 if TYPE_CHECKING:
-    from tfp_dpvi.data import Records
-    from tfp_dpvi.models.dpvae import DPVAE
     from tfp_dpvi.models.dpvi import DPVI
 
 
-def specs_of(records: Records) -> dict[str, Structure]:
-    """Returns the shapes and dtypes of records, {"x": ..., "y": ...}, with None for their number."""
-    parts = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
-    return tf.nest.map_structure(
-        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), parts
-    )
-
-
-def _of_records(
+def of_records(
     name: str,
     function: Callable[[dict[str, Structure]], dict[str, tf.Tensor]],
     specs: dict[str, Structure],
@@ -42,7 +33,7 @@ def _of_records(
     )
 
 
-def _of_draws(
+def of_draws(
     name: str,
     function: Callable[..., dict[str, tf.Tensor]],
     meaning: str,
@@ -70,7 +61,8 @@ def _of_draws(
     )
 
 
-def _named(structure: Structure, single: str) -> dict[str, tf.Tensor]:
+def named(structure: Structure, single: str) -> dict[str, tf.Tensor]:
+    """Returns the parts of a structure by name; a single tensor is called `single`."""
     return dict(zip(flat_names(structure, single), tf.nest.flatten(structure), strict=True))
 
 
@@ -78,8 +70,8 @@ def mean_function(
     function: Callable[[Structure], Structure], inputs: Structure, meaning: str
 ) -> ExportedFunction:
     """Returns `predict`, from a function of x."""
-    return _of_records(
-        "predict", lambda records: _named(function(records["x"]), "mean"), {"x": inputs}, meaning
+    return of_records(
+        "predict", lambda records: named(function(records["x"]), "mean"), {"x": inputs}, meaning
     )
 
 
@@ -108,69 +100,24 @@ def of_posterior(model: DPVI, inputs: dict[str, Structure]) -> list[ExportedFunc
         predictive = PosteriorPredictive(
             lambda params: model.distribution_at(params, None), draws, num_draws
         )
-        return _named(predictive.sample(num, seed=record_seed), "x")
+        return named(predictive.sample(num, seed=record_seed), "x")
 
     over = f"over {num_draws} fixed draws"
     if model.generative:
         meaning = (
             f"synthetic records, each from one of {num_draws} posterior draws, picked at random"
         )
-        first = _of_draws("sample_predictive", sample_predictive, meaning)
+        first = of_draws("sample_predictive", sample_predictive, meaning)
     else:
         meaning = f"posterior predictive mean of each record (class probabilities of a categorical one), {over}."
         first = mean_function(model.call, inputs["x"], meaning)
     density = f"log density of each record under the posterior predictive distribution, {over}."
     return [
         first,
-        _of_draws(
+        of_draws(
             "sample_posterior",
             sample_posterior,
             "draws of the parameters from the learned posterior",
         ),
-        _of_records("log_prob", log_prob, inputs, density),
-    ]
-
-
-def of_autoencoder(model: DPVAE, inputs: dict[str, Structure]) -> list[ExportedFunction]:
-    """Returns the functions of a `DPVAE`: reconstructions and synthetic records."""
-
-    def sample_predictive(
-        num: tf.Tensor, seed: tf.Tensor, y: Structure | None = None
-    ) -> dict[str, tf.Tensor]:
-        code_seed, record_seed = tf.unstack(tfp.random.split_seed(seed, n=2))
-        return _named(model._generated(num, y, code_seed).sample(seed=record_seed), "x")
-
-    def predict(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        return _named(
-            model.call((records["x"], records["y"]) if "y" in records else records["x"]), "mean"
-        )
-
-    def encode(records: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        posterior = model.encode(*records.values())
-        try:
-            return {"mean": mean_of(posterior), "stddev": posterior.stddev()}
-        except NotImplementedError:
-            return {"mean": mean_of(posterior)}
-
-    def decode(given: dict[str, Structure]) -> dict[str, tf.Tensor]:
-        return _named(
-            mean_of(model.decode(given["z"], *[given[name] for name in given if name != "z"])),
-            "mean",
-        )
-
-    one = tf.nest.map_structure(lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype), inputs)
-    codes = model.encode(*one.values())
-    latent = tf.TensorSpec([None, *codes.event_shape], codes.dtype)
-    beside = {name: spec for name, spec in inputs.items() if name != "x"}
-    meaning = "reconstruction of each record: the decoder's mean at the encoder's mean. It reveals the record."
-    coded = "the encoder's mean of each record's code, and its standard deviation, if any. They reveal the record."
-    decoded = "the decoder's mean at each code z, in the shape of records."
-    drawn = "synthetic records: draws from the prior, decoded"
-    if "y" in inputs:
-        drawn += ", given `y` with one row for each of the `num` records or one for all"
-    return [
-        _of_draws("sample_predictive", sample_predictive, drawn, inputs.get("y")),
-        _of_records("predict", predict, inputs, meaning),
-        _of_records("encode", encode, inputs, coded),
-        _of_records("decode", decode, {**beside, "z": latent}, decoded),
+        of_records("log_prob", log_prob, inputs, density),
     ]

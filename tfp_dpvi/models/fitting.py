@@ -14,8 +14,9 @@ import numpy as np
 from tfp_dpvi._tf import Structure, keras, layers_within, refuse_keras_3, steps_per_execution, tf
 from tfp_dpvi.callbacks import PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data, Records
+from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec
-from tfp_dpvi.models import arguments, evaluation, exporting, saving
+from tfp_dpvi.models import arguments, evaluation, saving
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import calibrate
@@ -300,7 +301,7 @@ class FittedModel(evaluation.EvaluatedModel):
         before = counter.numpy()
         try:
             run, initial_epoch = self._begin(data, epochs, initial_epoch, backup)
-            state.inputs = exporting.specs_of(data.records)
+            state.inputs = input_specs(data.records)
             state.num_records, state.num_records_declared = data.num_records, declared
             if (
                 run is not None

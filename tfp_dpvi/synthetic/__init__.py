@@ -1,7 +1,8 @@
 """Descriptions, mixture models and samples of tables with mixed columns; `tfp_dpvi.Synthesizer` uses them."""
 
-from tfp_dpvi.synthetic.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
-from tfp_dpvi.synthetic.dates import Date
+from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
+from tfp_dpvi.data.dates import Date
+from tfp_dpvi.data.schema import Layout, Table, TableData
 from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
 from tfp_dpvi.synthetic.mixture import (
     Segments,
@@ -12,7 +13,7 @@ from tfp_dpvi.synthetic.mixture import (
 )
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
-from tfp_dpvi.synthetic.table import Layout, Table, TableData
+from tfp_dpvi.synthetic.synthesizer import Synthesizer
 
 __all__ = [
     "MISSING",
@@ -28,6 +29,7 @@ __all__ = [
     "Pairs",
     "RubinEstimate",
     "Segments",
+    "Synthesizer",
     "Table",
     "TableData",
     "TableMixture",

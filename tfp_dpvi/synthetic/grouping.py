@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from tfp_dpvi.synthetic.columns import Categorical, Column, Numeric
+from tfp_dpvi.data.columns import Categorical, Column, Numeric
 
 _BRANCHES = 16
 _SPLIT = 4.0  # Counts, in standard deviations of the noise, from which a node's children are examined, ...

@@ -18,8 +18,8 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import NotReparameterized, tf, tfd, tfp
-from tfp_dpvi.synthetic.columns import MISSING
-from tfp_dpvi.synthetic.table import Table
+from tfp_dpvi.data.columns import MISSING
+from tfp_dpvi.data.schema import Table
 
 Params = dict[str, tf.Tensor]
 """A draw from `make_prior`, or tensors of the same structure."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.synthetic.columns import MISSING
+from tfp_dpvi.data.columns import MISSING
 from tfp_dpvi.synthetic.mixture import Params, Segments, log_table_of
 
 TARGET_WEIGHT = 2.0

@@ -1,0 +1,128 @@
+"""Checks of single parameters: each warning appears where it is due, with the parameter's name, and not elsewhere."""
+
+import types
+
+import numpy as np
+import pytest
+
+from tfp_dpvi.calibrated import parameters
+from tfp_dpvi.calibrated.curvature import CurvaturePrior
+from tfp_dpvi.calibrated.parameters import ParameterChecks, Ranges, narrowing
+
+NAMES = ["a", "b", "sigma"]
+# Of intercept, slope and the logarithm of a scale: 1,200 records, outcomes of standard deviation 0.9.
+INFORMATION = np.array([1480.0, 1480.0, 2400.0])
+
+
+def checks(**rows):
+    """Diagnostics with everything as it should be, besides `rows`."""
+    return ParameterChecks(NAMES, **{name: np.ones(3) for name in FIELDS} | rows)
+
+
+FIELDS = ("reaches", "narrowing", "width")
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "word"),
+    [
+        ("reaches", parameters.MOST_REACHES, "reach"),
+        ("narrowing", parameters.MOST_NARROWING, "too narrow"),
+        ("width", parameters.MOST_WIDTH, "as wide as the prior"),
+    ],
+)
+def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, word):
+    assert checks().warnings == []
+    assert checks(**{name: np.array([0.99 * limit, np.nan, 0.0])}).warnings == []
+    (sentence,) = checks(**{name: np.array([0.0, 1.01 * limit, np.nan])}).warnings
+    assert word in sentence
+    assert " of b is " in sentence
+    (sentence,) = checks(**{name: np.array([2.0 * limit, 4321.0 * limit, 0.0])}).warnings
+    assert f" of a, b is up to {4321.0 * limit:,.0f} times" in sentence
+
+
+def test_many_parameters_are_counted():
+    values = np.full(9, 100.0)
+    many = ParameterChecks([f"w[{number}]" for number in range(9)], values, values, values)
+    assert all(" of w[0], w[1], w[2], 6 more is " in sentence for sentence in many.warnings)
+
+
+def test_ranges_are_those_of_a_normal_distribution_and_exist_for_a_cauchy():
+    """65,536 draws: standard errors of 0.5 % and, for the Cauchy's width, 1.3 %; the limits are six of them."""
+    generator = np.random.default_rng(0)
+    draws = np.stack([3.0 * generator.normal(size=2**16), generator.standard_cauchy(2**16)], axis=1)
+    ranges = Ranges.of(draws)
+    np.testing.assert_allclose(ranges.scale, [3.0, 1.0 / 0.6745], rtol=0.03)
+    np.testing.assert_allclose(ranges.width, [2.0 * 1.645 * 3.0, 2.0 * 6.314], rtol=0.08)
+    infinite = Ranges.of(np.full((9, 1), -np.inf))
+    assert np.isnan(infinite.scale).all()
+    assert np.isnan(infinite.width).all()
+
+
+# ---------------------------------------------------------------------- what the curvature's prior adds
+
+
+def simulated(information):
+    """Returns the prior of a simulation with this information, with a ridge as `Pairs.curvature_prior` has."""
+    information = np.atleast_2d(information)
+    matrix = np.diag(information[0]) if len(information) == 1 else information
+    ridge = 1e-3 * np.trace(matrix) / len(matrix)
+    ridged = matrix + ridge * np.eye(len(matrix))
+    return CurvaturePrior(ridged, (32.0 * len(matrix),), 0.3, curvature=ridged, ridge=ridge)
+
+
+def released(matrix, sd, score_sd=12.0):
+    return types.SimpleNamespace(
+        matrix=np.asarray(matrix), matrix_sd=sd, score_sd=score_sd, simulation=1.04
+    )
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e2, 1e4])
+def test_the_ridge_counts_in_dollars_and_not_in_ten_thousands_of_them(unit):
+    """The prior of a and b has the standard deviation 100,000 dollars, here 1e5 / unit."""
+    scale = np.array([unit / 1e4, unit / 1e4, 1.0])
+    window = released(np.diag(INFORMATION * scale**2), 60.0)
+    precision = np.array([(unit / 1e5) ** 2, (unit / 1e5) ** 2, 1.0])
+    times = narrowing(window, simulated(INFORMATION * scale**2), precision, np.ones(3))
+    if unit == 1e4:
+        assert np.all(times < 1.01)
+    else:
+        assert np.all(times[:2] > 4.0)
+
+
+def test_the_ridge_counts_for_inputs_that_are_nearly_collinear():
+    """Of a million records: the ridge then says far more than a standard normal prior."""
+    matrix = 2e5 * np.array([[1.0, 1.0 - 1e-9], [1.0 - 1e-9, 1.0]])
+    window = released(matrix, 60.0)
+    assert np.all(narrowing(window, simulated(matrix), np.ones(2), np.ones(2)) > 2.0)
+    few = released(matrix / 1e3, 60.0)
+    assert np.all(narrowing(few, simulated(matrix / 1e3), np.ones(2), np.ones(2)) < 1.01)
+
+
+def test_a_release_that_outweighs_the_ridge_is_no_fault():
+    information = np.array([1.0, 1.0, 1e6])
+    prior = simulated(information)
+    for sd, fault in ((60.0, True), (1.0, False), (0.0, False)):
+        times = narrowing(released(np.diag(information), sd), prior, np.full(3, 1e-4), np.ones(3))
+        assert np.any(times > parameters.MOST_NARROWING) == fault
+
+
+@pytest.mark.parametrize("simulates", [False, True])
+def test_a_released_curvature_that_is_noise_where_it_should_not_be_counts(simulates):
+    prior = CurvaturePrior.isotropic(3, 1200, 1.5)
+    if simulates:
+        prior = simulated(np.array([150.0, 150.0, 150.0]))
+    relative = np.array([1e-4, 0.9, 0.02])
+    window = released(np.diag([4.0, -5.0, 500.0]), 11.0)
+    times = narrowing(window, prior, np.ones(3), relative)
+    np.testing.assert_allclose(times, [1e4, 1.0, 1.0], rtol=1e-2)
+    nothing = released(np.diag([4.0, -5.0, 20.0]), 11.0)  # All of it may be noise.
+    np.testing.assert_allclose(narrowing(nothing, prior, np.ones(3), relative), 1.0, rtol=1e-2)
+    alike = released(np.diag([400.0, 300.0, 500.0]), 11.0)
+    np.testing.assert_allclose(narrowing(alike, prior, np.ones(3), relative), 1.0, rtol=1e-2)
+
+
+def test_a_small_curvature_that_the_simulation_expects_is_no_fault():
+    prior = simulated(np.array([10.0, 400.0, 400.0]))
+    window = released(np.diag([4.0, 390.0, 410.0]), 31.0)
+    times = narrowing(window, prior, np.ones(3), np.array([0.4, 0.1, 0.1]))
+    assert np.all(times < 1.1)

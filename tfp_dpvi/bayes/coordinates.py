@@ -1,0 +1,124 @@
+"""The parameters of a prior as one vector on the real line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tree
+
+from tfp_dpvi import surrogates
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
+from tfp_dpvi.bayes.predictive import as_graph
+
+LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Values and gradients at points of shape [n, d]."""
+
+
+class Coordinates:
+    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`."""
+
+    def __init__(self, prior: tfd.Distribution) -> None:
+        self._prior = prior
+        self.dtype = surrogates.float_dtype(prior)
+        self._to_support = surrogates.event_bijector(prior)
+        start = as_graph(lambda: self._to_support.inverse(prior.sample(seed=tf.constant([0, 0]))))
+        self._like = tf.nest.map_structure(tf.zeros_like, start)
+        self._shapes = [tuple(part.shape) for part in tf.nest.flatten(self._like)]
+        self.sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.num = sum(self.sizes)
+
+    def broadcasts(self) -> bool:
+        """Returns whether the prior draws several values at once with the structure of single ones."""
+        try:
+            draws = tf.constant(self.prior_draws(7), self.dtype)
+            both = np.asarray(as_graph(lambda: self.log_prior(draws)))
+        except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
+            return False
+        alone = as_graph(lambda: tf.map_fn(self.log_prior, draws))
+        return bool(
+            both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True)
+        )
+
+    def flatten(self, params: Structure) -> list[tf.Tensor]:
+        """Returns the parts of one value of the parameters, as vectors on the real line."""
+        return [tf.reshape(part, [-1]) for part in tf.nest.flatten(self._inverse(params))]
+
+    def flatten_batch(self, params: Structure) -> list[tf.Tensor]:
+        """Returns the parts of draws, which run over the first dimension."""
+        flat = zip(tf.nest.flatten(self._inverse(params)), self.sizes, strict=True)
+        return [tf.reshape(part, [-1, size]) for part, size in flat]
+
+    def flatten_one(self, params: Structure) -> np.ndarray:
+        """Returns one value of the parameters as a vector."""
+        vector: np.ndarray = tf.concat(self.flatten(params), axis=0).numpy().astype(np.float64)
+        return vector
+
+    def constrain(self, parts: Sequence[tf.Tensor]) -> Structure:
+        """Returns the parameters, from vectors of shape [..., size]."""
+        return self._to_support.forward(self._unflat(parts))
+
+    def prior_draws(self, num: int, seed: Sequence[int] | np.ndarray = (0, 3)) -> np.ndarray:
+        """Returns draws from the prior, shape [num, D]."""
+        parts = self.flatten_batch(self._prior.sample(num, seed=tf.constant(seed, tf.int32)))
+        draws: np.ndarray = tf.concat(parts, axis=-1).numpy().astype(np.float64)
+        return draws
+
+    def log_prior(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the prior's log density on the real line for vectors of shape [..., num]."""
+        parts = self._unflat(tf.split(vector, self.sizes, axis=-1))
+        ranks = tf.nest.map_structure(lambda part: part.shape.rank, self._like)
+        volume = self._to_support.forward_log_det_jacobian(parts, event_ndims=ranks)
+        return self._prior.log_prob(self._to_support.forward(parts)) + volume
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the coordinates' names, such as "w[0]"."""
+        return entry_names(self._like)
+
+    @property
+    def bijector(self) -> tfp.bijectors.Bijector:
+        """Returns the bijector from vectors of shape [num] to the parameters."""
+        return surrogates.flat_bijector(self._to_support, self._like)
+
+    @functools.cached_property
+    def log_density(self) -> LogDensity:
+        """Returns the prior's log density and its gradient at points of shape [n, D], as a function in NumPy."""
+
+        @function_of_model
+        def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(points)
+                value = self.log_prior(points)
+            return value, tape.gradient(value, points)
+
+        def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            value, gradient = with_gradient(tf.constant(points, self.dtype))
+            return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
+
+        return log_prior
+
+    def _inverse(self, params: Structure) -> Structure:
+        return as_graph(lambda: self._to_support.inverse(params))
+
+    def _unflat(self, parts: Sequence[tf.Tensor]) -> Structure:
+        shaped = [
+            tf.reshape(part, tf.concat([tf.shape(part)[:-1], np.array(shape, np.int32)], axis=0))
+            for part, shape in zip(parts, self._shapes, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._like, shaped)
+
+
+def entry_names(structure: Structure) -> list[str]:
+    """Returns a name for each entry of a structure of tensors, as "w[3]", in the order of `tf.nest.flatten`."""
+    named = [
+        ("/".join(map(str, path)) or "parameter", part)
+        for path, part in tree.flatten_with_path(structure)
+    ]
+    return [
+        f"{name}[{','.join(map(str, index))}]" if index else name
+        for name, part in named
+        for index in np.ndindex(*part.shape)
+    ]

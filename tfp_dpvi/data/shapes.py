@@ -1,0 +1,62 @@
+"""Stand-ins for records of which only shapes and dtypes are used: specs, zeros and synthetic ones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import tree
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.data.records import Records
+
+
+def specs_of(records: Records, num: int) -> tuple[Structure, Structure | None]:
+    """Returns `tf.TensorSpec`s of x and y (None without one) of `num` records."""
+    return tf.nest.map_structure(
+        lambda part: None if part is None else tf.TensorSpec([num, *part.shape[1:]], part.dtype),
+        (records.x, records.y),
+    )
+
+
+def input_specs(records: Records) -> dict[str, Structure]:
+    """Returns `tf.TensorSpec`s of records, {"x": ..., "y": ...}, with None for their number."""
+    parts = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
+    return tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), parts
+    )
+
+
+def zeros_like(structure: Structure, num: int) -> Structure:
+    """Returns `num` records of zeros of the shapes and dtypes of records or specs."""
+    return tf.nest.map_structure(
+        lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure
+    )
+
+
+def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Returns synthetic records of one array's shape and dtype.
+
+    Floats are in [0, 1), so that they are valid rates and proportions too; integers are 0 or 1, two
+    categories that every coding has.
+    """
+    shape = (num, *part.shape[1:])
+    if part.dtype.kind == "f":
+        return generator.uniform(size=shape).astype(part.dtype)
+    return generator.integers(0, 2, shape).astype(part.dtype)
+
+
+def flat_names(structure: Structure, single: str) -> list[str]:
+    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields or numbers.
+
+    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
+    """
+    names: list[str] = []
+    for path, _ in tree.flatten_with_path(structure):
+        name = "_".join(map(str, path)) or single
+        identifier = re.sub(r"\W", "_", name, flags=re.ASCII)
+        identifier = f"{single}_{identifier}" if not identifier[:1].isalpha() else identifier
+        while identifier in names:
+            identifier += "_"
+        names.append(identifier)
+    return names

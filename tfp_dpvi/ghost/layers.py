@@ -1,0 +1,474 @@
+"""Clipped sums for models of Keras layers, from one forward pass and without per-example gradients in memory.
+
+Each layer's inputs are recorded in a forward pass of a batch, and one backward pass gives the gradients at the layers'
+outputs. Norms and weighted sums of per-example gradients follow from both ("ghost clipping"; Goodfellow 2015,
+arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same pass and the same draws (contract C5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from tfp_dpvi._tf import (
+    Layer,
+    Structure,
+    calls_seen,
+    keras,
+    losses_added,
+    own_weights,
+    refuse_late_functions,
+    tf,
+)
+from tfp_dpvi.ghost.contributions import Contribution, combined, total
+from tfp_dpvi.ghost.rules import (
+    RULES,
+    ByRecord,
+    Probed,
+    UnsupportedLayerError,
+    Whole,
+    is_batch_normalization,
+    refuse_mixing,
+)
+from tfp_dpvi.ghost.vectorized import around, by_map, is_unit
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
+from tfp_dpvi.gradients.isolation import refuse_writes
+
+_Result = TypeVar("_Result")
+_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
+_TOO_LARGE = 0.05
+_CATEGORY = 100  # An integer other than the usual 0 and 1.
+# Fraction of the largest of all gradients below which a difference is rounding: an attention's key bias has gradient zero.
+_FLOOR = 0.01
+# As `DIRECT_COST`, for each step of a vectorized recurrent layer, and for vectorized gradients (`benchmarks/layers.py`).
+_UNIT_COST, _HELD_COST = 9.0, 60.0
+_WHY_OFF = {
+    False: "Either records influence each other, or the variable is used outside its layer: use it only in that layer's call.",
+    True: "The bound on the norm is loose and would clip too much: use gradients='vectorized' for this model.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGradients:
+    """Computes the per-example gradients of a model's layers. `checked` sets the attributes after `mapped`."""
+
+    layers: Sequence[Layer]  # Sublayers included (`layers_of`).
+    variables: Sequence[tf.Variable]  # To differentiate by.
+    mapped: bool = False  # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
+    #: Rows per record for each call of a layer, in order; None to infer them from a static number of records.
+    rows_each: tuple[int, ...] | None = None
+    units: tuple[
+        Layer, ...
+    ] = ()  # Layers besides recurrent ones that are vectorized as a whole with their sublayers.
+    bytes_each: int = 0  # Approximate memory of one record in a pass.
+    slow: tuple[
+        Layer, ...
+    ] = ()  # Layers without a rule, whose per-example gradients are materialized.
+    slowdown: float = 1.0  # Approximate time of a step relative to one without privacy.
+
+    @property
+    def note(self) -> str | None:
+        """Returns a sentence about the layers that make a step slow, or None."""
+        if not self.slow:
+            return None
+        names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
+        return (
+            f"There is no rule for the gradient norms of {names}: their per-example gradients are computed and stored. A step "
+            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md lists the fast layers."
+        )
+
+    def run(
+        self,
+        function: Callable[[], _Result],
+        num_records: int | None = None,
+        watch: Sequence[tf.Variable] = (),
+    ) -> Pass[_Result]:
+        """Calls `function` once and records its layers' calls; the pass's tape also watches `watch`."""
+        one: Pass[_Result] = Pass(self, num_records)
+        graph = tf.compat.v1.get_default_graph()
+        known = len(graph.get_operations())
+        layers = [
+            layer for layer in self.layers if one.weights(layer) or is_batch_normalization(layer)
+        ]
+        with one.tape, calls_seen(layers, one.watched):
+            one.tape.watch(watch)
+            try:
+                with refuse_late_functions(self.layers):
+                    one.result = function()
+            except UnsupportedLayerError as error:
+                raise (
+                    one.refusal or error
+                ) from None  # Without Keras's additions to a layer's error.
+            adding = next((layer for layer in self.layers if losses_added(layer)), None)
+            if adding is not None:
+                raise UnsupportedLayerError(
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be split by "
+                    "record.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
+                )
+        refuse_writes(graph, known)
+        return one
+
+    def checked(
+        self,
+        function: Callable[[Structure], tf.Tensor],
+        x: Structure,
+        still: Callable[[Structure], tf.Tensor] | None = None,
+    ) -> LayerGradients:
+        """Checks the layers on synthetic records; returns a copy with the attributes that this sets.
+
+        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used elsewhere) is vectorized
+        over records as a whole, or an enclosing layer is. Per-example gradients are compared with TensorFlow's own. Then a
+        record in the middle is replaced by NaN and by huge numbers, which must not change the others' losses and gradients.
+        This finds layers that mix records, reorder rows or use a variable elsewhere, unless they do so for none of the
+        synthetic records: it is a check and no proof.
+
+        Args:
+          function: maps a batch of records to losses of shape [n]; deterministic except for layers that draw.
+          x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
+          still: the same function in inference mode, where no layer draws; also checked if a layer draws.
+
+        Raises:
+          UnsupportedLayerError: gradients differ, or records influence each other.
+        """
+        gradients, first = self, None
+        while True:
+            try:
+                return gradients._compared(function, x, still)
+            except ValueError as error:
+                first = first or error
+                layer = getattr(error, "layer", None)
+                unit = None if layer is None else around(layer, self.layers, gradients.units)
+                if unit is None:
+                    raise first from (None if error is first else error)
+                gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
+
+    def _compared(
+        self,
+        function: Callable[[Structure], tf.Tensor],
+        x: Structure,
+        still: Callable[[Structure], tf.Tensor] | None,
+    ) -> LayerGradients:
+        num_records = int(tf.nest.flatten(x)[0].shape[0])
+        passes: list[Pass[tf.Tensor]] = []
+
+        def compare() -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+            one = self.run(lambda: function(x), num_records, watch=self.variables)
+            passes.append(one)
+            return tf.reduce_any(~tf.math.is_finite(one.result)), _differences(one, num_records)
+
+        # A concrete function: TensorFlow would warn of many traces if several models are made.
+        odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
+        if odd:
+            raise UnsupportedLayerError(
+                "The loss of synthetic records between 0 and 1 is not finite."
+            )
+        tolerance = _TOLERANCE[self.variables[0].dtype.name]
+        for variable, found in zip(self.variables, rows, strict=True):
+            sums, too_small, too_large, scale = map(float, found)
+            right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
+            if (scale > 0 and not right) or not np.isfinite(scale):
+                raise UnsupportedLayerError(
+                    f"The per-example gradients of {variable.name} do not follow from its layer's inputs and outputs: on synthetic "
+                    f"records their sum has a relative error of {sums:.2g}, and the largest squared norm is too small by "
+                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} (allowed: {tolerance:g}, "
+                    f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
+                    next(
+                        (
+                            layer
+                            for layer in self.layers
+                            if any(own is variable for own in own_weights(layer))
+                        ),
+                        None,
+                    ),
+                )
+        one = passes[0]
+        size = sum(
+            (probe.shape.num_elements() or 0) * probe.dtype.size for probe in one.probes
+        )  # In bytes.
+        learned = dataclasses.replace(
+            self,
+            rows_each=tuple(one.rows_each),
+            bytes_each=size // num_records + 8 * sum(call.size for call in one.calls if call.slow),
+            slowdown=one.slowdown,
+            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.slow)),
+        )
+        if _check_independence(learned, function, x, tolerance) and still is not None:
+            _check_independence(learned, still, x, tolerance)
+        return learned
+
+
+def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
+    """Compares a weighted sum and norms with those of TensorFlow's per-example gradients.
+
+    Returns for each variable the sum's error, and how much a squared norm is too small and too large, relative to the
+    variable's largest or to a small fraction of the largest of all; and the largest entry.
+    """
+    variables, losses = one.gradients.variables, one.result
+    weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
+    by_layers = one.contributions(losses, tf.ones_like(losses))
+    each = [
+        one.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
+        for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
+    ]
+    values = [
+        tf.stack([tf.convert_to_tensor(gradient[number]) for gradient in each])
+        for number in range(len(variables))
+    ]
+    squares = [
+        tf.reduce_sum(tf.reshape(tf.square(part), [num_records, -1]), axis=1) for part in values
+    ]
+    largest = tf.reduce_max([tf.reduce_max(tf.abs(part)) for part in values])
+    longest = tf.reduce_max(tf.add_n(squares))
+    rows = []
+    for part, value, square in zip(by_layers, values, squares, strict=True):
+        wanted = tf.tensordot(weights, value, axes=1)
+        mine = tf.zeros_like(wanted) if part is None else part.weighted_sum(weights)
+        squared = tf.zeros_like(square) if part is None else part.squared_norms()
+        scale = tf.reduce_max(tf.abs(value))
+        size, norm = (
+            tf.maximum(scale, _FLOOR * largest),
+            tf.maximum(tf.reduce_max(square), _FLOOR * longest),
+        )
+        too_small, too_large = (
+            tf.reduce_max(square - squared) / norm,
+            tf.reduce_max(squared - square) / norm,
+        )
+        rows.append([tf.reduce_max(tf.abs(mine - wanted)) / size, too_small, too_large, scale])
+    return rows
+
+
+def _check_independence(
+    gradients: LayerGradients,
+    function: Callable[[Structure], tf.Tensor],
+    x: Structure,
+    tolerance: float,
+) -> bool:
+    """Raises if one record's values change others' losses or gradients; returns whether layers draw, which hides it."""
+    twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
+    num = int(tf.nest.flatten(twice)[0].shape[0])
+    others = np.arange(num) != num // 2
+
+    def measures(batch: Structure) -> list[tf.Tensor]:
+        one = gradients.run(lambda: function(batch))
+        keep = tf.constant(others)
+        weights = tf.cast(keep, one.result.dtype)
+        parts = [part for part in one.contributions(one.result, weights) if part is not None]
+        norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
+        return [
+            tf.boolean_mask(one.result, keep),
+            *norms,
+            *[part.weighted_sum(weights) for part in parts],
+        ]
+
+    # The same number of rows as in training.
+    signature = tf.nest.map_structure(
+        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
+    )
+    traced = tf.function(measures, input_signature=[signature], autograph=False)
+
+    def replaced(value: float, category: int) -> list[np.ndarray]:
+        def change(part: tf.Tensor) -> tf.Tensor:
+            other = tf.fill(
+                part[:1].shape, tf.cast(category if part.dtype.is_integer else value, part.dtype)
+            )
+            return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
+
+        return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]
+
+    def moved(before: np.ndarray, now: np.ndarray) -> bool:
+        return bool(before.size) and bool(
+            np.abs(now - before).max() > tolerance * np.abs(before).max()
+        )
+
+    base = replaced(0.5, 0)
+    # A layer's draws change values by more than rounding, which varies between threads.
+    draws = any(map(moved, base, replaced(0.5, 0)))
+    for value, category in ((float("nan"), 1), (1e6, 1), (-1e6, 1), (0.5, _CATEGORY)):
+        try:
+            after = replaced(value, category)
+        except tf.errors.InvalidArgumentError:
+            if category == _CATEGORY:  # The integer may be out of range.
+                continue
+            raise
+        for before, now in zip(base, after, strict=True):
+            if not np.isfinite(now).all() or (not draws and moved(before, now)):
+                by = np.abs(now - before).max() / np.abs(before).max()  # NaN if they become NaN.
+                raise UnsupportedLayerError(
+                    f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
+                    f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
+                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
+                    "its influence. Use the other axes."
+                )
+    return draws
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    layer: Layer
+    probed: Probed
+    rows: int | None
+    size: int  # Entries of its variables; 0 for an embedding, which uses single rows.
+    places: int  # Positions of a sequence or pixels, each of which uses the variables once.
+    slow: bool  # No rule: its gradients are vectorized and materialized.
+
+
+class Pass(Generic[_Result]):
+    """One forward pass of a batch with the recorded calls of its trainable layers, and its persistent `tape`."""
+
+    result: _Result
+
+    def __init__(self, gradients: LayerGradients, num_records: int | None) -> None:
+        self.gradients = gradients
+        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+        self.refusal: UnsupportedLayerError | None = None
+        self._num_records = num_records
+        self.calls: list[_Call] = []
+        self._inside = False  # Whether a unit is being called.
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def weights(self, layer: Layer) -> list[tf.Variable]:
+        """Returns the variables whose gradients a call of this layer accounts for."""
+        if isinstance(layer, Whole):
+            return list(layer.reads)
+        return layer.trainable_weights if self._is_unit(layer) else own_weights(layer)
+
+    def _is_unit(self, layer: Layer) -> bool:
+        return is_unit(layer) or any(one is layer for one in self.gradients.units)
+
+    def watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
+        """Returns a layer's call, recorded."""
+        mapped = self.gradients.mapped
+
+        def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
+            # In another graph, Keras infers shapes, or the layer is called inside a function or loop of its own.
+            if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
+                return original(inputs, *args, **kwargs)
+            refuse_mixing(layer, kwargs.get("training"))
+            variables = self.weights(layer)
+            if not variables:
+                return original(inputs, *args, **kwargs)
+            # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
+            rule = (
+                None
+                if mapped and type(layer) is not keras.layers.Embedding
+                else RULES.get(type(layer))
+            )
+            plain = not args and all(value is None for value in kwargs.values())
+            usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
+            probed = rule(layer, original, inputs) if rule is not None and usable else None
+            slow = probed is None and not mapped
+            if probed is None:
+                self._inside = self._is_unit(layer)
+                try:
+                    probed = by_map(layer, variables, original, inputs, args, kwargs)
+                except UnsupportedLayerError as error:
+                    self.refusal = error
+                    raise
+                finally:
+                    self._inside = False
+            self.tape.watch(probed.probes)
+            tensors = [
+                one for one in [*tf.nest.flatten(inputs), *probed.probes] if tf.is_tensor(one)
+            ]
+            places = max(one.shape[1:-1].num_elements() or 1 for one in tensors)
+            is_table = isinstance(layer, keras.layers.Embedding)
+            size = 0 if is_table else sum(variable.shape.num_elements() for variable in variables)
+            self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], size, places, slow))
+            return probed.finish()
+
+        return call
+
+    @property
+    def rows_each(self) -> list[int]:
+        """Returns the rows per record of each call."""
+        known = self.gradients.rows_each
+        if known is not None:
+            if len(known) != len(self.calls):
+                raise UnsupportedLayerError(
+                    f"The layers were called {len(self.calls)} times, but {len(known)} when checked: call the same in every pass."
+                )
+            return list(known)
+        num = self._num_records
+        found = []
+        for call in self.calls:
+            if num is None or call.rows is None or call.rows % num:
+                raise UnsupportedLayerError(
+                    f"{call.layer.name} got {call.rows} rows for {num} records: the first dimension of a layer's inputs must run "
+                    "over records, with the same number of rows for each.",
+                    call.layer,
+                )
+            found.append(call.rows // num)
+        return found
+
+    @property
+    def slowdown(self) -> float:
+        """Returns the approximate time of a step relative to one without privacy.
+
+        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once more, and materialized
+        gradients are written and read.
+        """
+        plain, more = 1.0, 0.0
+        for call, rows in zip(self.calls, self.rows_each, strict=True):
+            passes = 3.0 * call.size * call.places * rows
+            copies = call.size * (_UNIT_COST * call.places if is_unit(call.layer) else _HELD_COST)
+            plain, more = plain + passes, more + (passes + copies if call.slow else 0.0)
+        return 1.0 + more / plain
+
+    @property
+    def probes(self) -> list[tf.Tensor]:
+        """Returns the tensors of all calls to differentiate by."""
+        return [probe for call in self.calls for probe in call.probed.probes]
+
+    def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
+        """Returns, for each variable, the records' contributions to the gradient of `sum(weights * values)`."""
+        found = self.tape.gradient(
+            values, self.probes, output_gradients=weights, unconnected_gradients="zero"
+        )
+        at_probes = iter(found)
+        parts: dict[tf.Variable, list[Contribution]] = {
+            variable.ref(): [] for variable in self.gradients.variables
+        }
+        for call, rows in zip(self.calls, self.rows_each, strict=True):
+            own = [next(at_probes) for _ in call.probed.probes]
+            for variable, part in call.probed.contributions(own, ByRecord(rows)):
+                parts.setdefault(variable.ref(), []).append(part)
+        of_each = [parts[variable.ref()] for variable in self.gradients.variables]
+        return [combined(each) if each else None for each in of_each]
+
+    def clipped_sum(
+        self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
+    ) -> tuple[ClippedSum, PerExample]:
+        """Sums the clipped per-record gradients; also returns exact values of single records (*not private*).
+
+        `losses`, float of shape [n], are computed in this pass, loss i from record i alone; `weights` of shape [n] multiply them
+        before the clip. `mask` of shape [n] is False for padding.
+
+        #### Formal guarantee
+
+        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as `LayerGradients.checked` checks.
+        """
+        weights = tf.ones_like(losses) if weights is None else weights
+        keep = mask & tf.math.is_finite(losses * weights)
+        variables = self.gradients.variables
+        parts = self.contributions(losses, tf.where(keep, weights, tf.zeros_like(weights)))
+        used = {
+            variable.ref(): part
+            for variable, part in zip(variables, parts, strict=True)
+            if part is not None
+        }
+        squares = [part.squared_norms() for part in used.values()]
+        finite = tf.math.is_finite(tf.add_n(squares))
+        keep &= finite
+        factors = clip.factors(squares, layer_names([reference.deref() for reference in used]))
+        examples = PerExample.of(losses * weights, factors, keep)
+        factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
+        sums = dict(zip(used, total(list(used.values()), factors, finite), strict=True))
+        tensors = [
+            sums.get(variable.ref(), tf.zeros(variable.shape, variable.dtype))
+            for variable in variables
+        ]
+        return ClippedSum(tensors, clip), examples

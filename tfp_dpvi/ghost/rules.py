@@ -1,0 +1,434 @@
+"""The layers of a model, and rules for their per-example weight gradients from inputs and output gradients.
+
+A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the contributions that follow.
+Every other trainable layer is vectorized over records with `tf.vectorized_map`, for its own variables alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tfp_dpvi._tf import Layer, keras, tf
+from tfp_dpvi.ghost.contributions import Contribution, Direct, Lookup, Outer
+
+Found = list[
+    tuple[tf.Variable, Contribution]
+]  # Pairs of a variable and the records' contributions to its gradient.
+
+
+class UnsupportedLayerError(ValueError):
+    """Raised for a layer whose per-example gradients cannot be computed; the message names it and the fix."""
+
+    def __init__(self, message: str, layer: Layer | None = None) -> None:
+        super().__init__(message)
+        self.layer = layer  # If it might be vectorized as a whole.
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRecord:
+    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws)."""
+
+    rows: int  # Per record.
+
+    def split(self, values: tf.Tensor) -> tf.Tensor:
+        """[rows, ...] -> [n, rows of a record, ...]."""
+        inner = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
+        return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
+
+    def __call__(self, values: tf.Tensor) -> tf.Tensor:
+        """[rows, ..., D] -> [n, T, D] with a static T."""
+        inner = values.shape[1:-1].num_elements()
+        if inner is None or values.shape[-1] is None:
+            raise UnsupportedLayerError(
+                f"A layer got shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
+            )
+        return tf.reshape(values, [-1, inner * self.rows, values.shape[-1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Probed:
+    """A layer's forward pass, split at the tensors to differentiate by."""
+
+    probes: Sequence[tf.Tensor]  # These tensors, with the layer's rows in their first dimension.
+    finish: Callable[[], tf.Tensor]  # Computes the layer's output from the probes.
+    contributions: Callable[
+        [Sequence[tf.Tensor], ByRecord], Found
+    ]  # From the gradients at the probes.
+
+
+Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
+"""`rule(layer, layer's own call, inputs) -> Probed`, or None if the rule does not cover this use of the layer."""
+
+
+class Whole(Layer):
+    """A layer whose gradients are vectorized over records as a whole, without recording the layers inside it.
+
+    `reads` are the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
+    """
+
+    reads: tuple[tf.Variable, ...] = ()
+
+
+@contextlib.contextmanager
+def without(layer: Layer, **attributes: object) -> Iterator[None]:
+    """While active, sets attributes of a layer without Keras's tracking: its own forward pass without the last part."""
+    before = {name: getattr(layer, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            object.__setattr__(layer, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(layer, name, value)
+
+
+def _places(values: tf.Tensor, last: Sequence[int]) -> tf.Tensor:
+    """[rows, ..., *last] -> [rows, places, size of last]."""
+    if len(last) == 1:
+        return values
+    width = int(np.prod(last))
+    return tf.reshape(values, [-1, values.shape[1:].num_elements() // width, width])
+
+
+def _with_kernel(
+    layer: Layer,
+    call: Callable[..., tf.Tensor],
+    inputs: tf.Tensor,
+    of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
+    name: str = "kernel",
+) -> Probed:
+    """Probes a layer that computes `activation(linear(inputs, kernel) + bias)`, with its kernel in attribute `name`."""
+    with without(layer, activation=keras.activations.linear):
+        outputs = call(inputs)
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        found: Found = [(getattr(layer, name), of_kernel(gradients[0], by_record))]
+        if layer.bias is not None:
+            shape = tuple(layer.bias.shape)
+            values = by_record(_places(gradients[0], shape))
+            # Without positions to sum over, a reshape is enough.
+            values = values if values.shape[1] == 1 else tf.reduce_sum(values, axis=1)
+            found.append((layer.bias, Direct(shape, tf.reshape(values, [-1, *shape]))))
+        return found
+
+    return Probed([outputs], lambda: layer.activation(outputs), contributions)
+
+
+def _dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if not tf.is_tensor(inputs) or inputs.shape.rank is None or inputs.shape.rank < 2:
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.of_cheaper_form(
+            tuple(layer.kernel.shape), by_record(inputs), by_record(gradient)
+        )
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _patches(
+    images: tf.Tensor,
+    kernel_size: Sequence[int],
+    strides: Sequence[int],
+    rates: Sequence[int],
+    padding: str,
+) -> tf.Tensor:
+    """[rows, H, W, C] -> [rows, H', W', kh kw C], in the order of a kernel [kh, kw, C, ...]."""
+    return tf.image.extract_patches(
+        images,
+        sizes=[1, *kernel_size, 1],
+        strides=[1, *strides, 1],
+        rates=[1, *rates, 1],
+        padding=padding,
+    )
+
+
+def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """Conv1D, Conv2D and Conv3D."""
+    rank = layer.rank
+    if layer.data_format != "channels_last" or layer.groups != 1 or inputs.shape.rank != rank + 2:
+        return None
+    if rank == 3 and tuple(layer.dilation_rate) != (1, 1, 1):
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+    shape, sizes, strides, rates = map(
+        tuple, (layer.kernel.shape, layer.kernel_size, layer.strides, layer.dilation_rate)
+    )
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        images = inputs
+        if layer.padding == "causal":
+            images = tf.pad(inputs, [[0, 0], [rates[0] * (sizes[0] - 1), 0], [0, 0]])
+        padding = "VALID" if layer.padding == "causal" else layer.padding.upper()
+        if rank == 2 and strides == rates == (1, 1) and shape[3] < shape[2]:
+            return _by_patches_of_gradients(shape, images, gradient, padding, by_record)
+        if rank == 3:
+            patches = tf.extract_volume_patches(images, [1, *sizes, 1], [1, *strides, 1], padding)
+        elif rank == 1:
+            patches = _patches(images[:, None], (1, *sizes), (1, *strides), (1, *rates), padding)
+        else:
+            patches = _patches(images, sizes, strides, rates, padding)
+        return Outer.of_cheaper_form(shape, by_record(patches), by_record(gradient))
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
+        return None
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return _by_channels(layer, inputs, gradient, by_record)
+
+    return _with_kernel(layer, call, inputs, of_kernel, "depthwise_kernel")
+
+
+def _by_channels(
+    layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord
+) -> Direct:
+    """Returns the gradients of a small kernel for each channel, one product for each of its places.
+
+    Grouped convolutions would be fewer operations, but XLA on CPUs makes dense ones of them.
+    """
+    height, width, channels, multiplier = layer.depthwise_kernel.shape
+    strides, rates, out = layer.strides, layer.dilation_rate, gradient.shape[1:3].as_list()
+    pads, blocks = [], []
+    for axis, kernel in enumerate((height, width)):
+        size, needed = (
+            inputs.shape[axis + 1],
+            (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1,
+        )
+        before = max(needed - size, 0) // 2  # 0 for padding="valid".
+        num = -(-max(size + before, needed) // strides[axis])
+        pads.append([before, num * strides[axis] - size - before])
+        blocks += [num, strides[axis]]
+    images = tf.reshape(
+        tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels]
+    )
+    images = tf.transpose(
+        images, [2, 4, 0, 1, 3, 5]
+    )  # Strides first: what a place of the kernel sees is one block.
+    gradient = tf.reshape(gradient, [-1, *out, channels, multiplier])
+    sums = []
+    for row, column in itertools.product(range(height), range(width)):
+        (i, y), (j, x) = divmod(row * rates[0], strides[0]), divmod(column * rates[1], strides[1])
+        seen = images[y, x, :, i : i + out[0], j : j + out[1], :, None]
+        sums.append(tf.reduce_sum(seen * gradient, axis=[1, 2]))
+    values = by_record.split(
+        tf.reshape(tf.stack(sums, axis=1), [-1, height, width, channels, multiplier])
+    )
+    return Direct((height, width, channels, multiplier), tf.reduce_sum(values, axis=1))
+
+
+def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """SeparableConv2D: a depthwise convolution, then one of size 1."""
+    if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
+        return None
+    inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
+    how = {
+        "strides": [1, *layer.strides, 1],
+        "padding": layer.padding.upper(),
+        "dilations": layer.dilation_rate,
+    }
+    middle, pointwise = (
+        tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how),
+        layer.pointwise_kernel,
+    )
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.of_cheaper_form(tuple(pointwise.shape), by_record(middle), by_record(gradient))
+
+    probed = _with_kernel(layer, call, inputs, of_kernel, "pointwise_kernel")
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        at_middle = tf.tensordot(gradients[0], pointwise[0, 0], [[3], [1]])
+        first = layer.depthwise_kernel, _by_channels(layer, inputs, at_middle, by_record)
+        return [first, *probed.contributions(gradients, by_record)]
+
+    return dataclasses.replace(probed, contributions=contributions)
+
+
+def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    """EinsumDense as a dense layer over positions, "abc,cde->abde": the projections of attention."""
+    equation = re.fullmatch(r"(\w+),(\w+)->(\w+)", layer.equation.replace(" ", ""))
+    if equation is None or inputs.shape.rank is None or None in inputs.shape.as_list()[1:]:
+        return None
+    given, kernel, out = equation.groups()
+    summed, made = (
+        "".join(one for one in kernel if (one in given) == yes) for yes in (True, False)
+    )
+    places = given[: len(given) - len(summed)]
+    if not (
+        places and kernel == summed + made and given == places + summed and out == places + made
+    ):
+        return None
+    shape = tuple(layer.kernel.shape)
+    if layer.bias is not None and tuple(layer.bias.shape) != shape[len(summed) :]:
+        return None
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        left, right = _places(inputs, shape[: len(summed)]), _places(gradient, shape[len(summed) :])
+        return Outer.of_cheaper_form(
+            shape, by_record(tf.cast(left, layer.kernel.dtype)), by_record(right)
+        )
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def _by_patches_of_gradients(
+    shape: tuple[int, ...],
+    images: tf.Tensor,
+    gradient: tf.Tensor,
+    padding: str,
+    by_record: ByRecord,
+) -> Direct:
+    """Returns kernel gradients of a convolution with fewer channels out than in, for which patches of inputs are larger.
+
+    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: padded patches of g in reverse order.
+    """
+    height, width, channels, filters = shape
+    same = padding == "SAME"
+    pads = [
+        [size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1]
+        for size in (height, width)
+    ]
+    padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
+    left, right = (
+        by_record(images),
+        by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID")),
+    )
+    values = tf.reshape(
+        tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters]
+    )
+    return Direct(shape, tf.transpose(tf.reverse(values, [2, 3]), [0, 2, 3, 1, 4]))
+
+
+def _transposed_convolution(
+    layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
+) -> Probed | None:
+    """Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
+    if (
+        layer.data_format != "channels_last"
+        or layer.output_padding is not None
+        or layer.groups != 1
+    ):
+        return None
+    if tuple(layer.dilation_rate) != (1, 1) or None in inputs.shape.as_list()[1:]:
+        return None
+    inputs = tf.cast(inputs, layer.kernel.dtype)
+
+    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        patches = _patches(
+            gradient, layer.kernel_size, layer.strides, (1, 1), layer.padding.upper()
+        )
+        return Outer.of_cheaper_form(
+            tuple(layer.kernel.shape), by_record(patches), by_record(inputs)
+        )
+
+    return _with_kernel(layer, call, inputs, of_kernel)
+
+
+def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an embedding's output and ids; an id out of range makes its record's loss NaN instead of raising (C8)."""
+    ids = tf.cast(inputs, tf.int32)
+    known = (ids >= 0) & (ids < layer.embeddings.shape[0])
+    ids = tf.where(known, ids, tf.zeros_like(ids))
+    outputs = tf.nn.embedding_lookup(layer.embeddings, ids)
+    return tf.where(known[..., None], outputs, tf.constant(float("nan"), outputs.dtype)), ids
+
+
+def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
+    if inputs.shape.rank is None or inputs.shape.rank < 1:
+        return None
+    outputs, ids = looked_up(layer, inputs)
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        values = by_record(gradients[0])
+        each = by_record(tf.expand_dims(ids, -1))[:, :, 0]
+        return [(layer.embeddings, Lookup(tuple(layer.embeddings.shape), each, values))]
+
+    return Probed([outputs], lambda: outputs, contributions)
+
+
+def _normalization(
+    layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
+) -> Probed | None:
+    """LayerNormalization and GroupNormalization: `normalized * gamma + beta`."""
+    rank = inputs.shape.rank
+    if rank is None or None in inputs.shape.as_list()[1:]:
+        return None
+    axes = [
+        axis % rank
+        for axis in (layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis])
+    ]
+    if 0 in axes or sorted(axes) != axes:
+        return None
+    with without(layer, scale=False, center=False, gamma=None, beta=None):
+        normalized = outputs = call(inputs)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(normalized.shape.as_list())]
+    if layer.scale:
+        outputs *= tf.reshape(layer.gamma, shape)
+    if layer.center:
+        outputs += tf.reshape(layer.beta, shape)
+
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+        others = [axis for axis in range(1, rank) if axis not in axes]
+        found: Found = []
+        for used, name, factor in ((layer.scale, "gamma", normalized), (layer.center, "beta", 1.0)):
+            if used:
+                variable = getattr(layer, name)
+                each = tf.reduce_sum(gradients[0] * factor, axis=others)
+                values = tf.reduce_sum(
+                    by_record(tf.reshape(each, [-1, 1, variable.shape.num_elements()])), axis=1
+                )
+                found.append(
+                    (
+                        variable,
+                        Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape])),
+                    )
+                )
+        return found
+
+    return Probed([outputs], lambda: outputs, contributions)
+
+
+RULES: dict[type, Rule] = {
+    keras.layers.Dense: _dense,
+    keras.layers.Conv1D: _convolution,
+    keras.layers.Conv2D: _convolution,
+    keras.layers.Conv3D: _convolution,
+    keras.layers.DepthwiseConv2D: _depthwise,
+    keras.layers.SeparableConv2D: _separable,
+    keras.layers.EinsumDense: _einsum_dense,
+    keras.layers.Conv2DTranspose: _transposed_convolution,
+    keras.layers.Embedding: _embedding,
+    keras.layers.LayerNormalization: _normalization,
+    keras.layers.GroupNormalization: _normalization,
+}
+"""Keyed by exact class: a subclass may compute something else."""
+
+
+def refuse_mixing(layer: Layer, training: object) -> None:
+    """Raises `UnsupportedLayerError` if a layer, called with `training`, lets records influence each other (contract C3).
+
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments and passes.
+    """
+    if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
+        raise UnsupportedLayerError(
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: one record would "
+            "move all gradients, and no clip would bound its influence.\nFreeze it (layer.trainable = False), call it with "
+            "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
+        )
+
+
+def is_batch_normalization(layer: Layer) -> bool:
+    """Returns whether a layer is a Keras batch normalisation or a subclass of one."""
+    names = {cls.__name__ for cls in type(layer).__mro__}
+    return bool(names & {"BatchNormalization", "BatchNormalizationBase", "SyncBatchNormalization"})

@@ -1,1 +1,0 @@
-"""Computes a calibrated posterior from released values: post-processing at no cost, in NumPy alone."""
