@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 
 SECURE = "secure"
@@ -22,6 +23,18 @@ SECURE = "secure"
 _KEY_BYTES = 32
 _ZEROS = bytes(2**16)  # Encrypted a piece at a time, which stays in the processor's cache.
 _MOST_BYTES = 2**25  # Of a tape of several steps.
+
+
+def check_randomness(randomness: str | None, seed: int | None = None, owner: str = "") -> None:
+    """Raises `ValueError` for another value than None and "secure", or for "secure" beside the owner's seed."""
+    if randomness is None:
+        return
+    check.one_of("randomness", randomness, (SECURE,))
+    if seed is not None:
+        raise ValueError(
+            f"randomness={randomness!r}, but {owner} has a seed, whose noise anyone can draw again: "
+            "leave out one of them."
+        )
 
 
 def new_key() -> bytes:

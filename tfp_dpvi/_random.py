@@ -369,7 +369,10 @@ def _polynomial(x: tf.Tensor, coefficients: Sequence[float]) -> tf.Tensor:
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 pair that TFP's stateless samplers take; an array for a NumPy key, so that no graph holds the key."""
+    """Returns the int32 pair that TFP's samplers take: 62 of the key's 128 bits, for they read no more than 64.
+
+    It is an array for a NumPy key, so that no graph holds the key.
+    """
     if isinstance(key, np.ndarray):
         return (key & _MASK).astype(np.int32)
-    return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(0x7FFFFFFF, tf.int64)), tf.int32)
+    return tf.cast(tf.bitwise.bitwise_and(key, tf.constant(_MASK, tf.int64)), tf.int32)

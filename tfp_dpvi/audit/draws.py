@@ -95,18 +95,10 @@ def randomness(
 
     Returns:
       The p-values, with `holds` and a plain-text form.
-
-    Raises:
-      ValueError: the model has `randomness="secure"`, whose words are made while `fit` runs.
     """
     check.count("num_steps", num_steps, 100)
     false_alarm = check.delta(false_alarm)
     step = ObservedStep(model, x, y, sample_weight, num_steps=num_steps, **settings)
-    if step.mechanism.randomness:
-        raise ValueError(
-            "model: it was compiled with randomness='secure', and an audit draws with the default "
-            "generator. Compile without it to audit the rest."
-        )
     columns = _columns(step, num_steps)
     runs, visits, off_grid = [], [], []
     for number in range(2):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import SECURE, Keystream
 from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.data import ArrayData, by_column
 from tfp_dpvi.gradients import ClippedSum
@@ -42,6 +45,10 @@ class _Kept(Sampler):
         self._inner = inner
         self._keep = keep
         self._seen = seen
+
+    @property
+    def num_words(self) -> int:
+        return self._inner.num_words
 
     @property
     def scheme(self) -> SamplingScheme:
@@ -183,6 +190,7 @@ class ObservedStep:
             jit_compile=bool(compile_config.get("jit_compile")),
         )
         self._initial = lambda first, num: initial_state(kept, first, num)
+        self._num_words = _random.num_words(mechanism.sampler.num_words, sum(sizes))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -212,7 +220,8 @@ class ObservedStep:
         """Yields the released sums of blocks of steps, in units in which the stated noise has the same deviation everywhere.
 
         Args:
-          key: the fit's key, int64 [2]; it and a step's number determine all its draws.
+          key: int64 [2]; it and a step's number determine all its draws, by way of words of AES if the
+            model was compiled with `randomness="secure"`.
           num_steps: number of steps.
           noise: the noise multiplier, by default the mechanism's; 0 for the exact sums, which are *not private*.
           keep: bool [num_rows], False for records to leave out; by default all are there.
@@ -226,14 +235,25 @@ class ObservedStep:
         level = tf.constant(self.noise if noise is None else noise, tf.float64)
         records = self.tensors if tensors is None else tensors
         unit = self.mechanism.expected_batch_size / self._scales
+        key_of = self._keys(key, min(num_steps, self._most))
         for begin in range(0, num_steps, self._most):
             num = min(self._most, num_steps - begin)
             self._keep.assign(keep)  # Here: two of these iterators may run side by side.
             self._recorder.rewind()
             state = self._initial(first + begin, num)
-            self._steps(state, tf.constant(num, tf.int64), records, tf.constant(key), level)
+            words = key_of(first + begin)
+            self._steps(state, tf.constant(num, tf.int64), records, words, level)
             released, visits = self._recorder.read(num)
             yield released.astype(np.float64) * unit, visits
+
+    def _keys(self, key: np.ndarray, most: int) -> Callable[[int], tf.Tensor]:
+        """Returns `first -> key` of at most so many steps from number `first`, as `fit` passes it."""
+        if self.mechanism.randomness != SECURE:
+            fixed = tf.constant(key)
+            return lambda first: fixed
+        # Derived, not drawn: an audit runs the same steps again.
+        stream = Keystream(hashlib.sha256(key.tobytes()).digest(), self._num_words)
+        return lambda first: tf.constant(stream.rows(first, most))
 
     def all_values(self, key: np.ndarray, num_steps: int, **how: Any) -> np.ndarray:
         """Returns the released sums of all steps at once, [num_steps, D]; see `values`."""

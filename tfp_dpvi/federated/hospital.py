@@ -10,6 +10,7 @@ import threading
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.local import Refiner
@@ -41,6 +42,8 @@ class Hospital:
       num_records: the public number of records, by default that of `x`.
       neighboring_relation: see `DPModel.compile`.
       seed: see `DPModel`: repeatable, hence not private.
+      randomness: as of `DPModel.compile`: None, or "secure" for noise and samples of the local steps
+        from a cryptographic generator. Plan, report and replies say so.
       refiner: shared by the hospitals of one process, which saves traces.
 
     #### Formal guarantee
@@ -65,8 +68,11 @@ class Hospital:
         num_records: int | None = None,
         neighboring_relation: NeighboringRelation | str = "add_or_remove_one",
         seed: int | None = None,
+        randomness: str | None = None,
         refiner: Refiner | None = None,
     ) -> None:
+        check_randomness(randomness, seed, "the hospital")
+        self._randomness = randomness
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
         self.epsilon = None if epsilon is None else check.epsilon(epsilon)
         self.delta, self.rounds = check.delta(delta), check.count("rounds", rounds, 1)
@@ -89,10 +95,10 @@ class Hospital:
             )
         data = self._refiner.data(x, y, num_records)
         self.num_records, self._tensors = data.num_records, data.tensors
-        draft = self._refiner.mechanism(data, self._relation)
+        draft = self._refiner.mechanism(data, self._relation, self._randomness)
         self._calibrate(draft.plan(self.rounds * self.study.terms.local_steps))
         self._mechanism = draft.with_noise_of(self._plan) if self.epsilon is not None else draft
-        self._refiner.compiled.steps_for(self._mechanism, self._tensors)  # Traces them.
+        self._refiner.trace(self._mechanism, self._tensors)
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
         """Makes the lifetime plan of this hospital in this study: with the ledger's noise if it comes back, else calibrated."""
@@ -107,7 +113,8 @@ class Hospital:
             return
         held = [one.plan for one in self.ledger.entries if _kind(one.plan) == _kind(self._plan)]
         if held:
-            self._plan = held[0].replace(num_releases=draft.num_releases)
+            own = {"num_releases": draft.num_releases, "randomness": draft.randomness}
+            self._plan = held[0].replace(**own)
         else:
             self.num_calibrations += (
                 1  # Without names, so that hospitals of one simulation share what is computed.
@@ -145,9 +152,9 @@ class Hospital:
                 change = self._change(task)
         except BudgetExhaustedError as error:
             reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"[:MOST_TEXT]
-        return Reply(
-            task.study, self.name, task.request, task.number, change, self.spent, self.delta, reason
-        )
+        repeated = (task.study, self.name, task.request, task.number)
+        how = "" if self.epsilon is None else self._plan.randomness
+        return Reply(*repeated, change, self.spent, self.delta, reason, how)
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
@@ -176,8 +183,11 @@ class Hospital:
     @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
-        one = self._plan.replace(num_releases=1)
-        charged = sum(entry.steps for entry in self.ledger.entries if entry.plan == one)
+        # Whichever generator a round's noise came from.
+        any_of = {"num_releases": 1, "randomness": ""}
+        one = self._plan.replace(**any_of)
+        same = (entry for entry in self.ledger.entries if entry.plan.replace(**any_of) == one)
+        charged = sum(entry.steps for entry in same)
         return max(0, self.rounds - charged // self._releases)
 
     def privacy_report(self) -> PrivacyReport:

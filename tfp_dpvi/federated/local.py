@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import math
 import threading
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi import _keystream
+from tfp_dpvi._keystream import SECURE, Keystream, Tapes
 from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.data import Data
 from tfp_dpvi.federated.factors import Factor
@@ -18,6 +21,7 @@ from tfp_dpvi.federated.study import Study
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.training import CompiledSteps, Mechanism, initial_state, new_key
+from tfp_dpvi.training.compiled import KEY
 
 _MOST_SHARE = 0.98  # Of the largest standard deviation there is, where a fit may start.
 
@@ -150,6 +154,7 @@ class Refiner:
         )
         self.compiled.begin(self._model.trainable_variables, planned_steps=0, gains_from_xla=False)
         self._done = 0
+        self._num_words: dict[Hashable, int] = {}  # Of a mechanism's step.
 
     def data(
         self,
@@ -162,19 +167,33 @@ class Refiner:
         batch_size = self.study.batch_size or num_records or len(tf.nest.flatten(x)[0])
         return self._model.make_data(x, y, weight, batch_size=batch_size, num_records=num_records)
 
-    def mechanism(self, data: Data, relation: NeighboringRelation) -> Mechanism:
+    def mechanism(
+        self, data: Data, relation: NeighboringRelation, randomness: str | None = None
+    ) -> Mechanism:
         """Returns the release of one step, without its noise."""
-        return dataclasses.replace(self._model.mechanism(data), neighboring_relation=relation)
+        own = {"neighboring_relation": relation, "randomness": randomness or ""}
+        return dataclasses.replace(self._model.mechanism(data), **own)
+
+    def trace(self, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> None:
+        """Traces a round's steps, so that errors occur before anything is charged."""
+        self.compiled.steps_for(mechanism, tensors, _kind_of_key(self._tapes(mechanism)))
+
+    def _tapes(self, mechanism: Mechanism) -> Tapes | None:
+        """Returns the tapes of a round, under a key of their own; None for the default generators."""
+        if mechanism.randomness != SECURE:
+            return None
+        if mechanism.identity not in self._num_words:
+            self._num_words[mechanism.identity] = mechanism.num_words()
+        words = self._num_words[mechanism.identity]
+        return Tapes(Keystream(_keystream.new_key(), words), self.study.terms.local_steps)
 
     def refine(
         self, posterior: Factor, cavity: Factor, mechanism: Mechanism, tensors: dict[str, tf.Tensor]
     ) -> Factor:
         """Runs a round's steps from a posterior against a cavity, with the optimizer as new; returns the change."""
         with self._lock:
-            steps, number = (
-                self.compiled.steps_for(mechanism, tensors),
-                self.study.terms.local_steps,
-            )
+            tapes, number = self._tapes(mechanism), self.study.terms.local_steps
+            steps = self.compiled.steps_for(mechanism, tensors, _kind_of_key(tapes))
             nothing = Factor.one(posterior.num, full_rank=posterior.full_rank)
             try:
                 self._model.family.start(posterior, cavity)
@@ -183,13 +202,22 @@ class Refiner:
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
                 variable.assign(value)
             # A fresh key for every round; of a seed's one key, no number comes twice.
-            state, key = (
-                initial_state(mechanism, self._done, number),
-                tf.constant(new_key(self._seed)),
-            )
-            self._done += number
-            steps(state, tf.constant(number, tf.int64), tensors, key, mechanism.noise)
+            first, self._done = self._done, self._done + number
+            state = initial_state(mechanism, first, number)
+            with contextlib.nullcontext() if tapes is None else contextlib.closing(tapes):
+                calls = (
+                    [(number, tf.constant(new_key(self._seed)))]
+                    if tapes is None
+                    else tapes.calls(first, number)
+                )
+                for few, key in calls:
+                    num = tf.constant(few, tf.int64)
+                    state = steps(state, num, tensors, key, mechanism.noise)
             # A fit that ran away changes nothing: no record may decide whether there is an answer (C8).
             with contextlib.suppress(ValueError), np.errstate(all="ignore"):
                 return self._model.family.factor() / posterior
             return nothing
+
+
+def _kind_of_key(tapes: Tapes | None) -> tf.TensorSpec:
+    return KEY if tapes is None else tapes.spec

@@ -151,6 +151,7 @@ class Reply(_Message):
     )  # What it states to have spent so far; infinite where nothing is private.
     delta: float = 0.0
     reason: str = ""  # Why it declines.
+    randomness: str = ""  # "secure" if it states that its noise is a cryptographic generator's.
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: Terms) -> Reply:
@@ -162,6 +163,8 @@ class Reply(_Message):
                 isinstance(value, float) and value >= 0.0,
                 f"{name}={value!r:.99} is not a number of at least 0.",
             )
+        how = fields["randomness"]
+        need(how in ("", "secure"), f"randomness={how!r:.99} is neither empty nor 'secure'.")
         if fields["change"] is not None:
             change = fields["change"] = _factor("change", fields["change"], terms.prior)
             most_change = terms.most_change

@@ -55,9 +55,9 @@ class MessageHospital(Hospital):
             size,
         )
         parts = [self._refiner.data(each["x"], each["y"], size, each["weight"]) for each in shards]
-        self._mechanism = self._refiner.mechanism(parts[0], self._relation)
+        self._mechanism = self._refiner.mechanism(parts[0], self._relation, self._randomness)
         self._parts = [each.tensors for each in parts]
-        self._refiner.compiled.steps_for(self._mechanism, self._parts[0])  # Traces them.
+        self._refiner.trace(self._mechanism, self._parts[0])
 
     @property
     def _clip(self) -> float:

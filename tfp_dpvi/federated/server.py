@@ -108,6 +108,7 @@ class Server:
         self.prior = terms.prior  # Or the factor that stands for it at present.
         self.factors: dict[str, Factor] = {}
         self.epsilon: dict[str, float] = {}  # What each hospital has stated to have spent.
+        self.randomness: dict[str, str] = {}  # Likewise, of the generator; see `Reply`.
         self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
         self.refused: list[str] = []  # Messages, and why.
         self.history: list[Round] = []
@@ -227,7 +228,7 @@ class Server:
                 reply.number == self._asked[sender] - 1,
                 f"number={reply.number} is not that of the request.",
             )
-            self.epsilon[sender] = reply.epsilon
+            self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
         except MessageError as error:
             self.refused.append(f"{sender}: {error}")
             _LOG.warning("A message of %s is refused: %s", sender, error)

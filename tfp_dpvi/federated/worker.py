@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, Listener
 import numpy as np
 import sqlalchemy as sa
 
+from tfp_dpvi._keystream import SECURE
 from tfp_dpvi.federated import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
@@ -120,6 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--rounds", type=int, default=10, help="rounds that this hospital allows")
+    parser.add_argument(
+        "--randomness",
+        choices=[SECURE],
+        help="noise and samples from a cryptographic generator (the extra 'secure')",
+    )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
     client = parser.add_mutually_exclusive_group(required=True)
     client.add_argument(
@@ -183,6 +189,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             "delta": options.delta,
             "rounds": options.rounds,
             "ledger": ledger,
+            "randomness": options.randomness,
         }
         hospital = hospital_of(study, x, y, name=options.name, **budget)
         print(

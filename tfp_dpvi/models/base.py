@@ -12,6 +12,7 @@ import numpy as np
 from tfp_dpvi import _tf, export
 from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
+from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Optimizer, Structure, tf
 from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.data.shapes import zeros_like
@@ -288,11 +289,7 @@ class DPModel(FittedModel):
             unsafe_training_metrics=bool(unsafe_training_metrics),
             randomness=randomness,
         )
-        if randomness is not None and self._dp.seed is not None:
-            raise ValueError(
-                f"randomness={randomness!r}, but the model has a seed, whose noise anyone can draw again: "
-                "leave out one of them."
-            )
+        check_randomness(randomness, self._dp.seed, "the model")
         ledger = self._ledger_after(ledger)
         metric_objects = arguments.validation_metrics(validation_metrics)
         super().compile(

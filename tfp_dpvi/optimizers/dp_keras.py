@@ -43,7 +43,7 @@ def privatize(
     Args:
       clipped: the sum of clipped gradients, and its sensitivity.
       noise_multiplier: z >= 0, the noise's standard deviation over the bound C of `clipped`.
-      key: int64 tensor of shape [2], used once.
+      key: int64 tensor of shape [2], or a tape of words; used once (see `add_noise`).
       expected_batch_size: the public denominator qN, never the realised batch size, which is secret.
       pull_back: maps the gradient's noisy mean to one tensor for each variable, without reading
         records; None for the identity.

@@ -8,7 +8,7 @@ import math
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._keystream import SECURE
+from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.mechanism import Mechanism
 
@@ -57,8 +57,7 @@ class PrivacyTarget:
                 )
         if self.delta is not None:
             put(self, "delta", check.delta(self.delta))
-        if self.randomness is not None:
-            check.one_of("randomness", self.randomness, (SECURE,))
+        check_randomness(self.randomness)
         for name in ("planned_epochs", "physical_batch_size"):
             value = getattr(self, name)
             put(self, name, None if value is None else check.count(name, value, 1))

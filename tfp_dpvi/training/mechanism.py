@@ -181,7 +181,7 @@ class Mechanism:
     ) -> PrivatizedGradients:
         """Returns the Gaussian release of a whole sample's sums, gradient and joint releases together.
 
-        The optimizer adds the noise of this multiplier; `key` is int64 of shape [2], used once.
+        The optimizer adds the noise of this multiplier; `key` is int64 of shape [2] or a tape, used once.
         """
         clipped = ClippedSum(sums.gradient, *self._stated)
         return optimizer.privatize(
