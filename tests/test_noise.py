@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from support.toy import Toy, records, sgd
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
-from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
+from tfp_dpvi.federated import Factor, Hospital, MessageHospital, Study, Task
 from tfp_dpvi.synthetic import Binary, Table
 
 tfd = tfp.distributions
@@ -59,10 +61,10 @@ def test_a_file_that_adds_noise_of_its_own_is_seen(tmp_path):
 # ---------------------------------------------------------------- every release passes `add_noise`
 
 
-def gradients(shift):
+def gradients(shift, **how):
     """Two steps of SGD, and a metric released with them."""
     model = Toy()
-    model.compile(sgd(1.0), delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(-5.0, 0.0)])
+    model.compile(sgd(1.0), delta=1e-5, metrics=[dpvi.metrics.PrivateELBO(-5.0, 0.0)], **how)
     x, y = records(60)
     history = model.fit(x + shift, y, batch_size=20, epochs=1, verbose=0).history
     return [model.w.numpy(), *(np.array(value) for value in history.values())]
@@ -92,7 +94,7 @@ def counts(shift):
     return [model.release(np.full([2, 3], shift), plan, 0)]
 
 
-def message(shift):
+def message(shift, **how):
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), [1])})
     silent = dpvi.optimizers.DPKerasSGDOptimizer(
         l2_norm_clip=np.inf, noise_multiplier=0.0, learning_rate=0.1
@@ -109,13 +111,29 @@ def message(shift):
         batch_size=20,
     )
     x, y = records(60, 1)
-    hospital = MessageHospital(study, x + np.float32(shift), y, name="a", epsilon=1.0, rounds=1)
+    return change_of(
+        MessageHospital(study, x + np.float32(shift), y, name="a", epsilon=1.0, rounds=1, **how)
+    )
+
+
+def change_of(hospital):
     start = Factor.normal([0.0], [1.0])
-    change = hospital._change(Task(study.terms.identity, "a", "r", 0, start, start))
+    task = Task(hospital.study.terms.identity, "a", "r", 0, start, start)
+    change = hospital.refine(task).change
     return [change.shift, change.precision]
 
 
-@pytest.mark.parametrize("release", [gradients, pairs, moments, counts, message])
+def local_steps(shift, **how):
+    """A round of a hospital, with noise in its steps."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), [1])})
+    likelihood = lambda params, x: tfd.Normal(x[:, 0] * params["w"][0], 1.0)  # noqa: E731
+    study = Study(prior, likelihood, sgd(), local_steps=2, batch_size=20)
+    x, y = records(60, 1)
+    settings = {"name": "a", "epsilon": 1.0, "rounds": 1, "seed": None if how else 1, **how}
+    return change_of(Hospital(study, x + np.float32(shift), y, **settings))
+
+
+@pytest.mark.parametrize("release", [gradients, pairs, moments, counts, message, local_steps])
 def test_without_the_noise_functions_result_nothing_depends_on_records(release, monkeypatch):
     """Its results are replaced by constants: what is released of unlike data is then the same.
 
@@ -131,3 +149,59 @@ def test_without_the_noise_functions_result_nothing_depends_on_records(release, 
     for both in zip(release(0.0), release(2.0), strict=True):
         np.testing.assert_allclose(*both, rtol=1e-5, atol=1e-8)  # Exact terms may round apart.
     assert calls
+
+
+# ---------------------------------------------------------------- every one of them has a secure form
+
+# Who makes steps, whose noise `optimizers.privatize` adds, and a release of theirs with words of AES.
+# The audits' steps are in `tests/audit`, a loop of one's own in `tests/models/test_secure.py`.
+SECURE = {"randomness": "secure"}
+STEPS = {
+    "training/fit.py": functools.partial(gradients, **SECURE),
+    "federated/local.py": functools.partial(local_steps, **SECURE),
+    "training/compiled.py": None,
+    "audit/observed.py": None,
+}
+# Releases that are no steps always take the operating system's words; the steps behind a message only now.
+SINGLE = {
+    "preprocessing.py": moments,
+    "models/table.py": counts,
+    "federated/on_messages.py": functools.partial(message, **SECURE),
+}
+DRAWERS = {"optimizers/dp_keras.py", *SINGLE}
+
+
+def calling_files(*names):
+    """Files of the package that call a function of one of these names."""
+    return {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) in names
+    }
+
+
+def test_nobody_else_adds_noise_or_makes_steps():
+    """A new caller needs a release below, which shows that its noise can be a cryptographic generator's."""
+    assert calling_files("add_noise") == DRAWERS
+    assert calling_files("steps_for", "make_steps") == set(STEPS)
+
+
+@pytest.mark.parametrize(
+    "caller", [name for name, release in {**STEPS, **SINGLE}.items() if release]
+)
+def test_all_noise_can_be_a_cryptographic_generators(caller, monkeypatch):
+    """C10: the function that adds noise gets words of their own, no key that another generator would expand."""
+    kinds, genuine = [], _random.add_noise
+
+    def watched(key, *args, **settings):
+        place = pathlib.Path(sys._getframe(1).f_code.co_filename)
+        kinds.append((place.relative_to(PACKAGE).as_posix(), _random.is_tape(key)))
+        return genuine(key, *args, **settings)
+
+    monkeypatch.setattr(_random, "add_noise", watched)
+    {**STEPS, **SINGLE}[caller](0.0)
+    drawer = caller if caller in SINGLE else "optimizers/dp_keras.py"
+    assert drawer in {place for place, _ in kinds}
+    assert all(secure for _, secure in kinds), kinds

@@ -43,6 +43,17 @@ def test_half_the_noise_is_found():
     assert "CONTRADICTS" in str(result)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_secure_steps_are_attacked(factor):
+    """C10: words of AES hide as much as they should, and half the noise is found."""
+    privatize = dpvi.optimizers.privatize if factor == 1.0 else broken.half_noise
+    with Subject(privatize=privatize).installed():
+        model = planted.linear(1.0, randomness="secure")
+        result = audit.lower_bound(model, planted.small_records(), num_runs=2000, confidence=SURE)
+    assert result.contradicted == (factor < 1.0)
+    assert result.epsilon > 0.5 * result.claimed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_one_run(clean):

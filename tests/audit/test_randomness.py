@@ -1,14 +1,18 @@
 """`audit.randomness`: clean steps pass, wrong noise and samples are found."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import scipy.stats
-from support import broken, planted
+from support import broken, planted, tapes
 from support.siblings import slow
+from support.steps import Indicator
 from support.subject import Subject
 
 from tfp_dpvi import audit
 from tfp_dpvi.audit import draws
+from tfp_dpvi.audit.observed import ObservedStep
 
 FEW = {"batch_size": 8, "num_steps": 400}
 
@@ -77,7 +81,21 @@ def test_p_values_of_shifted_noise_are_uniform_or_larger():
     assert draws._of_shifts([overlapping, noise[0][0]]) < 1e-9
 
 
-def test_randomness_that_is_not_audited_is_refused():
-    model = planted.linear(randomness="secure")
-    with pytest.raises(ValueError, match="randomness='secure'"):
-        audit.randomness(model, planted.small_records(), **FEW)
+def test_secure_steps_are_audited_as_they_run():
+    """C10: their noise and samples are those of AES, found in NumPy; audits pass, and wrong noise is seen. False alarm: 1e-6."""
+    width, steps, key = 30, 5, np.array([3, 4])
+    model = Indicator(width)
+    model.compile(
+        planted.dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0),
+        randomness="secure",
+    )
+    step = ObservedStep(model, np.eye(width, dtype="float32"), batch_size=6)
+    secret = hashlib.sha256(key.tobytes()).digest()
+    expected = -tapes.releases_of_unit_records(steps, width, 0.2, 1.0, key=secret)
+    np.testing.assert_allclose(step.all_values(key, steps), expected, atol=2.0**-12)
+    np.testing.assert_allclose(step.all_values(key, 2, first=3), expected[3:], atol=2.0**-12)
+    secure = planted.linear(randomness="secure")
+    result = audit.randomness(secure, planted.small_records(), **FEW)
+    assert result.holds, result
+    with Subject(privatize=broken.half_noise).installed():
+        assert not audit.randomness(secure, planted.small_records(), **FEW).holds

@@ -1,12 +1,14 @@
 """`audit.replay`: tight on clean steps of every engine, and each planted fault is found."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from support import broken, planted, vaes
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
-from tfp_dpvi import audit, divergences
+from tfp_dpvi import _random, audit, divergences
 from tfp_dpvi._tf import keras, tf
 
 
@@ -26,6 +28,28 @@ def test_a_linear_models_step_attains_its_statement():
     assert result.worst[0] == 0
     assert model.num_releases == 0
     assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
+
+
+@pytest.mark.parametrize("jit_compile", [False, slow(True)])
+def test_secure_steps_are_replayed(jit_compile):
+    """C10: with words of AES in the key's place; a sample of Poisson's, so that they choose it too."""
+    model, x = planted.linear(randomness="secure", jit_compile=jit_compile), planted.small_records()
+    x[0] *= 1e5
+    keys = []
+    genuine = _random.keys_of_step
+
+    def watched(key, *args):
+        keys.append(_random.is_tape(key))
+        return genuine(key, *args)
+
+    with mock.patch.object(_random, "keys_of_step", watched):
+        result = audit.replay(model, x, batch_size=20, num_steps=12, seed=3)
+    assert all(keys)
+    assert keys
+    assert result.holds
+    assert result.attained == pytest.approx(1.0, abs=1e-5)
+    with planted.sums(broken.clip_after_sum):
+        assert not audit.replay(model, x).holds
 
 
 @pytest.mark.slow
@@ -64,43 +88,47 @@ def test_privatised_metrics_are_measured_too():
         assert each.presence == pytest.approx(each.stated, rel=1e-3), each.name
 
 
-def _keras_model(gradients, dropout=0.0):
+def _keras_model(gradients, dropout=0.0, **how):
     network = keras.Sequential(
         [keras.layers.Dense(3, "relu"), *([keras.layers.Dropout(dropout)] if dropout else []),
          keras.layers.Dense(1)]
     )  # fmt: skip
     model = dpvi.DPKerasModel(network, gradients=gradients)
-    model.compile(planted.sgd(1.0), loss="mse")
+    model.compile(planted.sgd(1.0), loss="mse", **how)
     return model
 
 
-def _vae(gradients="auto", regularizer=None):
+def _vae(gradients="auto", regularizer=None, **how):
     model = vaes.make(gradients=gradients, batch_regularizer=regularizer)
     rate = {"l2_norm_clip": 0.5, "noise_multiplier": 1.0}
     termwise = dpvi.optimizers.TermwiseDPKerasSGDOptimizer
     model.compile(
         planted.sgd(1.0)
         if regularizer is None
-        else termwise(batch_l2_norm_clip=0.5, num_partitions=3, **rate)
+        else termwise(batch_l2_norm_clip=0.5, num_partitions=3, **rate),
+        **how,
     )
     return model
 
 
 ENGINES = {
-    "flat, aligned": lambda: planted.logistic(clipping="flat"),
-    "flat, vectorized": lambda: planted.logistic(clipping="flat", gradients="vectorized"),
-    "Keras, ghost": lambda: _keras_model("ghost"),
-    "Keras, vectorized": lambda: _keras_model("vectorized"),
+    "flat, aligned": lambda **how: planted.logistic(clipping="flat", **how),
+    "flat, vectorized": lambda **how: planted.logistic(
+        clipping="flat", gradients="vectorized", **how
+    ),
+    "Keras, ghost": lambda **how: _keras_model("ghost", **how),
+    "Keras, vectorized": lambda **how: _keras_model("vectorized", **how),
     "VAE, ghost": _vae,
-    "VAE, vectorized": lambda: _vae("vectorized"),
-    "VAE, term-wise": lambda: _vae(regularizer=divergences.MMD()),
+    "VAE, vectorized": lambda **how: _vae("vectorized", **how),
+    "VAE, term-wise": lambda **how: _vae(regularizer=divergences.MMD(), **how),
 }
 
 
+@pytest.mark.parametrize("randomness", [None, "secure"])
 @pytest.mark.parametrize("engine", [slow(name) for name in ENGINES])
-def test_every_engine(engine):
+def test_every_engine(engine, randomness):
     """C3: the statement holds, and a record comes near it."""
-    model = ENGINES[engine]()
+    model = ENGINES[engine](randomness=randomness)
     x, y = planted.labelled()
     if engine.startswith("VAE"):
         x, y = vaes.X[:12], None

@@ -16,13 +16,14 @@ import threading
 import time
 import types
 from multiprocessing import Pipe
+from unittest import mock
 
 import numpy as np
 import pytest
 from support import other_app
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.federated import Reply, Server, Synchronous, Terms
+from tfp_dpvi.federated import Reply, Server, Synchronous, Terms, worker
 from tfp_dpvi.federated.access import check_private, check_unchangeable, group_id, peer, refusal
 from tfp_dpvi.federated.proxy import WorkerError, ask
 from tfp_dpvi.federated.worker import main, serve
@@ -270,6 +271,20 @@ def test_a_worker_refuses_what_would_leave_it_open(command, capsys, changed, tol
     said = capsys.readouterr().err
     assert told in said
     assert "hunter2" not in said
+
+
+def test_a_worker_takes_its_randomness_from_the_command_line(command, monkeypatch):
+    given = []
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    monkeypatch.setattr(
+        worker, "hospital_of", lambda *_, **settings: given.append(settings) or mock.Mock(spent=0.0)
+    )
+    monkeypatch.setattr(worker, "serve", lambda *_, **settings: None)
+    del command["--socket-group"]
+    arguments = [str(part) for pair in command.items() for part in pair]
+    for more in ([], ["--randomness", "secure"]):
+        assert main([*arguments, "--rehearsal", *more]) == 0
+    assert [one["randomness"] for one in given] == [None, "secure"]
 
 
 def test_who_may_ask_has_no_default(command, capsys):

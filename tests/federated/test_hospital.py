@@ -5,9 +5,11 @@ import time
 import numpy as np
 import pytest
 import scipy.optimize
+from support import tapes
 from support.replay import check_neighbours
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import _keystream, _random
 from tfp_dpvi._tf import keras, tf, tfp
 from tfp_dpvi.federated import (
     Factor,
@@ -18,6 +20,7 @@ from tfp_dpvi.federated import (
     Study,
     Synchronous,
     Task,
+    local,
     simulate,
 )
 from tfp_dpvi.federated.hospital import CAVEATS
@@ -408,3 +411,101 @@ def test_a_later_round_is_cheap():
         times.append(time.process_time() - start)
     assert np.median(times[1:]) <= 0.1, times
     assert len(one.ledger.entries) == 1
+
+
+# ------------------------------------------------------------------------------------------ randomness="secure"
+
+
+def changes_of(one, refiner, keys, monkeypatch):
+    """The changes of a round from one state, under keys of AES."""
+    changes = []
+    for number, key in enumerate(keys):
+        refiner._done = 7
+        monkeypatch.setattr(_keystream, "new_key", lambda key=key: key)
+        reply = Reply.from_bytes(
+            one.answer(task_of(one.study, str(number)).to_bytes()), one.study.terms
+        )
+        assert reply.randomness == "secure"
+        changes.append(reply.change.shift)
+    return changes
+
+
+def test_a_secure_round_is_a_function_of_its_words(monkeypatch):
+    """C10: no key of the default generators is drawn. Plan, report, reply and server say so; each round has new words."""
+    study = Study(prior(), likelihood, adam(), local_steps=3, batch_size=10)
+    refiner = Refiner(study)
+    monkeypatch.setattr(local, "new_key", lambda *_: pytest.fail("a default key was drawn"))
+    one = hospital(study, refiner, rounds=9, randomness="secure")
+    keys = [tapes.KEY, tapes.KEY, bytes(32)]
+    first, again, other = changes_of(one, refiner, keys, monkeypatch)
+    np.testing.assert_array_equal(first, again)
+    assert np.all(first != other)
+    monkeypatch.setattr(_keystream, "_MOST_BYTES", 1)  # A tape of one step.
+    (short,) = changes_of(
+        hospital(study, refiner, rounds=9, randomness="secure"), refiner, keys[:1], monkeypatch
+    )
+    np.testing.assert_allclose(short, first, rtol=1e-5)
+    monkeypatch.undo()
+    assert [entry.plan.randomness for entry in one.ledger.entries] == ["secure"]
+    assert "from a cryptographic generator" in " ".join(str(one.privacy_report()).split())
+    server = Server(study.terms, ["a"], Synchronous(rounds=1))
+    (task,) = server.due()
+    assert server.receive("a", one.answer(task.to_bytes()))
+    assert server.randomness == {"a": "secure"}
+
+
+def test_the_words_of_a_secure_round_are_its_samples_and_noise(monkeypatch):
+    """C4, C10: the noise of each local step is made of the words that follow those of its sample, and no others."""
+    study = Study(prior(), likelihood, adam(), local_steps=4, batch_size=10)
+    refiner, seen = Refiner(study), []
+    one = hospital(study, refiner, randomness="secure")
+    mechanism = one._mechanism
+    words = mechanism.num_words()
+    genuine = _random.add_noise
+
+    def watched(key, *args, **settings):
+        tf.numpy_function(lambda part: seen.append(part.copy()), [key], [])
+        return genuine(key, *args, **settings)
+
+    monkeypatch.setattr(_random, "add_noise", watched)
+    monkeypatch.setattr(_keystream, "new_key", lambda: tapes.KEY)
+    refiner.compiled.forget()
+    one.answer(task_of(study).to_bytes())
+    sampling = mechanism.sampler.num_words
+    assert sampling > 0
+    expected = [tapes.row(step, words)[sampling + 4 :] for step in range(4)]
+    np.testing.assert_array_equal(seen[-4:], expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"randomness": "secure", "seed": 1}, "^randomness='secure', but the hospital has a seed"),
+        ({"randomness": "quantum"}, "randomness='quantum' is unknown; pass one of 'secure'"),
+    ],
+)
+def test_other_randomness_is_refused(study, refiner, settings, says):
+    with pytest.raises(ValueError, match=says):
+        hospital(study, refiner, **settings)
+
+
+def test_without_the_package_a_secure_hospital_is_not_made(study, refiner, monkeypatch):
+    def missing():
+        raise ImportError("randomness='secure' needs the package cryptography")
+
+    monkeypatch.setattr(_keystream, "_ciphers", missing)
+    with pytest.raises(ImportError, match="needs the package"):
+        hospital(study, refiner, randomness="secure")
+
+
+def test_a_hospital_that_comes_back_secure_keeps_its_noise_and_its_rounds(study, refiner):
+    """Rounds under the default generators count, and only the later ones are said to be secure."""
+    ledger = dpvi.PrivacyLedger()
+    before = hospital(study, refiner, ledger=ledger)
+    before.answer(task_of(study).to_bytes())
+    after = hospital(study, refiner, ledger=ledger, randomness="secure")
+    assert after._plan == before._plan.replace(randomness="secure")
+    assert after.rounds_left == 2
+    after.answer(task_of(study, "s").to_bytes())
+    assert [entry.plan.randomness for entry in ledger.entries] == ["", "secure"]
+    assert after.rounds_left == before.rounds_left == 1

@@ -75,6 +75,11 @@ BAD = {
     "epsilon negative": (lambda m: edited(m, epsilon=-1.0), "not a number of at least 0"),
     "epsilon beyond floats": (lambda m: edited(m, epsilon=10**400), "not a number of at least 0"),
     "epsilon a list": (lambda m: edited(m, epsilon=[1.0]), "not a number of at least 0"),
+    "another generator": (lambda m: edited(m, randomness="quantum"), "neither empty nor 'secure'"),
+    "a generator that is no text": (
+        lambda m: edited(m, randomness=[]),
+        "neither empty nor 'secure'",
+    ),
     "a reason that is no text": (lambda m: edited(m, reason=7), "reason"),
     "a long reason": (lambda m: edited(m, reason="x" * 301), "reason"),
     "no number": (lambda m: edited(m, number=True), "not a count"),

@@ -1,13 +1,13 @@
 """Privacy on messages: replay on neighbours, noise that does not count on other hospitals', and a refusal where it would drown the signal."""
 
 import math
-import random
 
 import numpy as np
 import pytest
 import scipy.stats
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import _keystream, _random
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
 from tfp_dpvi.federated.local import Refiner
@@ -188,8 +188,7 @@ def test_a_matrix_gets_symmetric_noise_of_its_upper_half(made, monkeypatch):
 
 def test_assignment_to_shards_is_independent_for_each_record():
     """Sizes of two shards of 10 records vary as a binomial: all 5 to 5 has a probability of 0.246^200 < 1e-100."""
-    rng = np.random.default_rng(random.getrandbits(32))
-    sizes = [int(assign(10, 2, rng).sum()) for _ in range(200)]
+    sizes = [int(assign(10, 2).sum()) for _ in range(200)]
     assert len(set(sizes)) > 1, "equal parts: one record more would move others"
     x, y = records(10)
     parts = divide(x, y, np.array([0, 1] * 5), 3, 6)
@@ -212,3 +211,27 @@ def test_local_steps_must_be_silent():
     study.optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)
     with pytest.raises(ValueError, match=r"math.inf and noise multiplier 0"):
         MessageHospital(study, *records(), name="a", epsilon=1.0)
+
+
+def test_shards_are_the_operating_systems(monkeypatch):
+    """C10: one word for each record; with a seed they repeat."""
+    words = np.arange(10, dtype=np.uint64) ** np.uint64(17)
+    monkeypatch.setattr(_random, "entropy", lambda num: words.tobytes()[:num])
+    np.testing.assert_array_equal(assign(10, 3), words % np.uint64(3))
+    np.testing.assert_array_equal(assign(10, 3, seed=4), assign(10, 3, seed=4))
+
+
+def test_local_steps_behind_a_message_can_be_secure_too(made, monkeypatch):
+    """C10: the refiner's own seed is not used; the same words make the same sum, and others another one."""
+    study, refiner = made
+    monkeypatch.setattr(_random, "entropy", bytes)  # The same shards.
+    settings = {"name": "a", "epsilon": 1.0, "rounds": 1, "refiner": refiner}
+    one = MessageHospital(study, *records(), randomness="secure", **settings)
+    assert one._plan.randomness == "secure"
+    sums = []
+    for byte in (b"a", b"a", b"b"):
+        refiner._done = 0
+        monkeypatch.setattr(_keystream, "new_key", lambda byte=byte: 32 * byte)
+        sums.append(one._clipped_sum(task_of(study)).shift)
+    np.testing.assert_array_equal(sums[0], sums[1])
+    assert np.all(sums[0] != sums[2])

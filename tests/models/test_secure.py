@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support import internals, tapes, toy
+from support import internals, planted, tapes, toy
 from support.steps import Indicator
 
 import tfp_dpvi as dpvi
@@ -128,6 +128,51 @@ def test_they_are_in_a_loop_of_ones_own(fixed):
     step = training.make_step(plain.mechanism(data), plain.optimizer, plain.trainable_variables)
     with pytest.raises(ValueError, match=r"^key is Keystream.*training.new_key"):
         step(state, data.tensors, key)
+
+
+class Altered(_keystream.Keystream):
+    """Words of which some are others."""
+
+    places = slice(0)
+
+    def rows(self, first, num):
+        tape = super().rows(first, num)
+        tape[:, self.places] ^= np.uint64(2**40 + 2**9)
+        return tape
+
+
+def test_the_twins_key_is_the_tapes():
+    """C10: words 2 and 3 after the sample's make the twins, anew in each step. Others make draws, sample and noise."""
+    model, (x, y) = planted.logistic(randomness="secure", jit_compile=False), planted.labelled()
+    data = model.make_data(x, y, batch_size=10)
+    mechanism = model.mechanism(data)
+    seen = []
+    watch = tf.numpy_function
+
+    def keep(twins):
+        with tf.control_dependencies([watch(lambda part: seen.append(part.copy()), [twins], [])]):
+            return tf.identity(twins)
+
+    own = mechanism.sampler.num_words + 2
+    with internals.twins_changed(keep):
+        step = training.make_step(mechanism, model.optimizer, model.trainable_variables)
+        state = training.initial_state(mechanism)
+        before = [variable.numpy() for variable in model.variables]
+        twins = []
+        for places in (slice(0), slice(0), slice(own, own + 2), slice(own + 2, None)):
+            for variable, value in zip(model.variables, before, strict=True):
+                variable.assign(value)
+            key = Altered(tapes.KEY, mechanism.num_words())
+            key.places = places
+            seen.clear()
+            following = step(state, data.tensors, key)
+            step(following, data.tensors, key)
+            twins.append([seen[0], seen[-1]])
+    plain, again, other_key, other_noise = twins
+    np.testing.assert_array_equal(plain, again)
+    assert np.any(plain[0] != plain[1])
+    assert np.any(plain[0] != other_key[0])
+    np.testing.assert_array_equal(plain[0], other_noise[0])
 
 
 def test_keys_are_256_bits_of_the_operating_system(monkeypatch):

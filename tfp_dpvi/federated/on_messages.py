@@ -50,7 +50,7 @@ class MessageHospital(Hospital):
         shards = divide(
             records.x,
             records.y,
-            assign(records.num, number, np.random.default_rng(self._seed)),
+            assign(records.num, number, self._seed),
             number,
             size,
         )
@@ -102,9 +102,15 @@ class MessageHospital(Hospital):
         )
 
 
-def assign(num: int, num_shards: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns a shard for each record, by independent draws: in a division into equal parts one record moves others."""
-    return rng.integers(num_shards, size=num)
+def assign(num: int, num_shards: int, seed: int | None = None) -> np.ndarray:
+    """Returns a shard for each record, by independent draws: in a division into equal parts one record moves others.
+
+    They are the operating system's, unless there is a seed; equally likely up to 2^-64 times the number of shards.
+    """
+    if seed is not None:
+        return np.random.default_rng(seed).integers(num_shards, size=num)
+    words = np.frombuffer(_random.entropy(8 * num), np.uint64)
+    return (words % np.uint64(num_shards)).astype(int)
 
 
 def divide(
