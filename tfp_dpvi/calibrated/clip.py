@@ -42,7 +42,8 @@ def paired(
     #### Formal guarantee
 
     As for `clipped_sum`: a pair is one record with its own draw, clipped as one. A record without a usable twin contributes
-    exactly zero.
+    exactly zero. The bound holds whatever the twins are; that a record more leaves the law of the others' twins as it is
+    takes the draws of different places of a batch as independent.
     """
 
     def record_gradient(

@@ -16,8 +16,9 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
 
     #### Formal guarantee
 
-    A record's group depends on no other record, so adding or removing a record does not change the others' groups. (Splitting
-    a shuffled batch would, and with them every group's gradient.)
+    A record's group is a draw of its own, so adding or removing a record does not change the law of the others' groups.
+    (Splitting a shuffled batch would, and with them every group's gradient.) It takes the draws of different places of a
+    batch as independent: a record more moves the places of those after it.
     """
     return tf.random.stateless_uniform(
         [num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM
