@@ -186,6 +186,12 @@ def test_a_damaged_file_of_an_older_format_is_not_updated(path):
     assert _is_refused(path, "damaged")
 
 
+def test_a_format_set_back_by_hand_does_not_leave_the_digest_out(path):
+    """Only a file without the column of digests is read without one."""
+    _alter(path, "UPDATE ledger SET format = 3; UPDATE budgets SET epsilon = 100.0")
+    assert _is_refused(path)
+
+
 def test_a_newer_format_is_refused(path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ledger SET format = ?", (database.FORMAT + 1,))

@@ -357,6 +357,12 @@ def _create(connection: sa.Connection, dataset_id: str | None) -> None:
     _write_digest(connection)
 
 
+def has_digest(connection: sa.Connection) -> bool:
+    """Returns whether the tables have a place for a digest, whatever format they say they have."""
+    columns = sa.inspect(connection).get_columns(LEDGER.name)
+    return LEDGER.c.digest.name in [column["name"] for column in columns]
+
+
 def _is_older(connection: sa.Connection) -> bool:
     return connection.execute(sa.select(LEDGER.c.format)).scalar() in (2, WITHOUT_DIGEST)
 

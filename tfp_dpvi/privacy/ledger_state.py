@@ -24,6 +24,7 @@ from tfp_dpvi.privacy.database import (
     Contents,
     Database,
     change_one,
+    has_digest,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -244,7 +245,7 @@ class LedgerView:
         if self._known is None and not self._database.in_memory:
             self._database.check(connection)
         contents = self._contents(connection, identity)
-        if identity["format"] != WITHOUT_DIGEST:
+        if identity["format"] != WITHOUT_DIGEST or has_digest(connection):
             digest = connection.execute(_DIGEST).scalar()
             if digest != contents.digest:
                 raise LedgerError(
