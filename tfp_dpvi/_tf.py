@@ -245,6 +245,15 @@ def mapped_file(array: np.ndarray) -> mmap.mmap | None:
     return getattr(array, "_mmap", None)
 
 
+def is_same_plain(before: object, value: object) -> bool:
+    """Returns whether two values are equal numbers, strings or None, of one type.
+
+    Other objects may have changed inside, even if they are one and the same.
+    """
+    plain = isinstance(value, bool | int | float | str | None)
+    return plain and type(before) is type(value) and before == value
+
+
 def refuse_setting(owner: object, name: str, value: object, settings: frozenset[str]) -> None:
     """Raises `RuntimeError` if a setting is assigned that a compiled step has read.
 
@@ -261,10 +270,9 @@ def refuse_setting(owner: object, name: str, value: object, settings: frozenset[
     if not is_setting or not tf.executing_eagerly():
         return
     before = getattr(owner, name, None)
-    plain = bool | int | float | str
-    if before is value or (
-        isinstance(before, plain) and isinstance(value, plain) and before == value
-    ):
+    # The same container may have been changed in place, as by `setting += 1`.
+    same = before is value and not isinstance(value, np.ndarray | list | dict | set)
+    if same or is_same_plain(before, value):
         return
     raise RuntimeError(
         f"{type(owner).__name__}.{name} was assigned while fit runs, whose compiled step has read "

@@ -42,6 +42,9 @@ _OF_KERAS = frozenset(
 """Attributes that Keras assigns, also while a fit runs."""
 
 
+_MISSING = object()  # In place of the value of an attribute that there is not yet.
+
+
 class DPModel(FittedModel):
     """Base class of private Keras models. For a model of your own, override `record_loss`.
 
@@ -83,8 +86,10 @@ class DPModel(FittedModel):
             return
         if state.running is not None:
             _tf.refuse_setting(self, name, value, state.running.settings)
+        changed = not _tf.is_same_plain(getattr(self, name, _MISSING), value)
         super().__setattr__(name, value)
-        if state.running is None and state.compiled is not None and tf.executing_eagerly():
+        between_fits = state.running is None and state.compiled is not None
+        if changed and between_fits and tf.executing_eagerly():
             state.compiled.forget()  # The next fit's steps read the setting.
 
     # ------------------------------------------------------------------ methods to override
