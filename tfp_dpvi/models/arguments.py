@@ -18,6 +18,7 @@ from tfp_dpvi.data import (
     DatasetData,
     Records,
     RecordSource,
+    RowBatches,
     StreamedData,
     by_column,
     make_records,
@@ -149,6 +150,16 @@ def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
 def is_batches(data: object) -> bool:
     """Returns whether `data` yields batches: a dataset, a Keras `Sequence` or a generator."""
     return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
+
+
+def in_batches(
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, dtype: np.dtype
+) -> RowBatches | None:
+    """Returns records that `fit` would stream by default as batches; None for all others."""
+    if is_batches(x) or not wants_stream((x, y), None):
+        return None
+    x, y = by_column("x", x), by_column("y", y)
+    return RowBatches(RecordSource(x, y, sample_weight, dtype), batch_size or 1024)
 
 
 def check_like(x: Structure, specs: Structure, name: str) -> None:

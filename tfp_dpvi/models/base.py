@@ -419,20 +419,28 @@ class DistributionModel(DPModel):
     """Base class of `DPVI` and `DPVAE`, which predict from records as `fit` takes them."""
 
     def predict(
-        self, x: Structure, batch_size: int | None = None, verbose: int = 0, **kwargs: Any
+        self, x: Structure, batch_size: int | None = None, verbose: int | str = 0, **kwargs: Any
     ) -> np.ndarray:
         """Returns predictions for all records of `x`, in any form that `fit` or Keras takes: array of shape [n, ...].
 
         For a `DPVI`, the posterior predictive mean (class probabilities for a categorical likelihood), a function of the
         released posterior and `x` at no cost. For a `DPVAE`, reconstructions. Other arguments as in Keras.
         """
-        if not arguments.is_batches(x):
+        batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
+        if batches is not None:
+            self._check_like(x, batches.probe.x, "x")
+            x, batch_size = batches, None
+        elif not arguments.is_batches(x):
             x, batch_size = self.as_inputs(x), batch_size or 1024
         return super().predict(x, batch_size=batch_size, verbose=verbose, **kwargs)
 
     def as_inputs(self, x: Structure, name: str = "x") -> Structure:
         """Returns new records as tensors of the model's dtype (Keras casts arrays, but not tensors, to its `floatx`)."""
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
+        self._check_like(x, checked, name)
+        return tf.nest.map_structure(tf.convert_to_tensor, checked)
+
+    def _check_like(self, x: Structure, checked: Structure, name: str) -> None:
+        """Raises unless these records are like those of the fit, if there was one."""
         if self._dp.inputs is not None and not isinstance(x, tuple):
             arguments.check_like(checked, self._dp.inputs[name], name)
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfp_dpvi import _tf
 from tfp_dpvi._tf import Metric, Structure, in_mode, keras, tf
-from tfp_dpvi.models import saving
+from tfp_dpvi.models import arguments, saving
 
 
 class EvaluatedModel(saving.SavedModel):
@@ -104,20 +104,39 @@ class EvaluatedModel(saving.SavedModel):
         """Returns target and prediction for validation metrics, or x and its reconstruction."""
         return x if y is None else y, in_mode(lambda: self(x), training=False)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns exact losses and metrics of records: *not private* unless the records are public."""
-        y = args[1] if args[1:] else kwargs.get("y")
-        if y is None and kwargs.get("sample_weight") is not None:
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        sample_weight: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Returns exact losses and metrics of records: *not private* unless the records are public.
+
+        Arguments are as in Keras. Records that `fit` would stream by default are read batch by batch.
+        """
+        if y is None and sample_weight is not None:
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, weight)."
             )
+        batches = arguments.in_batches(x, y, sample_weight, batch_size, self.record_dtype)
+        if batches is not None:
+            x, y = batches, None
+            batch_size = sample_weight = None
         with self._one_step_an_execution(), _tf.without_values("evaluate failed"):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's outputs."""
+    def predict(
+        self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", **kwargs: Any
+    ) -> Any:
+        """Returns the model's outputs. Records that `fit` would stream by default are read batch by batch."""
+        batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
+        if batches is not None:
+            x, batch_size = batches, None
         with self._one_step_an_execution(), _tf.without_values("predict failed"):
-            return super().predict(*args, **kwargs)
+            return super().predict(x, batch_size, verbose, **kwargs)
 
     @contextlib.contextmanager
     def _one_step_an_execution(self) -> Iterator[None]:

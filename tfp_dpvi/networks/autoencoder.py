@@ -254,7 +254,7 @@ class Autoencoder(LayeredModel):
         self,
         x: Structure,
         batch_size: int | None = None,
-        verbose: int = 0,
+        verbose: int | str = 0,
         *,
         y: Structure | None = None,
         **kwargs: Any,
