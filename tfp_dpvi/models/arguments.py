@@ -153,7 +153,11 @@ def is_batches(data: object) -> bool:
 
 
 def in_batches(
-    x: Any, y: Any, sample_weight: Any, batch_size: int | None, dtype: np.dtype
+    x: Structure | None,
+    y: Structure | None,
+    sample_weight: np.ndarray | None,
+    batch_size: int | None,
+    dtype: np.dtype,
 ) -> RowBatches | None:
     """Returns records that `fit` would stream by default as batches; None for all others."""
     if is_batches(x) or not wants_stream((x, y), None):

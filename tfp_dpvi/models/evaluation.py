@@ -106,11 +106,11 @@ class EvaluatedModel(saving.SavedModel):
 
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Structure | None = None,
+        y: Structure | None = None,
         batch_size: int | None = None,
         verbose: int | str = "auto",
-        sample_weight: Any = None,
+        sample_weight: np.ndarray | None = None,
         **kwargs: Any,
     ) -> Any:
         """Returns exact losses and metrics of records: *not private* unless the records are public.
@@ -129,7 +129,11 @@ class EvaluatedModel(saving.SavedModel):
             return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
 
     def predict(
-        self, x: Any, batch_size: int | None = None, verbose: int | str = "auto", **kwargs: Any
+        self,
+        x: Structure,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        **kwargs: Any,
     ) -> Any:
         """Returns the model's outputs. Records that `fit` would stream by default are read batch by batch."""
         batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
