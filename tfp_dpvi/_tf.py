@@ -219,20 +219,27 @@ def calls_seen(
                 object.__delattr__(layer, "call")
 
 
-class ExportedModel(Model):
-    """A Keras model that refuses `tf.saved_model.save` and points to its `export`.
+_ModelClass = TypeVar("_ModelClass", bound=type)
 
-    TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of weights use the same method and
-    still work.
+
+def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
+    """Lets `tf.saved_model.save` refuse a class of Keras models and point to its `export`; a class decorator.
+
+    TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of
+    weights use the same method and still work.
     """
+    inherited = getattr(cls, "_trackable_children")  # noqa: B009  (A type has none for mypy.)
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if save_type == "savedmodel":
             raise ValueError(
                 f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no privacy report. Use model.export(path) "
                 "for a\nSavedModel of the learned functions, or model.save('model.keras') to continue training later."
             )
-        return dict(super()._trackable_children(save_type, **kwargs))
+        return dict(inherited(self, save_type, **kwargs))
+
+    setattr(cls, "_trackable_children", children)  # noqa: B010
+    return cls
 
 
 def steps_per_execution(model: Model) -> tf.Variable:

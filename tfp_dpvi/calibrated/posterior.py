@@ -296,7 +296,7 @@ class Calibration:
         self.simulator: PairSimulator | None = None  # A pilot's.
         self._kind: object = None
         self._calibrator: Calibrator | None = None
-        self._loaded: Calibrated | None = None
+        self.loaded: Calibrated | None = None  # From a file.
         self._made: tuple[object, Calibrated | None] = (None, None)
         self._reach = math.nan  # Of the last fit.
 
@@ -349,11 +349,14 @@ class Calibration:
         )
 
     def posterior(
-        self, accumulated: dict[str, Structure], mechanism: Mechanism | None
+        self, accumulated: dict[str, Structure], mechanism: Mechanism
     ) -> Calibrated | None:
-        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None."""
-        if mechanism is None:
-            return self._loaded
+        """Returns the calibrated posterior of the last fit, or None if there is none; warns of what its checks say.
+
+        Args:
+          accumulated: The fit's accumulators over released values, by name.
+          mechanism: The mechanism that released them.
+        """
         if self._made[0] is not accumulated:
             calibrator = self._current()
             if "curvature" not in accumulated or calibrator is None:
@@ -381,8 +384,9 @@ class Calibration:
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        coordinates = Coordinates(self._model.prior)
-        self._loaded = Calibrated.from_arrays(arrays, coordinates) if arrays else None
+        self.loaded = None
+        if arrays:
+            self.loaded = Calibrated.from_arrays(arrays, Coordinates(self._model.prior))
 
     def use(self, simulator: PairSimulator) -> None:
         """Sets a pilot's simulator for the posteriors of later fits."""

@@ -41,7 +41,7 @@ _LOO_ERROR = 0.05
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
-class DPVI(base.DistributionModel):
+class DPVI(base.DPModel):
     """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
 
     Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The gradients of the
@@ -148,6 +148,11 @@ class DPVI(base.DistributionModel):
             **{name: getattr(self, name) for name in names},
             "parts": parts,
         }
+
+    @classmethod
+    def complete_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """See `DPModel.complete_config`: files from before the paired clip have the flat one."""
+        return {"clipping": "flat", **config}
 
     # ------------------------------------------------------------------ the step
 
@@ -256,17 +261,19 @@ class DPVI(base.DistributionModel):
         self._calibrated()
 
     def _calibrated(self) -> Calibrated | None:
-        running = self._dp.running is not None  # A fit that will replace the posterior.
-        return (
-            None
-            if running
-            else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
-        )
+        state = self._dp
+        if state.running is not None:  # A fit that will replace the posterior.
+            return None
+        released = state.released
+        if released is None:
+            return self.calibration.loaded
+        return self.calibration.posterior(released.accumulated, released.mechanism)
 
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
         """Returns a table of `posterior`, from draws: means, quantiles, and shares of noise, data and prior in each variance."""
         draws = posterior_draws(self.posterior, num_draws, seed)
-        fitted = self._dp.plan is not None or self._dp.progress.steps > 0
+        account = self.privacy_account
+        fitted = account.plan is not None or account.progress.steps > 0
         return summarise(draws, Coordinates(self.prior), self._calibrated(), fitted)
 
     def released_logs(
@@ -301,7 +308,7 @@ class DPVI(base.DistributionModel):
 
     def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        self._dp.accumulated, self._dp.mechanism = {}, None
+        self._dp.released = None
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
 
@@ -415,7 +422,7 @@ class DPVI(base.DistributionModel):
         """
         observed = x_public if self.generative else y_public
         if observed is None and "unsafe_records" not in settings:
-            num, delta = self._dp.num_records or 1000, self.privacy_delta or 1e-5
+            num, delta = self.privacy_account.num_records or 1000, self.privacy_delta or 1e-5
             public = "x_public" if self.generative else "x_public, y_public"
             price = PrivacyPlan(FullBatch(), _LOO_ERROR * num / _LOO_RANGE, 1).epsilon(delta)
             raise ValueError(

@@ -30,7 +30,7 @@ class _Trials:
     found: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
 
 
-class LayeredModel(base.DistributionModel):
+class LayeredModel(base.DPModel):
     """A model whose per-example gradients come from its layers. See `DPVAE` and `DPKerasModel`."""
 
     gradients: str
@@ -98,7 +98,7 @@ class LayeredModel(base.DistributionModel):
 
     @property
     def _static(self) -> bool:
-        target = self._dp.target
+        target = self.privacy_target
         return bool(self.run_eagerly) or bool(target is not None and target.jit_compile)
 
     @property
