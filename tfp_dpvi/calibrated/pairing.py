@@ -310,10 +310,12 @@ def _moves(
     for value in _VALUES:
         yield False, move(value, lambda part: part.dtype.kind == "f")
     for value in _INTEGERS:
-        yield (
-            False,
-            move(value, lambda part: _counts(part) and (value >= 0 or part.dtype.kind == "i")),
-        )
+        yield False, move(value, _signed if value < 0 else _counts)
+
+
+def _signed(part: np.ndarray) -> bool:
+    """Returns whether an array holds integers that may be negative."""
+    return part.dtype.kind == "i"
 
 
 def _counts(part: np.ndarray) -> bool:
