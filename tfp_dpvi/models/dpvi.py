@@ -62,6 +62,7 @@ class DPVI(base.DPModel):
         likelihood, which has mean zero at the true parameters for every clip; it gives a calibrated `posterior`. If it does not
         apply, `fit` warns and uses "flat", which clips the record's own gradient and biases the posterior.
       num_draws: Monte Carlo draws of the parameters in each step, shared by its records and averaged before the clip.
+        More than one rules out `clipping="paired"`, and `fit` says so.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
       seed: see `DPModel`.
       name: name of the model.
