@@ -291,7 +291,7 @@ def seed_of(model):
 
 def given_to(model):
     """What the constructor was given, by name."""
-    return model._model.given
+    return model._model.arguments
 
 
 def is_generative(model):

@@ -1,4 +1,4 @@
-"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and does the privacy accounting."""
+"""`DPModel`: a Keras model whose `fit` samples, clips, adds noise and accounts for it."""
 
 from __future__ import annotations
 
@@ -64,15 +64,18 @@ class DPModel(Model):
     ```
 
     Args:
-      seed: None (the default) for sampling and noise keys from the operating system. An integer makes runs repeatable, for
-        tests and debugging, as far as TensorFlow is deterministic; the report says "seeded: not private".
+      seed: None (the default) for sampling and noise keys from the operating system. An integer
+        makes runs repeatable, for tests and debugging, as far as TensorFlow is deterministic; the
+        report says "seeded: not private".
       name: name of the model.
 
     #### Formal guarantee
 
-    All default outputs of `fit` (weights after every step, `History`, the progress bar) are functions of public values and of
-    Gaussian releases of clipped sums over samples drawn as the plan says. They are (epsilon, delta)-differentially private
-    with the values that `privacy_report()` prints, under the neighboring relation that it names, except for what it lists.
+    All default outputs of `fit` (weights after every step, `History`, the progress bar) are
+    functions of public values and of Gaussian releases of clipped sums over samples drawn as the
+    plan says. They are (epsilon, delta)-differentially private with the values that
+    `privacy_report()` prints, under the neighboring relation that it names, except for what it
+    lists.
     """
 
     def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
@@ -97,25 +100,32 @@ class DPModel(Model):
     # ------------------------------------------------------------------ methods to override
 
     def record_loss(self, x: Any, y: Any = None) -> Any:
-        """Returns the loss of one record of `x` (and `y`) of `fit`, without a batch dimension: a scalar. Override this.
+        """Returns the loss of one record, a scalar. Override this.
 
-        `fit` calls it with layers in training mode (Dropout is active, with draws for each record), `evaluate` in inference
-        mode. Layers that are called with `training=` use that.
+        `fit` calls it with layers in training mode (Dropout is active, with draws for each record),
+        `evaluate` in inference mode. Layers that are called with `training=` use that.
+
+        Args:
+          x: One record of `fit`'s x, without a batch dimension.
+          y: One record of `fit`'s y; left out if `fit` had none.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no loss: override record_loss(self, x, y), which returns the scalar loss of one record."
+            f"{type(self).__name__} has no loss: override record_loss(self, x, y), which returns "
+            "the scalar loss of one record."
         )
 
     def data_independent_loss(self, num_records: int) -> Any:
-        """Returns loss terms that depend on no record, a scalar or None, added without clip and noise (contract C2).
+        """Returns loss terms that depend on no record, a scalar or None.
 
-        Losses are means over records: divide a prior's `-log_prob` by `num_records`. `dpvi.metrics.PrivateELBO` shows the
-        value.
+        They are added without clip and noise (contract C2).
+
+        Losses are means over records: divide a prior's `-log_prob` by `num_records`.
+        `dpvi.metrics.PrivateELBO` shows the value.
         """
         return None
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the model's clipped gradient with its sensitivity; for models with Monte Carlo draws of their own."""
+        """See `Hooks.clipped_gradient`: here by one gradient of `record_loss` for each record."""
         variables, clip = self.trainable_variables, self.clip
 
         def record_gradient(
@@ -146,14 +156,15 @@ class DPModel(Model):
     def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns `record_loss` plus the losses that layers add, times the record's weight."""
         _tf.clear_losses(self)
-        given = [record[name] for name in ("x", "y") if name in record]
+        parts = [record[name] for name in ("x", "y") if name in record]
         with _tf.refuse_late_functions(_tf.layers_within(self)):
             loss = tf.convert_to_tensor(
-                _tf.in_mode(lambda: self.record_loss(*given), training=True)
+                _tf.in_mode(lambda: self.record_loss(*parts), training=True)
             )
         if loss.shape.rank != 0:
             raise ValueError(
-                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: reduce it."
+                f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: "
+                "reduce it."
             )
         # add_loss and activity terms may depend on the record, so they are clipped (contract C2).
         loss = tf.add_n(
@@ -166,12 +177,12 @@ class DPModel(Model):
         return loss * record["sample_weight"] if "sample_weight" in record else loss
 
     def losses_of_record(self) -> list[tf.Tensor]:
-        """Returns the losses that layers added in the latest call; for subclasses."""
+        """See `Hooks.losses_of_record`."""
         return list(self.losses)
 
     @property
     def batch_needs(self) -> BatchNeeds:
-        """The clipped gradient's needs per physical batch; for subclasses whose gradient works on a batch at once."""
+        """See `Hooks.batch_needs`: here memory for one gradient of each record."""
         return BatchNeeds(
             sum(int(np.prod(v.shape)) * v.dtype.size for v in self.trainable_variables)
         )
@@ -228,7 +239,7 @@ class DPModel(Model):
         return losses
 
     def prepare(self, records: Records) -> None:
-        """Creates the variables, unless the layers have been called, for records of these shapes and dtypes."""
+        """See `Hooks.prepare`: calls the model, unless it has variables."""
         if not self.trainable_variables:
             # Zeros instead of a record: layers may initialise themselves from their first input.
             self(zeros_like(records.x, 1))
@@ -239,25 +250,26 @@ class DPModel(Model):
         self.built = True
 
     def released_logs(self, accumulated: dict[str, Any], mechanism: Mechanism) -> dict[str, float]:
-        """Returns logs from a fit's accumulators over released values; for subclasses."""
+        """See `Hooks.released_logs`."""
         return {}
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Returns sentences for the report; for subclasses."""
+        """See `Hooks.caveats`."""
         return ()
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
-        """Returns the signatures of `export` for the specs of records x and, if any, y; for subclasses."""
+        """See `Hooks.export_functions`."""
         return [
-            exporting.mean_function(self.call, inputs["x"], "the model's output for each record.")
+            exporting.mean_signature(self.call, inputs["x"], "the model's output for each record.")
         ]
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Raises if this optimizer does not fit the model; for subclasses."""
+        """See `Hooks.check_optimizer`."""
         if isinstance(optimizer, TermwiseOptimizer):
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} has a clip for groups of records, but this model has no batch-wise "
+                f"optimizer={type(optimizer).__name__} has a clip for groups of records, but this "
+                "model has no batch-wise "
                 "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
             )
 
@@ -288,30 +300,39 @@ class DPModel(Model):
         """Sets the optimizer and the privacy target. Compiling again never resets the ledger.
 
         Args:
-          optimizer: a DP-Keras optimizer, one of TensorFlow Privacy's, or, with `l2_norm_clip`, a Keras optimizer or its name.
+          optimizer: a DP-Keras optimizer, one of TensorFlow Privacy's, or, with `l2_norm_clip`, a
+            Keras optimizer or its name.
           epsilon: the model's lifetime total for these data, to which `fit` calibrates the noise.
           delta: the delta of every epsilon shown; needed with `epsilon`.
           l2_norm_clip: bound on one record's gradient norm, for a plain Keras optimizer.
-          noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer; instead of `epsilon`.
-          planned_epochs: with `epsilon`, the epochs that the budget lasts for; by default the first `fit` spends it.
-          ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget. Default: one in memory.
+          noise_multiplier: noise standard deviation over the clip, for a plain Keras optimizer;
+            instead of `epsilon`.
+          planned_epochs: with `epsilon`, the epochs that the budget lasts for; by default the first
+            `fit` spends it.
+          ledger: a `PrivacyLedger`: on disk, shared with other models of the data, with a budget.
+            Default: one in memory.
           neighboring_relation: "add_or_remove_one" or "replace_one", or `dp_accounting`'s enum. The
             first protects whether a record takes part, takes the number of records as public, and
             overstates the protection of single attributes; see `PrivacyPlan`.
           accountant: "pld" (tight) or "rdp".
-          validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a reconstruction with x), for
+          validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a
+            reconstruction with x), for
             `evaluate` and validation data.
-          physical_batch_size: number of records whose gradients are in memory at a time; does not change the accounting.
-          steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is shorter.
-          jit_compile: whether to compile the step with XLA; None does so if the model gains from it and its operations allow it.
-          unsafe_training_metrics: whether to show exact training losses, which are *not private*. The report says so.
+          physical_batch_size: number of records whose gradients are in memory at a time; does not
+            change the accounting.
+          steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is
+            shorter.
+          jit_compile: whether to compile the step with XLA; None does so if the model gains from it
+            and its operations allow it.
+          unsafe_training_metrics: whether to show exact training losses, which are *not private*.
+            The report says so.
           randomness: None for TensorFlow's own generators, or "secure" for noise and samples from a
-            cryptographic one, AES-256 in counter mode (the extra `secure`), as the report then says. Steps
-            take up to 1.6 times as long. Monte Carlo draws are still TensorFlow's, from new keys in each
-            step. See `docs/sharp_edges.md`.
+            cryptographic one, AES-256 in counter mode (the extra `secure`), as the report then
+            says. Steps take up to 1.6 times as long. Monte Carlo draws are still TensorFlow's, from
+            new keys in each step. See `docs/sharp_edges.md`.
           run_eagerly: whether to run the step without compiling it, for debugging.
-          metrics: privatised metrics, such as `dpvi.metrics.PrivateELBO`, released with every step from the same budget. Keras
-            metrics are refused: they would be exact.
+          metrics: privatised metrics, such as `dpvi.metrics.PrivateELBO`, released with every step
+            from the same budget. Keras metrics are refused: they would be exact.
           loss: refused: the model defines its own.
 
         Raises:
@@ -328,7 +349,8 @@ class DPModel(Model):
             )
         if optimizer is None:
             raise ValueError(
-                "optimizer is missing: pass, say, dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+                "optimizer is missing: pass, say, "
+                "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
             )
         optimizer = as_dp_optimizer(
             optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
@@ -367,7 +389,7 @@ class DPModel(Model):
         )
 
     def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
-        """Returns the ledger to use from now on; raises `ValueError` if the model has releases in another one."""
+        """Returns the ledger to use from now on: a model with releases keeps the one of these."""
         held = self._dp.account.ledger
         if ledger is None or ledger is held:
             return held
@@ -376,7 +398,8 @@ class DPModel(Model):
         same = ledger.path is not None and ledger.path == held.path
         if held.num_releases and not same and not ledger.continues(held):
             raise ValueError(
-                f"ledger: this model has {held.num_releases} releases in another ledger: build a new one."
+                f"ledger: this model has {held.num_releases} releases in another ledger: build a "
+                "new one."
             )
         return ledger
 
@@ -415,27 +438,32 @@ class DPModel(Model):
             `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight), with `num_records`,
             `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
-          batch_size: *expected* batch size B, default 256: each step includes each record with probability
-            B / num_records. `batch_size >= num_records` uses full batches, without amplification by sampling.
+          batch_size: *expected* batch size B, default 256: each step includes each record with
+            probability B / num_records. `batch_size >= num_records` uses full batches, without
+            amplification by sampling.
           epochs: passes of ceil(num_records / batch_size) steps each.
           verbose: as in Keras.
           callbacks: Keras callbacks; they get only public and privatised values.
-          sample_weight: array of shape [N] of weights >= 0, which multiply a record's loss before the clip.
-          num_records: the public number of records N, by default `len(x)`; declare another to hide the exact one.
-          sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct records in each step, with
-            RDP accounting under replace-one. For a dataset, the declared sampling of its batches: "poisson", or
-            "each_record_once_per_epoch", accounted without amplification.
+          sample_weight: array of shape [N] of weights >= 0, which multiply a record's loss before
+            the clip.
+          num_records: the public number of records N, by default `len(x)`; declare another to hide
+            the exact one.
+          sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct
+            records in each step, with RDP accounting under replace-one. For a dataset, the declared
+            sampling of its batches: "poisson", or "each_record_once_per_epoch", accounted without
+            amplification.
           sampling_probability: the inclusion probability for a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
-          validation_data: `(x, y)` or `(x, y, sample_weight)`, or batches of these as a `tf.data.Dataset` or Keras `Sequence`;
-            needs one of the next two arguments.
+          validation_data: `(x, y)` or `(x, y, sample_weight)`, or batches of these as a
+            `tf.data.Dataset` or Keras `Sequence`; needs one of the next two arguments.
           validation_is_public: declares that the validation records are public.
-          unsafe_validation: whether to show exact losses of private validation records; the report says so.
+          unsafe_validation: whether to show exact losses of private validation records; the report
+            says so.
           validation_freq: as in Keras.
           validation_batch_size: for validation arrays, default 1024.
-          validate: whether to refuse NaN and infinite values, a check outside the guarantee; without it, and for streamed
-            records, such records contribute exactly zero.
+          validate: whether to refuse NaN and infinite values, a check outside the guarantee;
+            without it, and for streamed records, such records contribute exactly zero.
           stream: whether to read rows from their source as steps draw them; by default for sources,
             and for memory maps and lazy arrays above 2 GiB (smaller ones are read whole, once).
             Batches and guarantee are the same.
@@ -509,7 +537,15 @@ class DPModel(Model):
         sample_weight: np.ndarray | None = None,
         **settings: Any,
     ) -> Data:
-        """Returns checked records with their sampler, for `mechanism` and a custom training loop; arguments as in `fit`."""
+        """Returns checked records with their sampler, for `mechanism` and a custom training loop.
+
+        Args:
+          x: As in `fit`.
+          y: As in `fit`.
+          sample_weight: As in `fit`.
+          **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`,
+            `steps_per_epoch`, `validate` and `stream` of `fit`.
+        """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
         return arguments.make_data(
@@ -517,7 +553,7 @@ class DPModel(Model):
         )
 
     def mechanism(self, data: Data) -> Mechanism:
-        """Returns the mechanism of each step of a fit: sampler, clipped gradient, noise and metrics.
+        """Returns the mechanism of a fit's steps: sampler, clipped gradient, noise and metrics.
 
         Its sensitivity and privacy cost are known before anything is traced.
 
@@ -537,7 +573,8 @@ class DPModel(Model):
         """Returns the function that `Model.fit` calls for each execution; only within `fit`."""
         if self._dp.running is None:
             raise RuntimeError(
-                "make_train_function: a private step needs the plan and the sampler of fit. Call fit."
+                "make_train_function: a private step needs the plan and the sampler of fit. Call "
+                "fit."
             )
         return self._dp.running
 
@@ -548,9 +585,10 @@ class DPModel(Model):
         )
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: a batch chosen by the caller is no random sample."""
+        """See `train_step`. Raises `RuntimeError`: a batch that the caller chose is no random sample."""
         raise RuntimeError(
-            "train_on_batch: a batch chosen by the caller is no random sample. Call fit, which samples."
+            "train_on_batch: a batch chosen by the caller is no random sample. Call fit, which "
+            "samples."
         )
 
     # ------------------------------------------------------------------ evaluate and predict
@@ -566,7 +604,12 @@ class DPModel(Model):
         return evaluation.names_of_results(self._dp) if hasattr(self, "_dp") else []
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints Keras's summary; a model whose layers have their shapes need not be built first."""
+        """Prints Keras's summary; a model whose layers have their shapes need not be built.
+
+        Args:
+          *args: As in Keras.
+          **kwargs: As in Keras.
+        """
         layers = _tf.layers_within(self, include_self=False)
         if layers and all(layer.built for layer in layers):
             self.built = True
@@ -602,7 +645,8 @@ class DPModel(Model):
         """
         if y is None and sample_weight is not None:
             raise ValueError(
-                "sample_weight was passed without y, and Keras drops it: use batches (x, None, weight)."
+                "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
+                "weight)."
             )
         batches = arguments.in_batches(x, y, sample_weight, batch_size, self.record_dtype)
         if batches is not None:
@@ -663,7 +707,9 @@ class DPModel(Model):
     # ------------------------------------------------------------------ saving
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments and the ledger. A subclass adds the arguments of its own `__init__`.
+        """Returns the constructor's arguments and the ledger.
+
+        A subclass adds the arguments of its own `__init__`.
 
         The seed is left out, since it determines the key.
 
@@ -680,7 +726,7 @@ class DPModel(Model):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> DPModel:
-        """Returns a model with the same arguments and ledger, and new weights until they are loaded.
+        """Returns a model with the same arguments and ledger; its weights are loaded later.
 
         Args:
           config: From `get_config`.
@@ -700,7 +746,7 @@ class DPModel(Model):
 
     @classmethod
     def complete_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """Returns the constructor's arguments of a file, with those that older versions did not write."""
+        """Returns a file's arguments of the constructor, with those that old versions left out."""
         return config
 
     def get_compile_config(self) -> dict[str, Any] | None:
@@ -709,7 +755,7 @@ class DPModel(Model):
         return None if compiled is None else saving.write_settings(self, compiled)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles with saved arguments and creates the optimizer's variables, which `load_model` sets."""
+        """Compiles with saved arguments, and creates the variables that `load_model` sets."""
         plan = self._dp.account.plan
         self.compile(**saving.read_settings(config))
         self._dp.account.plan = plan
@@ -717,7 +763,10 @@ class DPModel(Model):
             self.optimizer.build(self.trainable_variables)
 
     def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
-        """Saves as Keras does, after resetting metrics: they may hold exact losses of evaluated records."""
+        """Saves the variables as Keras does, after resetting metrics.
+
+        Metrics may hold exact losses of evaluated records.
+        """
         for metric in self.metrics:
             metric.reset_state()
         super().save_own_variables(store)
@@ -756,7 +805,7 @@ class DPModel(Model):
 
     @property
     def num_releases(self) -> int:
-        """The number of releases charged for these data, without those that a running fit has reserved."""
+        """The number of releases charged for these data, without a running fit's reserve."""
         running = self._dp.running
         return self._dp.account.ledger.num_releases - (
             0 if running is None else running.steps_ahead
@@ -795,21 +844,32 @@ class DPModel(Model):
     def export(
         self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False
     ) -> None:
-        """Writes the learned model as a plain SavedModel, which needs only TensorFlow, with its privacy report.
+        """Writes the learned model as a plain SavedModel with its privacy report.
 
-        Signatures, as far as the model has them: `predict`, `log_prob` (posterior predictive log density), `sample_posterior`
-        and `sample_predictive` of `num` (int32) and `seed` (int32 [2]), `encode` and `decode` of a `DPVAE`. `serving_default`
-        is `predict`, or `sample_predictive` if a model has no `predict`. The folder, new or with `overwrite` an earlier export,
-        also has the privacy report (`assets.extra/privacy_report.json`) and a model card (`README.md`) with examples.
+        It needs only TensorFlow to run.
+
+        Signatures, as far as the model has them: `predict`, `log_prob` (posterior predictive log
+        density), `sample_posterior` and `sample_predictive` of `num` (int32) and `seed` (int32
+        [2]), `encode` and `decode` of a `DPVAE`. `serving_default` is `predict`, or
+        `sample_predictive` if a model has no `predict`. The folder, new or with `overwrite` an
+        earlier export, also has the privacy report (`assets.extra/privacy_report.json`) and a model
+        card (`README.md`) with examples.
+
+        Args:
+          path: The folder to write.
+          delta: The report's delta, by default that of `compile`.
+          overwrite: Whether to replace an earlier export.
 
         Raises:
           RuntimeError: the model is not fitted.
-          ValueError: a path that is taken or not writable, no delta, or functions that need the number of records.
+          ValueError: a path that is taken or not writable, no delta, or functions that need the
+            number of records.
 
         #### Formal guarantee
 
-        A function of released variables and public values, including constants of likelihood and layers (C2). The folder has
-        no record, ledger, optimizer state or key, and not the data set's name in the ledger.
+        A function of released variables and public values, including constants of likelihood and
+        layers (C2). The folder has no record, ledger, optimizer state or key, and not the data
+        set's name in the ledger.
         """
         account = self._dp.account
         if account.inputs is None or account.ledger.num_releases == 0:
@@ -827,9 +887,10 @@ class DPModel(Model):
         )
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Returns a report of the privacy spent on these data, over every `fit`, and of what it covers.
+        """Returns a report of the privacy spent on these data over every fit.
 
-        `print` it, or use `.to_json()`. Epsilon is that at `delta`, by default that of `compile`; without either it raises
+        `print` it, or use `.to_json()`. Epsilon is that at `delta`, by default that of `compile`;
+        without either it raises
         `ValueError`.
         """
         account, target = self._dp.account, self._dp.target

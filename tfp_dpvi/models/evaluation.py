@@ -46,7 +46,8 @@ def test_batch(model: Hooks, state: State, data: Structure) -> dict[str, tf.Tens
     """
     parts = keras.utils.unpack_x_y_sample_weight(data)
     dtype = model.record_dtype
-    x, y, weight = tf.nest.map_structure(lambda part: _as_in_fit(part, dtype), parts)
+    *record, weight = tf.nest.map_structure(lambda part: _as_in_fit(part, dtype), parts)
+    x, y = record
     state.loss_metric.update_state(model.test_losses(x, y), sample_weight=weight)
     results = {_shown_name(state, state.loss_metric): state.loss_metric.result()}
     metrics = () if state.compiled is None else state.compiled.validation_metrics
@@ -71,20 +72,26 @@ def _for_metrics(compared: tuple[Structure, tf.Tensor], has_y: bool) -> list[tf.
     """Returns target and prediction with the shapes that Keras metrics need."""
     if any(map(tf.nest.is_nested, compared)):
         raise ValueError(
-            "validation_metrics compare one array y with one output of predict: this model has several."
+            "validation_metrics compare one array y with one output of predict: this model has "
+            "several."
         )
     target, prediction = map(tf.convert_to_tensor, compared)
     if not has_y and not target.shape.is_compatible_with(prediction.shape):
         raise ValueError(
-            f"validation_metrics compare y with predict's output, but y is missing, and the output of shape {prediction.shape} "
-            f"is no reconstruction of x of shape {target.shape}: pass y, or leave them out of compile."
+            "validation_metrics compare y with predict's output, but y is missing, and the output "
+            f"of shape {prediction.shape} "
+            f"is no reconstruction of x of shape {target.shape}: pass y, or leave them out of "
+            "compile."
         )
     return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (target, prediction)]
 
 
 @contextlib.contextmanager
 def a_batch_an_execution(model: Model) -> Iterator[None]:
-    """While active, Keras runs one batch per execution: a function traced for several would drop the remainder."""
+    """While active, Keras runs one batch per execution.
+
+    A function that is traced for several would drop the remainder.
+    """
     counter: Any = _tf.steps_per_execution(model) or tf.Variable(1)  # None before `compile`.
     before = counter.numpy()
     counter.assign(1)

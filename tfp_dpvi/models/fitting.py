@@ -34,7 +34,9 @@ _STEPS_PER_CALL = 50
 
 
 def check_precision(model: Model, variables: Sequence[tf.Variable] = ()) -> None:
-    """Refuses dtypes other than float32 and float64: in float16, rounding lets one record move a sum by many clips.
+    """Refuses dtypes other than float32 and float64.
+
+    In float16, rounding lets one record move a sum by many clips.
 
     Args:
       model: The model, whose layers are checked.
@@ -52,8 +54,10 @@ def check_precision(model: Model, variables: Sequence[tf.Variable] = ()) -> None
             continue
         if tf.as_dtype(dtype) not in (tf.float32, tf.float64):
             raise ValueError(
-                f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many clips: use float32 or "
-                "float64,\nfor instance dtype='float32' or keras.mixed_precision.set_global_policy('float32'); see docs/sharp_edges.md."
+                f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many "
+                "clips: use float32 or "
+                "float64,\nfor instance dtype='float32' or "
+                "keras.mixed_precision.set_global_policy('float32'); see docs/sharp_edges.md."
             )
 
 
@@ -109,7 +113,8 @@ def check_callbacks(
         # At least one row for each replica; a part of a batch, as in `fit`: one trace.
         few = tf.nest.map_structure(lambda part: None if part is None else part[:16], validation)
         settings = {"batch_size": 32}
-    x, y, weight = (*few, None, None)[:3]
+    x, y = (*few, None)[:2]
+    weight = few[2] if len(few) > 2 else None
     model.evaluate(x, y, sample_weight=weight, steps=1, verbose=0, **settings)
 
 
@@ -224,7 +229,8 @@ def _begin(
     if backup is not None:
         if not data.resumable or workers.several:
             raise ValueError(
-                "PrivateBackupAndRestore needs a single process and arrays: a dataset gives no new sample."
+                "PrivateBackupAndRestore needs a single process and arrays: a dataset gives no new "
+                "sample."
             )
         variables = saving.variables_of(model)
         seeded = state.seed is not None
@@ -244,7 +250,7 @@ def _begin(
     workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
 
     def noise_and_steps() -> tuple[float, float]:
-        """Returns the noise multiplier of the fit, and the number of its steps that the budgets allow."""
+        """Returns the fit's noise multiplier, and the number of steps that the budgets allow."""
         if resumed is not None and resumed.held is not None:
             priced = resumed.restore(resumed.held, mechanism)
         else:
@@ -259,7 +265,8 @@ def _begin(
     if not allowed:
         if resumed is None or resumed.held is None:
             raise BudgetExhaustedError(
-                f"budget: epsilon, delta = {account.ledger.budget} of the ledger allows no further release of this plan.\nRaise "
+                f"budget: epsilon, delta = {account.ledger.budget} of the ledger allows no further "
+                "release of this plan.\nRaise "
                 "it with ledger.set_budget, or use more noise."
             )
         resumed.end(planned)
@@ -345,7 +352,9 @@ def order_callbacks(
     run: PrivateFit,
     verbose: int | str,
 ) -> list[keras.callbacks.Callback]:
-    """Orders callbacks: the ledger is settled before others end, the bar counts executed steps, a backup is last.
+    """Returns callbacks in an order in which none ends too early.
+
+    The ledger is settled before others end, the bar counts executed steps, and a backup is last.
 
     Args:
       callbacks: The user's.

@@ -39,13 +39,13 @@ class Hooks(Protocol):
         """
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
-        """Returns loss terms that depend on no record, a scalar or None: neither clipped nor noised (contract C2)."""
+        """Returns loss terms of no record, a scalar or None: neither clipped nor noised (C2)."""
 
     def losses_of_record(self) -> list[tf.Tensor]:
         """Returns the losses that layers added in the latest call of `record_loss`."""
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient with its sensitivity (contract C3), for the public size of a step."""
+        """Returns the clipped gradient with its sensitivity (C3), for the public size of a step."""
 
     @property
     def batch_needs(self) -> BatchNeeds:
@@ -61,10 +61,13 @@ class Hooks(Protocol):
         """Creates the variables for records of these shapes and dtypes, without reading values."""
 
     def check_records(self, records: Records) -> None:
-        """Raises if records of these shapes and dtypes do not fit the model, before anything is spent."""
+        """Raises if records of these shapes and dtypes do not fit the model."""
 
     def check_labels(self, records: Records) -> None:
-        """Raises if values have probability zero under the model: the curator's check, outside the guarantee."""
+        """Raises if values have probability zero under the model.
+
+        This is the curator's check of the data, outside the guarantee.
+        """
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises if an optimizer does not fit the model; called by `compile`."""
@@ -75,7 +78,10 @@ class Hooks(Protocol):
     # ------------------------------------------------------------------ during and after a fit
 
     def drop_predictions(self) -> None:
-        """Drops traced predictions that hold values of a fit as constants; runs before and after a fit."""
+        """Drops traced predictions that hold values of a fit as constants.
+
+        Runs before and after a fit.
+        """
 
     def fault_of_variables(self, thorough: bool) -> str | None:
         """Returns a reason to stop training, from released values, or None.
@@ -124,4 +130,4 @@ class Hooks(Protocol):
         """Sentences for the privacy report."""
 
     def export_functions(self, inputs: dict[str, Any]) -> list[ExportedFunction]:
-        """Returns the signatures of `export` for `tf.TensorSpec`s of the records' x and, if any, y."""
+        """Returns the signatures of `export` for `tf.TensorSpec`s of x and, if any, y."""

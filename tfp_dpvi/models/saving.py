@@ -1,4 +1,7 @@
-"""Saves and loads a model as a `.keras` file, with compile settings and ledger; functions are saved by name."""
+"""Saves and loads a model as a `.keras` file, with compile settings and ledger.
+
+Functions are saved by name.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,15 @@ SAVED_KEY = "privacy"
 OLD_KEY = "books"
 """The key in files of 0.2 and before."""
 _SETTINGS = (
-    "epsilon", "delta", "planned_epochs", "accountant", "physical_batch_size", "jit_compile", "unsafe_training_metrics",
+    "epsilon",
+    "delta",
+    "planned_epochs",
+    "accountant",
+    "physical_batch_size",
+    "jit_compile",
+    "unsafe_training_metrics",
     "randomness",
-)  # fmt: skip
+)
 
 
 def settings_of_class(model: Model, overrides_config: bool) -> dict[str, str]:
@@ -54,7 +63,8 @@ def settings_of_class(model: Model, overrides_config: bool) -> dict[str, str]:
     ]
     if needed and not overrides_config:
         raise ValueError(
-            f"{type(model).__name__} needs the arguments {', '.join(needed)}, which would not be saved: override "
+            f"{type(model).__name__} needs the arguments {', '.join(needed)}, which would not be "
+            "saved: override "
             "get_config\nto return {**super().get_config(), ...} with them."
         )
     return {"name": model.name} if named else {}
@@ -80,7 +90,8 @@ def read_account(spent: dict[str, Any]) -> Account:
     """Returns the account that `write_account` wrote; raises `ValueError` for another version."""
     if spent["version"] != _VERSION:
         raise ValueError(
-            f"The file has version {spent['version']!r} of the privacy state; this code reads {_VERSION}.\n"
+            f"The file has version {spent['version']!r} of the privacy state; this code reads "
+            f"{_VERSION}.\n"
             "Use the tfp_dpvi that wrote it, or a newer one."
         )
     plan, inputs = spent["plan"], spent["inputs"]
@@ -105,7 +116,8 @@ def prepare_from_specs(model: Model, inputs: dict[str, Structure]) -> None:
         lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype), inputs
     )
     records = Records(zeros["x"], zeros.get("y"), None, 1)
-    # In a graph, where layers may still lack the statistics that the file has (`PrivateStandardize`).
+    # In a graph, where layers may still lack the statistics that the file has
+    # (`PrivateStandardize`).
     tf.function(lambda: model.prepare(records), autograph=False).get_concrete_function()
 
 
@@ -163,13 +175,16 @@ def save(
       save_format: None or "keras".
 
     Raises:
-      ValueError: Another format, or a path that is taken or not writable; an earlier file is unchanged.
+      ValueError: Another format, or a path that is taken or not writable; an earlier file is
+        unchanged.
     """
     path = os.fspath(path)
     if save_format not in (None, "keras") or not path.endswith(".keras"):
         raise ValueError(
-            f"filepath={path!r}, save_format={save_format!r}: a model with its ledger is saved in Keras's own format, "
-            'save("model.keras"). Use export(path) for a SavedModel, and save_weights for weights alone.'
+            f"filepath={path!r}, save_format={save_format!r}: a model with its ledger is saved in "
+            "Keras's own format, "
+            'save("model.keras"). Use export(path) for a SavedModel, and save_weights for weights '
+            "alone."
         )
     if not overwrite and os.path.lexists(path):
         raise ValueError(
@@ -195,17 +210,26 @@ def load_model(
     custom_objects: dict[str, Any] | None = None,
     compile: bool = True,
 ) -> Model:
-    """Loads a model that `save` wrote, as `dpvi.keras.models.load_model` does, with clear errors for damaged files.
+    """Loads a model that `save` wrote, with clear errors for damaged files.
 
-    Load only files that you trust: nothing is unpickled, but Keras imports the modules whose classes a
-    file names.
+    Otherwise as `dpvi.keras.models.load_model`.
 
-    A ledger on disk is opened again, see `PrivacyLedger.from_config`. `custom_objects` are functions and classes by name, if
-    they are not registered (`dpvi.register`).
+    Load only files that you trust: nothing is unpickled, but Keras imports the modules whose
+    classes a file names.
+
+    A ledger on disk is opened again, see `PrivacyLedger.from_config`.
+
+    Args:
+      filepath: The path of a `.keras` file.
+      custom_objects: Functions and classes by name, if they are not registered (`dpvi.register`).
+      compile: Whether to compile the model with the settings of the file.
+
+    Returns:
+      The model, whose next fit draws fresh noise.
 
     Raises:
-      ValueError: no file, or not a complete `.keras` file (no ledger is opened then); or one with contents that `save` never
-        writes.
+      ValueError: no file, or not a complete `.keras` file (no ledger is opened then); or one with
+        contents that `save` never writes.
       TypeError: likewise, or a class that is not registered.
       LedgerError: its ledger is damaged, or is not the model's.
     """
@@ -229,7 +253,8 @@ def load_model(
         zlib.error,
     ) as error:
         raise ValueError(
-            f"filepath={path!r} is not a complete .keras file ({error}; {os.path.getsize(path)} bytes): it is truncated, altered "
+            f"filepath={path!r} is not a complete .keras file ({error}; {os.path.getsize(path)} "
+            "bytes): it is truncated, altered "
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
     try:
@@ -242,7 +267,8 @@ def load_model(
             raise
         what = f"{type(error).__name__}: {' '.join(text.split()):.200}"
         raise ValueError(
-            f"filepath={path!r} cannot be loaded ({what}).\nIt was altered, or written by another version: use another copy, "
+            f"filepath={path!r} cannot be loaded ({what}).\nIt was altered, or written by another "
+            "version: use another copy, "
             "or fit again; the ledger keeps the spending."
         ) from error
     if not isinstance(model, Model):  # Keras returns whatever a file describes.

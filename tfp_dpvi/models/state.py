@@ -1,4 +1,4 @@
-"""The private state of a model: what `compile` set, what is saved, what runs, and what the last fit released."""
+"""The private state of a model: what is compiled, saved, running and released."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ class State:
     loss_metric: Metric = dataclasses.field(default_factory=lambda: keras.metrics.Mean(name="loss"))
 
     def compiled_for(self, call: str) -> Compiled:
-        """Returns what `compile` set; raises `RuntimeError` if a method, such as "DPVI.fit", came before it."""
+        """Returns what `compile` set.
+
+        Raises:
+          RuntimeError: A method, such as "DPVI.fit", was called before `compile`.
+        """
         if self.compiled is None:
             raise RuntimeError(f"{call} was called before compile: call compile first.")
         return self.compiled
@@ -92,6 +96,7 @@ class State:
         """Raises `RuntimeError` if a fit runs, whose settings cannot change."""
         if self.lock.locked():
             raise RuntimeError(
-                f"{call} was called while fit runs, by a callback or in another thread, when the settings cannot change. Call "
+                f"{call} was called while fit runs, by a callback or in another thread, when the "
+                "settings cannot change. Call "
                 f"{call} after fit has returned; this call spent no privacy."
             )

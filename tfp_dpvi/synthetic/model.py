@@ -56,7 +56,7 @@ class TableModel(DPVI):
         parts = {
             "table": self.table,
             "layout": None if self.layout is None else self.layout.to_config(),
-            "prior": self._model.given["prior"],
+            "prior": self._model.arguments["prior"],
             "surrogate_posterior": "mean_field",
         }
         return {
