@@ -344,7 +344,7 @@ def loaded(path):
     if model is REFUSED:
         return REFUSED
     config = model.get_config()
-    del config["books"]["ledger"]["version"]  # A ledger in memory grows one with each load.
+    del config["privacy"]["ledger"]["version"]  # A ledger in memory grows one with each load.
     return config, model.get_weights()
 
 
