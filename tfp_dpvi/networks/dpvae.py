@@ -544,7 +544,7 @@ class DPVAE(LayeredModel):
 
 @dataclasses.dataclass(eq=False)
 class _Parts:
-    """What the model holds hidden from Keras, which tracks only the networks' layers."""
+    """The parts that are hidden from Keras, which tracks only the networks' layers."""
 
     autoencoder: Autoencoder
     regularizer: Regularizer | None

@@ -137,7 +137,7 @@ class LayeredModel(base.DPModel):
 
     @property
     def static_shapes(self) -> bool:
-        """Whether every batch has the same shape: without compilation, and always with XLA."""
+        """True if every batch has the same shape: without compilation, and always with XLA."""
         return bool(self.run_eagerly) or self._checks.always_xla
 
     @property

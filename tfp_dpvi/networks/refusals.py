@@ -1,4 +1,4 @@
-"""What a `DPVAE` refuses before privacy is spent: parts, variables, layers and optimizers."""
+"""Refusals of a `DPVAE` before privacy is spent: of parts, variables, layers and optimizers."""
 
 from __future__ import annotations
 
