@@ -263,7 +263,7 @@ class DPVAE(LayeredModel):
         self,
         x: Structure,
         batch_size: int | None = None,
-        verbose: int = 0,
+        verbose: int | str = 0,
         *,
         y: Structure | None = None,
         **kwargs: Any,
@@ -380,7 +380,8 @@ class DPVAE(LayeredModel):
         autoencoder.check_y(y)
         return autoencoder.terms(x, tf.constant(_random.new_key(0)), y=y).losses
 
-    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+    def compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """See `Hooks.compared`: records and their reconstructions."""
         return x, self((x, y) if self.autoencoder.conditional else x)
 
     # ------------------------------------------------------------------ the step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.bayes.predictive import mean_of
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models.exporting import named, of_draws, of_records
+from tfp_dpvi.models.exporting import draw_signature, named, record_signature
 from tfp_dpvi.networks.autoencoder import Autoencoder
 
 
@@ -50,22 +50,22 @@ def autoencoder_signatures(
     if "y" in inputs:
         synthetic += ", given `y` with one row for each of the `num` records or one for all"
     return [
-        of_draws("sample_predictive", sample_predictive, synthetic, inputs.get("y")),
-        of_records(
+        draw_signature("sample_predictive", sample_predictive, synthetic, inputs.get("y")),
+        record_signature(
             "predict",
             predict,
             inputs,
             "reconstruction of each record: the decoder's mean at the encoder's mean. "
             "It reveals the record.",
         ),
-        of_records(
+        record_signature(
             "encode",
             encode,
             inputs,
             "the encoder's mean of each record's code, and its standard deviation, if any. "
             "They reveal the record.",
         ),
-        of_records(
+        record_signature(
             "decode",
             decode,
             {**beside_x, "z": latent},

@@ -82,7 +82,9 @@ class LayeredModel(base.DPModel):
         layers = LayerGradients(
             self.watched_layers(), self.trainable_variables, mapped=self.gradients == "vectorized"
         )
-        losses: Callable[..., tf.Tensor] = functools.partial(self.batch_losses, key=key)
+        losses: Callable[..., tf.Tensor] = without_assertions()(
+            functools.partial(self.batch_losses, key=key)
+        )
         in_training = functools.partial(losses, training=True)
         in_inference = functools.partial(losses, training=False)
         layers = layers.checked(in_training, records, in_inference)
