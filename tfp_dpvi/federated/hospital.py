@@ -13,7 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.factors import Factor
-from tfp_dpvi.federated.local import Refiner
+from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
@@ -81,7 +81,7 @@ class Hospital:
         self._lock = threading.Lock()
         self._last: dict[str, bytes] = {}
         self.num_calibrations = 0
-        self._refiner = Refiner(study, seed) if refiner is None else refiner
+        self._refiner = Refiner(study) if refiner is None else refiner
         self._prepare(x, y, num_records)
 
     # ------------------------------------------------------------------ once
@@ -172,7 +172,9 @@ class Hospital:
         )
 
     def _change(self, task: Task) -> Factor:
-        return self._refiner.refine(task.posterior, task.cavity, self._mechanism, self._tensors)
+        return self._refiner.refine(
+            task.posterior, task.cavity, self._mechanism, self._tensors, self._seed
+        )
 
     # ------------------------------------------------------------------ what was spent
 

@@ -95,7 +95,7 @@ class MessageHospital(Hospital):
         """Returns the sum over shards of clipped changes, each against the posterior without that shard's share of the factor."""
         cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self._parts))
         changes = [
-            self._refiner.refine(task.posterior, cavity, self._mechanism, part)
+            self._refiner.refine(task.posterior, cavity, self._mechanism, part, self._seed)
             for part in self._parts
         ]
         return product(

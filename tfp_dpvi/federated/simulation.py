@@ -12,7 +12,7 @@ import numpy as np
 from tfp_dpvi._tf import Structure, keras
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
-from tfp_dpvi.federated.local import Refiner
+from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.on_messages import MessageHospital
 from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
@@ -79,7 +79,7 @@ def simulate(
     schedule = Synchronous() if schedule is None else schedule
     if not isinstance(hospitals, Mapping):
         hospitals = {f"hospital {number}": one for number, one in enumerate(hospitals, 1)}
-    refiner, made = Refiner(study, seed), {}
+    refiner, made = Refiner(study), {}
     settings = {"epsilon": epsilon, "delta": delta, "rounds": schedule.rounds, "refiner": refiner}
     for number, (name, one) in enumerate(hospitals.items()):
         if isinstance(one, Hospital):

@@ -13,6 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, keras, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
 from tfp_dpvi.federated.factors import Factor, guard
@@ -74,6 +75,7 @@ class Study:
                 f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer; pass for instance "
                 "DPKerasAdamOptimizer."
             )
+        self.bayesian_model = BayesianModel(prior, likelihood)
         self.prior, self.likelihood, self.optimizer = prior, likelihood, optimizer
         self.batch_size = None if batch_size is None else check.count("batch_size", batch_size, 1)
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)

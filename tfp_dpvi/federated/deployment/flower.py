@@ -4,7 +4,7 @@ Neither imports TensorFlow. Flower carries bytes, which `messages` checks on bot
 its secure aggregation, nor on its modules for differential privacy.
 
 No guarantee rests on the app either. Flower runs whatever app is submitted as the SuperNode's user,
-so records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.worker`).
+so records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.deployment.worker`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from tfp_dpvi.federated.messages import Task
-from tfp_dpvi.federated.proxy import ask
+from tfp_dpvi.federated.deployment.proxy import ask
 from tfp_dpvi.federated.server import Server
 
 # No telemetry and no update checks; read when Flower and Ray are imported.

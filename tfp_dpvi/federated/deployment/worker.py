@@ -1,6 +1,6 @@
 """A hospital's resident process: it holds TensorFlow, the records and the ledger, and answers tasks on a Unix socket.
 
-    python -m tfp_dpvi.federated.worker --study package.module:function --data records.npz --name berlin
+    python -m tfp_dpvi.federated.deployment.worker --study package.module:function --data records.npz --name berlin
         --ledger berlin.ledger --epsilon 1 --delta 1e-5 --rounds 10
         --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
@@ -26,7 +26,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tfp_dpvi._keystream import SECURE
-from tfp_dpvi.federated import access
+from tfp_dpvi.federated.deployment import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
 from tfp_dpvi.federated.simulation import hospital_of
@@ -108,7 +108,7 @@ def _reply(hospital: Hospital, message: bytes) -> bytes:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tfp_dpvi.federated.worker", description=__doc__.split("\n")[0]
+        prog="python -m tfp_dpvi.federated.deployment.worker", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--study", required=True, help="module:function that returns the study")
     parser.add_argument("--data", required=True, help="npz file with x and, where there is one, y")

@@ -1,0 +1,1 @@
+"""The processes of a study over several machines: a Flower app, each hospital's worker, and the socket between them."""
