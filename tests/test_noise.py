@@ -158,7 +158,7 @@ def test_without_the_noise_functions_result_nothing_depends_on_records(release, 
 SECURE = {"randomness": "secure"}
 STEPS = {
     "training/fit.py": functools.partial(gradients, **SECURE),
-    "federated/local.py": functools.partial(local_steps, **SECURE),
+    "federated/refiner.py": functools.partial(local_steps, **SECURE),
     "training/compiled.py": None,
     "audit/observed.py": None,
 }

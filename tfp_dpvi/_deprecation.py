@@ -18,6 +18,11 @@ _PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "pair
 MODULES = {
     f"tfp_dpvi.{old}": f"tfp_dpvi.{new}"
     for old, new in {
+        "federated.access": "federated.deployment.access",
+        "federated.flower": "federated.deployment.flower",
+        "federated.local": "federated.refiner",
+        "federated.proxy": "federated.deployment.proxy",
+        "federated.worker": "federated.deployment.worker",
         "gradients.factors": "ghost.contributions",
         "gradients.ghost": "ghost.layers",
         "gradients.groups": "ghost.groups",
@@ -48,8 +53,9 @@ MODULES = {
     }.items()
 }
 
-#: Names that moved in 0.3, by the package that had them.
+#: Names that moved in 0.3, by the package that had them: the new package, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
+    "tfp_dpvi.federated": {"Terms": "tfp_dpvi.federated:StudyTerms"},
     "tfp_dpvi.gradients": {
         **dict.fromkeys(_GHOST, "tfp_dpvi.ghost"),
         **dict.fromkeys(_PAIRED, "tfp_dpvi.calibrated"),
@@ -79,8 +85,10 @@ def renamed(module: str, name: str) -> Any:
     new = NAMES.get(module, {}).get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{new}.{name}", stacklevel=4)
-    return getattr(importlib.import_module(new), name)
+    package, _, new_name = new.partition(":")
+    new_name = new_name or name
+    _warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
+    return getattr(importlib.import_module(package), new_name)
 
 
 def _warn(old: str, new: str, stacklevel: int) -> None:
@@ -113,6 +121,13 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         _warn(module.__name__, new.__name__, stacklevel=2)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Returns code that runs the new module, for `python -m` with its old path."""
+        new = MODULES[fullname]
+        _warn(fullname, new, stacklevel=2)
+        source = f"import runpy\nrunpy.run_module({new!r}, run_name='__main__', alter_sys=True)"
+        return compile(source, f"<{fullname}>", "exec")
 
 
 def install() -> None:

@@ -14,11 +14,11 @@ flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `f
 
 from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 
-from tfp_dpvi.federated import Factor, Server, Synchronous, Task, Terms  # noqa: E402
-from tfp_dpvi.federated.flower import FlowerRun, client_app  # noqa: E402
-from tfp_dpvi.federated.proxy import WorkerError, ask  # noqa: E402
+from tfp_dpvi.federated import Factor, Server, StudyTerms, Synchronous, Task  # noqa: E402
+from tfp_dpvi.federated.deployment.flower import FlowerRun, client_app  # noqa: E402
+from tfp_dpvi.federated.deployment.proxy import WorkerError, ask  # noqa: E402
 
-TERMS = Terms("on Flower", prior_of(3, full_rank=True))
+TERMS = StudyTerms("on Flower", prior_of(3, full_rank=True))
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,9 @@ _MOST_SHARE = 0.98
 
 
 class Family:
-    """Normals q over the unconstrained parameters, as trainable variables, and a cavity, as constants.
+    """Normals q over the unconstrained parameters, and the cavity of a fit.
+
+    The normal's variables are trainable, the cavity's are not.
 
     Mean-field standard deviations stay below sqrt(2) times the prior's, so that precisions stay
     above half of the prior's. A full-rank fit may pass that floor; the server's guard then takes
@@ -106,15 +108,15 @@ class Family:
         scale = tf.convert_to_tensor(self._scale)
         precision = tf.convert_to_tensor(self._precision)
         if self._full_rank:
-            of_scale = tf.reduce_sum(scale * tf.matmul(precision, scale))
-            of_loc = tf.reduce_sum(loc * tf.linalg.matvec(precision, loc))
+            scale_term = tf.reduce_sum(scale * tf.matmul(precision, scale))
+            loc_term = tf.reduce_sum(loc * tf.linalg.matvec(precision, loc))
             diagonal = tf.linalg.diag_part(scale)
         else:
-            of_scale = tf.reduce_sum(precision * scale**2)
-            of_loc = tf.reduce_sum(precision * loc**2)
+            scale_term = tf.reduce_sum(precision * scale**2)
+            loc_term = tf.reduce_sum(precision * loc**2)
             diagonal = scale
         linear = tf.reduce_sum(self._shift * loc)
-        return (of_scale + of_loc) / 2.0 - linear - tf.reduce_sum(tf.math.log(diagonal))
+        return (scale_term + loc_term) / 2.0 - linear - tf.reduce_sum(tf.math.log(diagonal))
 
 
 class Refiner:
@@ -130,8 +132,7 @@ class Refiner:
       study: The study.
 
     Raises:
-      ValueError: The study's optimizer has a clip and a noise multiplier, or neither clip nor
-        `noise_multiplier=0`.
+      ValueError: The study's optimizer has a clip and a noise multiplier.
 
     #### Formal guarantee
 
@@ -148,7 +149,8 @@ class Refiner:
         )
         # Without a clip nothing is private, and nothing is charged.
         self.private = math.isfinite(self._optimizer.clip.bound)
-        _check_noise(self._optimizer, self.private)
+        if self.private:
+            _refuse_noise(self._optimizer)
         self._optimizer.build(self.family.variables)
         self._fresh = [variable.numpy() for variable in self._optimizer.variables]
         self.compiled = CompiledSteps(
@@ -254,7 +256,10 @@ class Refiner:
         return dataclasses.replace(terms, draw=draw, joint=(), identity=identity)
 
     def _pairing(self, records: Records, clip: Clip) -> Pairing | None:
-        """Returns the paired clip, or None for the flat one; warns where the paired does not apply."""
+        """Returns the paired clip, or None for the flat one.
+
+        It warns, once for each kind of records, where the paired clip does not apply.
+        """
         if self.study.clipping != "paired":
             return None
         kind = f"{specs_of(records, 1)} {records.sample_weight is None}"
@@ -280,7 +285,10 @@ class Refiner:
         self.compiled.steps_for(mechanism, tensors, _kind_of_key(self._tapes(mechanism)))
 
     def _tapes(self, mechanism: Mechanism) -> Tapes | None:
-        """Returns the tapes of a round, under a key of their own; None for the default generators."""
+        """Returns the tapes of a round, under a key of their own.
+
+        There are none (None) for the default generators.
+        """
         if mechanism.randomness != SECURE:
             return None
         if mechanism.identity not in self._num_words:
@@ -363,15 +371,14 @@ def _flat_gradient(
     return ClippedGradient(draw, clip, identity=("flat",))
 
 
-def _check_noise(optimizer: DPOptimizer, private: bool) -> None:
-    """Refuses an optimizer with noise of its own beside a clip, and one that is neither private nor silent."""
+def _refuse_noise(optimizer: DPOptimizer) -> None:
+    """Refuses an optimizer with a clip and noise of its own, which no hospital has calibrated."""
     try:
-        optimizer.refuse_other_noise(None if private else 0.0)
+        optimizer.refuse_other_noise(None)
     except ValueError:
         raise ValueError(
-            "optimizer of the study: each hospital calibrates the noise, so pass l2_norm_clip and "
-            "no noise_multiplier;\nor, without privacy, l2_norm_clip=math.inf and "
-            "noise_multiplier=0."
+            "optimizer of the study has a clip and a noise_multiplier, but each hospital "
+            "calibrates its noise: leave noise_multiplier out."
         ) from None
 
 

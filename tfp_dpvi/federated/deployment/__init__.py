@@ -1,1 +1,4 @@
-"""The processes of a study over several machines: a Flower app, each hospital's worker, and the socket between them."""
+"""The processes of a study over several machines.
+
+A Flower app carries the messages, each hospital's worker answers them, and a socket links the two.
+"""
