@@ -180,10 +180,10 @@ def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
     with pytest.raises(WorkerError, match="does not answer"):
         ask(path, b"task")
     context = types.SimpleNamespace(node_config={"hospital": "h"})
-    from tfp_dpvi.federated import flower
+    from tfp_dpvi.federated.deployment import flower
 
     with pytest.raises(ValueError, match="start the node with"):
-        flower._of_node(context)
+        flower._worker_of_node(context)
 
 
 def test_nothing_is_told_to_anybody():
