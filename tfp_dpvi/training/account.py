@@ -1,4 +1,4 @@
-"""What a model has spent and how far it has come; saved with it."""
+"""The privacy that a model has spent and its progress, which are saved with it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MOST_OF_START = 0.05  # Maximal weight of the initial values in an average of i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """What a fit asks of the model that learns: values and functions, so that it knows no model.
+    """The values and functions that a fit asks of the model that learns: it knows no model.
 
     Attributes:
       variables: Returns the trainable variables.
