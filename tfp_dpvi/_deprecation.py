@@ -47,6 +47,7 @@ MODULES = {
         "posterior.curvature": "calibrated.curvature",
         "posterior.mixture": "calibrated.mixture",
         "posterior.window": "calibrated.window",
+        "privacy.report_text": "privacy.report",
         "synthetic.columns": "data.columns",
         "synthetic.dates": "data.dates",
         "synthetic.table": "data.schema",

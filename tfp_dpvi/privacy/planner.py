@@ -12,8 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
-from tfp_dpvi.privacy.report import finite
-from tfp_dpvi.privacy.report_text import plain_words, shown, size_warnings
+from tfp_dpvi.privacy.report import finite, plain_words, shown, size_warnings
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
