@@ -1,4 +1,4 @@
-"""`PrivacyLedger`: a record of all releases on one data set, charged beforehand (contract C6)."""
+"""`PrivacyLedger`: a record of all releases on one data set, charged beforehand (contract 6)."""
 
 import contextlib
 import datetime
