@@ -305,8 +305,8 @@ class PrivateBackupAndRestore(Callback):
           logs: Not used.
 
         Raises:
-          ValueError: The directory is not writable, `fit` is not that of this library's models, or it
-            has a second such callback; no step has run yet.
+          ValueError: The directory is not writable, `fit` is not that of this library's models, or
+            it has a second such callback; no step has run yet.
         """
         backup = self._take(self._first_epoch)
         try:

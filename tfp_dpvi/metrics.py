@@ -313,7 +313,7 @@ class EpsilonSpent(Metric):
         """Does nothing: spent privacy stays spent."""
 
 
-def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
+def check_metrics(metrics: check.Unchecked) -> tuple[JointRelease, ...]:
     """Returns the argument `metrics` of `compile` as a tuple.
 
     Raises:
@@ -321,16 +321,16 @@ def check_metrics(metrics: Any) -> tuple[JointRelease, ...]:
     """
     if metrics is None:
         metrics = ()
-    elif not isinstance(metrics, (list, tuple)):
-        metrics = (metrics,)
-    for metric in metrics:
+    checked: list[JointRelease] = []
+    for metric in metrics if isinstance(metrics, list | tuple) else (metrics,):
         if not isinstance(metric, JointRelease):
             raise ValueError(
                 f"metrics={check.shown(metric)}: Keras metrics on training data would be exact, "
                 "unpriced releases. Use validation_metrics=[...], or privatised ones, "
                 "metrics=[dpvi.metrics.PrivateELBO(low=..., high=...)]."
             )
-    names = [metric.name for metric in metrics]
+        checked.append(metric)
+    names = [metric.name for metric in checked]
     if len(set(names)) < len(names):
         raise ValueError(f"metrics have the names {names}: pass a unique name= to each.")
-    return tuple(metrics)
+    return tuple(checked)

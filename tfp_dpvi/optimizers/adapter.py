@@ -148,7 +148,7 @@ def _rebuild(optimizer: Optimizer, privacy: dict[str, float | None]) -> Optimize
     return make_dp_optimizer_class(keras_class)(**settings, **privacy)
 
 
-def _keras_class(optimizer: Optimizer) -> Any:
+def _keras_class(optimizer: Optimizer) -> type:
     if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LegacyOptimizer):
         if type(optimizer).__name__.startswith("LossScaleOptimizer"):
             raise ValueError(

@@ -213,7 +213,11 @@ class DPOptimizer(_Base):
         clipped: ClippedSum,
         *,
         noise_multiplier: float | tf.Tensor | None = None,
-        **settings: Any,
+        key: tf.Tensor,
+        expected_batch_size: float,
+        pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+        data_independent: Sequence[tf.Tensor] | None = None,
+        dtype: tf.DType | None = None,
     ) -> PrivatizedGradients:
         """Adds noise to a clipped sum. This optimizer may apply the result once.
 
@@ -223,7 +227,11 @@ class DPOptimizer(_Base):
           clipped: The sum of clipped gradients, and its sensitivity.
           noise_multiplier: The noise's standard deviation over the clip; by default that of the
             optimizer.
-          **settings: Further arguments of `tfp_dpvi.optimizers.privatize`.
+          key: int64 tensor of shape [2], or a tape of words; used once.
+          expected_batch_size: The public denominator, never the realised batch size.
+          pull_back: Maps the gradient's noisy mean to one tensor for each variable.
+          data_independent: The exact gradient of the terms that depend on no record.
+          dtype: float32 or float64, of the results.
 
         Returns:
           The noisy gradients, for one `apply_gradients`.
@@ -243,7 +251,15 @@ class DPOptimizer(_Base):
                 "noise_multiplier is None: pass one to the optimizer, or let "
                 "compile(epsilon=, delta=) calibrate it."
             )
-        private = privatize(clipped, noise_multiplier=noise_multiplier, **settings)
+        private = privatize(
+            clipped,
+            noise_multiplier=noise_multiplier,
+            key=key,
+            expected_batch_size=expected_batch_size,
+            pull_back=pull_back,
+            data_independent=data_independent,
+            dtype=dtype,
+        )
         self._hidden.minted = tuple(private.tensors)
         return private
 

@@ -390,7 +390,8 @@ def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS
     return float(STEP * 2.0 ** max(halvings, math.ceil(math.log2(need))))
 
 
-@functools.lru_cache(maxsize=4096)  # Ledger, curve and report need the same values.
+# The ledger, the curve and the report need the same values.
+@functools.lru_cache(maxsize=4096)
 def _epsilon(kinds: Kinds, relation: NeighboringRelation, step: float, delta: float) -> float:
     # For losses above 700, e^-loss underflows in dp_accounting.
     with np.errstate(divide="ignore", over="ignore"):

@@ -501,7 +501,8 @@ def _make_file(path: pathlib.Path, dataset_id: str) -> None:
             )
             with engine.begin() as connection:
                 _create(connection, dataset_id)
-            with contextlib.suppress(FileExistsError):  # Another process was faster.
+            # The file exists if another process was faster.
+            with contextlib.suppress(FileExistsError):
                 os.link(draft, path)
         finally:
             os.unlink(draft)

@@ -9,7 +9,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import sqlalchemy as sa
 
@@ -144,7 +144,8 @@ class PrivacyLedger(LedgerView):
         )
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
         self._stands_for: Json | None = None
-        self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals known to be within a budget.
+        # Totals that are known to be within a budget.
+        self._affordable: dict[EpsilonBudget, Charged] = {}
         stored = self._state().budget
         if budget is not None and stored is None and not read_only:
             self.set_budget(budget.epsilon, budget.delta, adaptive=budget_adaptive)
@@ -174,7 +175,8 @@ class PrivacyLedger(LedgerView):
         """Opens a transaction that makes a new version of the ledger's current contents."""
         self._check_writable()
         with self._database.write() as connection:
-            self._read_to_change(connection)  # Refuses an older copy.
+            # This refuses an older copy.
+            self._read_to_change(connection)
             change_one(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
             after = self._read_changed(connection)
@@ -256,7 +258,13 @@ class PrivacyLedger(LedgerView):
 
     @contextlib.contextmanager
     def reserved(
-        self, plan: PrivacyPlan, steps: int | None = None, **settings: Any
+        self,
+        plan: PrivacyPlan,
+        steps: int | None = None,
+        *,
+        run: str | None = None,
+        seeded: bool = False,
+        budgets: Iterable[tuple[float, float]] = (),
     ) -> Iterator[None]:
         """Reserves steps, runs the body of a `with` statement, and confirms them.
 
@@ -265,9 +273,12 @@ class PrivacyLedger(LedgerView):
         Args:
           plan: The plan of the fit.
           steps: The number of releases; by default all of the plan's.
-          **settings: Further arguments of `reserve`.
+          run: The name of the fit, see `reserve`.
+          seeded: Whether the noise comes from a fixed seed.
+          budgets: Further (epsilon, delta) pairs that limit the ledger's total.
         """
-        reservation = self.reserve(plan, plan.num_releases if steps is None else steps, **settings)
+        steps = plan.num_releases if steps is None else steps
+        reservation = self.reserve(plan, steps, run=run, seeded=seeded, budgets=budgets)
         yield
         self.confirm(reservation)
 
