@@ -164,7 +164,7 @@ class StepsBar(keras.callbacks.ProgbarLogger):
     A budget may end an execution of several steps early.
 
     Args:
-      steps: Returns the number of steps that ran since `compile`.
+      steps: Returns the number of steps that ran so far.
 
     ```python
     >>> bar = StepsBar(lambda: 0)  # `fit` makes it.

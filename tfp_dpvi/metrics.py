@@ -24,9 +24,9 @@ class PrivateMetric(Metric, JointRelease):
 
     The result is the mean over an epoch's steps of
     `middle + (sum_i (clip(v_i, low, high) - middle) + noise) / (q N)`, where v_i is a sampled
-    record's value. It is unbiased for the mean of clipped values. The noise's standard error is
-    about `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(steps in an
-    epoch))`.
+    record's value. It is unbiased for the mean of clipped values. In an epoch of T steps the
+    noise's standard error is about
+    `noise_ratio * noise_multiplier * (high - low) / (2 * batch_size * sqrt(T))`.
 
     Args:
       low: The lower end of the range that values are clipped to. Choose the range without looking

@@ -376,7 +376,7 @@ def add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) 
     return int(key[0])
 
 
-def change_one(
+def update_row(
     connection: sa.Connection, update: sa.Executable, values: Mapping[str, Value]
 ) -> None:
     """Updates exactly one row.
@@ -429,14 +429,14 @@ def _update(connection: sa.Connection) -> None:
     if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
         connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
     connection.execute(sa.text("ALTER TABLE ledger ADD COLUMN digest TEXT"))
-    change_one(connection, sa.update(LEDGER), {"format": FORMAT})
+    update_row(connection, sa.update(LEDGER), {"format": FORMAT})
     _write_digest(connection)
 
 
 def _write_digest(connection: sa.Connection) -> None:
     identity = connection.execute(IDENTITY).mappings().one()
     digest = Contents.read(connection, identity).digest
-    change_one(connection, sa.update(LEDGER), {"digest": digest})
+    update_row(connection, sa.update(LEDGER), {"digest": digest})
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:

@@ -26,8 +26,8 @@ from tfp_dpvi.privacy.database import (
     ChangedByOthersError,
     Value,
     add,
-    change_one,
     find_or_add,
+    update_row,
 )
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger_state import (
@@ -177,7 +177,7 @@ class PrivacyLedger(LedgerView):
         with self._database.write() as connection:
             # This refuses an older copy.
             self._read_to_change(connection)
-            change_one(connection, _NEXT_VERSION, {"more": _random_increment()})
+            update_row(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
             after = self._read_changed(connection)
         self._known = after
@@ -343,7 +343,7 @@ class PrivacyLedger(LedgerView):
                     "writer": self._writer,
                 }
                 charge = find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
-            change_one(connection, _ADD, {"charge": charge, "more": steps})
+            update_row(connection, _ADD, {"charge": charge, "more": steps})
             row = {
                 "charge": charge,
                 "steps": steps,
@@ -384,8 +384,8 @@ class PrivacyLedger(LedgerView):
                     f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before "
                     "running."
                 )
-            change_one(connection, _CLOSE, {"id": reservation, "run": run})
-            change_one(connection, _ADD, {"charge": row.charge, "more": run - row.steps})
+            update_row(connection, _CLOSE, {"id": reservation, "run": run})
+            update_row(connection, _ADD, {"charge": row.charge, "more": run - row.steps})
 
     # ------------------------------------------------------------------ other changes
 
@@ -532,7 +532,7 @@ class PrivacyLedger(LedgerView):
                         "This model's ledger is %s. Keep it on disk: PrivacyLedger(path).",
                         CONTINUED,
                     )
-            change_one(connection, sa.update(LEDGER), ledger)
+            update_row(connection, sa.update(LEDGER), ledger)
             self._known = None
         if not stands_in:
             _IN_MEMORY[config["ledger_id"]] = self

@@ -23,8 +23,8 @@ from tfp_dpvi.privacy.database import (
     ChangedByOthersError,
     Contents,
     Database,
-    change_one,
     has_digest,
+    update_row,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -129,7 +129,7 @@ class LedgerState:
     unconfirmed: int
 
     @classmethod
-    def of(cls, contents: Contents, writer: str) -> "LedgerState":
+    def from_contents(cls, contents: Contents, writer: str) -> "LedgerState":
         """Returns the state that the tables' values describe.
 
         Args:
@@ -137,7 +137,8 @@ class LedgerState:
           writer: The name of the ledger object, whose rows of `charges` become `rows`.
 
         Raises:
-          Exception: A value is not valid; it may be of any type.
+          ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError: A value
+            is not valid.
         """
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
@@ -299,7 +300,7 @@ class LedgerView:
     def _read_changed(self, connection: sa.Connection) -> LedgerState:
         """Returns the tables' contents at the end of a change, and writes their digest."""
         contents = self._contents(connection, self._identity(connection))
-        change_one(connection, _SEAL, {"digest": contents.digest})
+        update_row(connection, _SEAL, {"digest": contents.digest})
         return self._following(contents)
 
     def _checked(self, connection: sa.Connection, identity: sa.RowMapping) -> LedgerState:
@@ -354,7 +355,7 @@ class LedgerView:
     def _following(self, contents: Contents) -> LedgerState:
         """Returns the state of these contents; refuses it unless it follows from the known one."""
         with self._naming_damage():
-            state = LedgerState.of(contents, self._writer)
+            state = LedgerState.from_contents(contents, self._writer)
         if self._known is not None and not state.continues(self._known):
             raise ChangedByOthersError("rows that it had are gone or different")
         return state
