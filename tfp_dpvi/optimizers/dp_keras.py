@@ -337,6 +337,15 @@ _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
 
     Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then
     post-processing.
+
+    ```python
+    >>> import tfp_dpvi as dpvi
+    >>> optimizer_class = dpvi.optimizers.make_dp_optimizer_class(dpvi.keras.optimizers.{name})
+    >>> optimizer = optimizer_class(l2_norm_clip=0.5, noise_multiplier=2.0)
+    >>> optimizer.clip.bound
+    0.5
+
+    ```
     """
 
 

@@ -111,6 +111,14 @@ _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
     This is one Gaussian release of `sum of clipped records + (B / b) sum of clipped groups`,
     accounted for as a whole, then post-processing. One record moves one group's gradient by at most
     twice `batch_l2_norm_clip` (not once, as the paper says).
+
+    ```python
+    >>> import tfp_dpvi as dpvi
+    >>> make = dpvi.optimizers.make_termwise_optimizer_class(dpvi.keras.optimizers.{name})
+    >>> make(l2_norm_clip=1.0, batch_l2_norm_clip=0.01, num_partitions=4).noise
+    'blocks'
+
+    ```
     """
 
 
