@@ -152,7 +152,7 @@ class ObservedStep:
         self.mechanism = model.mechanism(data)
         if num_steps is not None:
             self.mechanism = _with_noise(model, self.mechanism, num_steps)
-        if not np.isfinite(self.mechanism.gradient.clip.bound):
+        if self.mechanism.gradient.clip.is_off:
             raise ValueError("model: its clip is off, so there is no claim to audit.")
         self.model = model
         self.num_rows = data.sampler.num_available

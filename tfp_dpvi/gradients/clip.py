@@ -74,11 +74,21 @@ class Clip:
                 f"l2_norm_clip must be a positive number, got {check.shown(bound)}: start with 1.0 "
                 "(math.inf for runs that are not private)."
             )
-        if math.isinf(bound) and self.clipping != "flat":
+        object.__setattr__(self, "bound", float(bound))
+        if self.is_off and self.clipping != "flat":
             raise ValueError(
                 f"clipping={self.clipping!r} needs a finite l2_norm_clip, got {check.shown(bound)}."
             )
-        object.__setattr__(self, "bound", float(bound))
+
+    @property
+    def is_off(self) -> bool:
+        """True for an infinite bound: nothing is clipped, and no noise makes the sum private."""
+        return math.isinf(self.bound)
+
+    @property
+    def unit(self) -> float:
+        """The bound, or 1 if the clip is off: the unit of sums that are released with the gradient."""
+        return 1.0 if self.is_off else self.bound
 
     def factors(
         self, squared_norms: Sequence[tf.Tensor], layers: Sequence[str] | None = None

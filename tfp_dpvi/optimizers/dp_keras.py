@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -169,7 +168,7 @@ class DPOptimizer(_Base):
         if noise_multiplier is not None:
             fix = "pass the noise's standard deviation over l2_norm_clip, or None to calibrate it"
             self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
-        if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
+        if self.clip.is_off and self.noise_multiplier != 0:
             raise ValueError(
                 f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got "
                 f"{noise_multiplier!r}); or pass a finite l2_norm_clip."

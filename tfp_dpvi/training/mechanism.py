@@ -92,7 +92,7 @@ class Mechanism:
     @property
     def non_private(self) -> bool:
         """True without noise and clip, as for a fit to public or simulated records."""
-        return self.noise_multiplier == 0.0 and math.isinf(self.gradient.clip.bound)
+        return self.noise_multiplier == 0.0 and self.gradient.clip.is_off
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -101,7 +101,7 @@ class Mechanism:
 
     def plan(self, num_releases: int) -> PrivacyPlan:
         """Returns the plan of this number of steps, for the ledger and the report."""
-        clip = self.gradient.clip.bound
+        clip = self.gradient.clip
         return PrivacyPlan(
             sampling=self.sampler.scheme,
             noise_multiplier=self.noise_multiplier or 0.0,
@@ -109,7 +109,7 @@ class Mechanism:
             neighboring_relation=self.neighboring_relation,
             sensitivity=self.sensitivity,
             accountant=self.accountant,
-            l2_norm_clip=None if math.isinf(clip) else clip,
+            l2_norm_clip=None if clip.is_off else clip.bound,
             num_records=self.num_records,
             metrics=tuple(one.name for one in self.joint),
             randomness=self.randomness,
