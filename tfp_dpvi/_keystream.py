@@ -1,7 +1,7 @@
 """Random words of AES-256 in counter mode, for `compile(randomness="secure")` (contract C10).
 
-Steps take them as tapes (see `tfp_dpvi._random`), which one thread makes ahead. The 256-bit key comes
-from the operating system and stays on the host: no graph, variable, checkpoint or log has it.
+Steps take them as tapes (see `tfp_dpvi._random`), which one thread makes ahead. The 256-bit key
+comes from the operating system and stays on the host: no graph, variable, checkpoint or log has it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_randomness(randomness: str | None, seed: int | None = None, owner: str
     check.one_of("randomness", randomness, (SECURE,))
     if seed is not None:
         raise ValueError(
-            f"randomness={randomness!r}, but {owner} has a seed, whose noise anyone can draw again: "
-            "leave out one of them."
+            f"randomness={randomness!r}, but {owner} has a seed, whose noise anyone can draw "
+            "again: leave out one of them."
         )
 
 
@@ -45,8 +45,8 @@ def new_key() -> bytes:
 class Keystream:
     """Rows of random words, one for each step: a function of key, stream and number of the step.
 
-    Row t of W words is made of the counters t W / 2 and up, so that rows share no bits, whoever makes
-    them. Streams have counters that differ in their upper 64 bits.
+    Row t of W words is made of the counters t W / 2 and up, so that rows share no bits, whoever
+    makes them. Streams have counters that differ in their upper 64 bits.
 
     Args:
       key: 32 bytes.

@@ -1,11 +1,12 @@
 """Keys for sampling, Monte Carlo draws and noise (contract C10).
 
 A key is an int64 tensor of shape [2]: the 128 bits that seed TensorFlow's counter-based generators
-(`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of a
-cryptographic generator, of which every word is used once. The dtype tells them apart.
+(`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of
+a cryptographic generator, of which every word is used once. The dtype tells them apart.
 
-Keys come from the operating system, travel as *arguments* into compiled functions, and are never held
-in a variable (a checkpoint would save them) nor read while tracing (they would become constants).
+Keys come from the operating system, travel as *arguments* into compiled functions, and are never
+held in a variable (a checkpoint would save them) nor read while tracing (they would become
+constants).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def new_key(seed: int | None = None) -> np.ndarray:
 def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     """Returns key number `index` of a family; distinct indices give distinct keys.
 
-    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give unrelated streams.
+    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give
+    unrelated streams.
     """
     index = tf.cast(index, tf.int64)
     return key + tf.stack([index, tf.zeros([], tf.int64)])
@@ -71,14 +73,15 @@ def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list
     """Returns the keys of one training step: for sampling, shared draws, per-example draws and noise.
 
     Args:
-      key: int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their number.
+      key: int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their
+        number.
       step: int64 scalar.
       num_sampling: the number of words of the sampling key; 0 for a key of 128 bits.
 
     Returns:
-      Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its first,
-      so no two keys of a run are equal. Of a tape, the sampling key (where it has words) and the noise
-      key are tapes, and the other two are fresh keys of 128 bits in each step.
+      Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its
+      first, so no two keys of a run are equal. Of a tape, the sampling key (where it has words) and
+      the noise key are tapes, and the other two are fresh keys of 128 bits in each step.
     """
     if not is_tape(key):
         number = 4 * tf.cast(step, tf.int64)
@@ -99,7 +102,8 @@ def num_words(num_sampling: int, num_coordinates: int) -> int:
 def noise_key(num_coordinates: int, seed: int | None = None, number: int = 0) -> tf.Tensor:
     """Returns the key of the noise of one release that is no training step, on so many coordinates.
 
-    It is a tape of the operating system's cryptographic generator; with a seed, key `number` of that seed.
+    It is a tape of the operating system's cryptographic generator; with a seed, key `number` of
+    that seed.
     """
     if seed is not None:
         return fold_in(tf.constant(new_key(seed)), tf.constant(number))
@@ -306,8 +310,8 @@ def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
 def _threefry(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
     """Draws uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011), XLA's generator.
 
-    It is seeded with all 128 bits of the key, and has 64 bits of strength. Compiled alone: fused with
-    its users, XLA would compute it twice.
+    It is seeded with all 128 bits of the key, and has 64 bits of strength. Compiled alone: fused
+    with its users, XLA would compute it twice.
     """
     key = tf.bitcast(key, tf.uint64)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -325,7 +329,8 @@ def _many_normals(bits: tf.Tensor) -> tf.Tensor:
     first, second = tf.unstack(bits)
     radius = tf.sqrt(-2.0 * _log_of_bits(first))
     sign = tf.where(_bit(second, 1), -radius, radius)
-    # An angle in (-pi/4, pi/4) of 52 bits; swapping and a common sign make the other three quarters.
+    # An angle in (-pi/4, pi/4) of 52 bits; swapping and a common sign make the other three
+    # quarters.
     turns = tf.cast(_high_bits(second, 2), tf.float64) * 2.0**-52 - (0.5 - 2.0**-53)
     angle = turns * (math.pi / 2)
     square = angle * angle

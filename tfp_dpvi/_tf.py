@@ -1,9 +1,11 @@
 """TensorFlow, TensorFlow Probability and Keras 2, and every private API of them that the library uses.
 
-One function wraps each private API and says why it is needed; `tests/test_tf.py` fails once it no longer is.
+One function wraps each private API and says why it is needed; `tests/test_tf.py` fails once it no
+longer is.
 
-TensorFlow 2.15 ships Keras 2 as `tf.keras`. In later versions `tf.keras` is Keras 3, and Keras 2 is the package `tf_keras`,
-which TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it would affect other code of the process.
+TensorFlow 2.15 ships Keras 2 as `tf.keras`. In later versions `tf.keras` is Keras 3, and Keras 2 is
+the package `tf_keras`, which TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set
+here: it would affect other code of the process.
 """
 
 from __future__ import annotations
@@ -59,8 +61,10 @@ def refuse_keras_3(name: str, value: object) -> None:
     for part in parts:
         if any(kind.__module__.startswith("keras.") for kind in type(part).__mro__):
             raise TypeError(
-                f"{name}={type(part).__name__}(...) is an object of Keras 3, which TensorFlow Probability cannot use. Build it "
-                "from dpvi.keras\n(Keras 2), or set the environment variable TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."
+                f"{name}={type(part).__name__}(...) is an object of Keras 3, which TensorFlow "
+                "Probability cannot use. Build it from dpvi.keras\n"
+                "(Keras 2), or set the environment variable TF_USE_LEGACY_KERAS=1 before "
+                "TensorFlow is imported."
             )
 
 
@@ -101,8 +105,10 @@ def refuse_late_functions(layers: Sequence[Layer]) -> Iterator[None]:
     for layer, num in zip(layers, known, strict=True):
         if len(layer._callable_losses) > num:
             raise ValueError(
-                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its call: pass the tensor.\n"
-                "A penalty on weights may be a function if add_loss is called once, outside of call."
+                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its "
+                "call: pass the tensor.\n"
+                "A penalty on weights may be a function if add_loss is called once, outside of "
+                "call."
             )
 
 
@@ -115,8 +121,8 @@ def clear_losses(layer: Layer) -> None:
 def without_values(what: str) -> Iterator[None]:
     """Replaces TensorFlow's errors by errors of the same class whose messages show no values.
 
-    TensorFlow prints indices that are out of range, labels, and the tensors of failed assertions. The
-    original error is the new one's `__context__`, which tracebacks leave out.
+    TensorFlow prints indices that are out of range, labels, and the tensors of failed assertions.
+    The original error is the new one's `__context__`, which tracebacks leave out.
 
     Args:
       what: what failed, the beginning of the message.
@@ -129,9 +135,9 @@ def without_values(what: str) -> Iterator[None]:
             raise
         kind = tf.errors.UnknownError if type(error) is tf.errors.OpError else type(error)
         text = (
-            f"{what} ({type(error).__name__}). TensorFlow's message may show values of records and is left "
-            "out:\nit is this error's __context__. Likely causes are an index or a label out of range, and "
-            "a failed assertion."
+            f"{what} ({type(error).__name__}). TensorFlow's message may show values of records "
+            "and is left out:\nit is this error's __context__. Likely causes are an index or a "
+            "label out of range, and a failed assertion."
         )
         raise kind(None, None, text) from None
 
@@ -175,9 +181,9 @@ def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
 def _recurrent_loops() -> Iterator[None]:
     """While active, LSTM and GRU run the generic loop of recurrent layers instead of choosing a kernel.
 
-    The function that chooses between a GPU kernel and a loop cannot be vectorized: the gradient of its loop stacks tensors
-    of dtype variant, for which `tf.vectorized_map` raises TypeError. A layer stores its choice in an instance attribute; a
-    property of the class overrides it.
+    The function that chooses between a GPU kernel and a loop cannot be vectorized: the gradient of
+    its loop stacks tensors of dtype variant, for which `tf.vectorized_map` raises TypeError. A
+    layer stores its choice in an instance attribute; a property of the class overrides it.
     """
     kinds = (keras.layers.LSTM, keras.layers.GRU)
     if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A nested map.
@@ -202,7 +208,8 @@ def calls_seen(
 ) -> Iterator[None]:
     """While active, replaces each layer's `call` by `wrap(layer, layer.call)`.
 
-    Keras 2 has no forward hooks, as PyTorch has. Only an attribute of these instances changes, for one trace.
+    Keras 2 has no forward hooks, as PyTorch has. Only an attribute of these instances changes, for
+    one trace.
     """
     held = [vars(layer).get("call") for layer in layers]
     try:
@@ -224,7 +231,9 @@ _ModelClass = TypeVar("_ModelClass", bound=type)
 
 
 def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
-    """Lets `tf.saved_model.save` refuse a class of Keras models and point to its `export`; a class decorator.
+    """Lets `tf.saved_model.save` refuse a class of Keras models; a class decorator.
+
+    The message points to the model's `export`.
 
     TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of
     weights use the same method and still work.
@@ -234,8 +243,10 @@ def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
     def children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if save_type == "savedmodel":
             raise ValueError(
-                f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no privacy report. Use model.export(path) "
-                "for a\nSavedModel of the learned functions, or model.save('model.keras') to continue training later."
+                f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no "
+                "privacy report. Use model.export(path) for a\n"
+                "SavedModel of the learned functions, or model.save('model.keras') to continue "
+                "training later."
             )
         return dict(inherited(self, save_type, **kwargs))
 
@@ -344,7 +355,8 @@ class Derived(NotReparameterized):
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
     """Yields the operations added to a graph since it had `num_known`, then those of called functions at any depth.
 
-    `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use. Eager mode yields none.
+    `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use.
+    Eager mode yields none.
     """
     if isinstance(graph, tf.Graph):
         yield from _with_called(graph.get_operations()[num_known:])
@@ -445,7 +457,8 @@ def _may_raise(operation: tf.Operation) -> bool:
 def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
     """Returns `tf.function(function)` for a closure that each model creates, without the warning about frequent retracing.
 
-    TensorFlow counts traces by the closure's code, and warned at the fifth model of a process although each traces once.
+    TensorFlow counts traces by the closure's code, and warned at the fifth model of a process
+    although each traces once.
     """
     compiled = tf.function(function, autograph=False, **options)
     compiled._omit_frequent_tracing_warning = True
@@ -457,8 +470,8 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
 
     Assertions of the function are left out: see `without_assertions`.
 
-    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own: see `_convert_segments`
-    and `_convert_product`.
+    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own:
+    see `_convert_segments` and `_convert_product`.
     """
     marked: list[tf.Operation] = []
 
@@ -485,9 +498,10 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
 def _convert_segments(inputs: Any) -> Any:
     """Vectorizes a segment sum, the gradient of `tf.gather`: ids out of range are made negative, which drops them.
 
-    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements after adding the element's number times
-    the number of segments to its ids. An id that is too large lands in another element's segments: in a model with 4 groups
-    one record with ids up to 80 moved the clipped sum by 41 clips. (XLA accepts such ids silently:
+    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements after adding
+    the element's number times the number of segments to its ids. An id that is too large lands in
+    another element's segments: in a model with 4 groups one record with ids up to 80 moved the
+    clipped sum by 41 clips. (XLA accepts such ids silently:
     https://github.com/tensorflow/tensorflow/issues/120245.)
     """
     from tensorflow.python.ops.parallel_for import pfor
@@ -502,8 +516,9 @@ def _convert_segments(inputs: Any) -> Any:
 def _convert_product(inputs: Any) -> Any:
     """Vectorizes `tf.matmul` without broadcasting a batch of matrices.
 
-    TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN (TensorFlow 2.21 on CPUs) reads and
-    writes out of bounds: https://github.com/tensorflow/tensorflow/issues/117700.
+    TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN
+    (TensorFlow 2.21 on CPUs) reads and writes out of bounds:
+    https://github.com/tensorflow/tensorflow/issues/117700.
     """
     from tensorflow.python.ops.parallel_for import pfor
 

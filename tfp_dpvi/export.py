@@ -1,7 +1,7 @@
 """Exports a SavedModel of functions of released values, with its privacy report and a model card.
 
-The SavedModel is a new `tf.Module` with the traced functions and the variables that they read. It holds no Keras model,
-optimizer, ledger, key or record.
+The SavedModel is a new `tf.Module` with the traced functions and the variables that they read. It
+holds no Keras model, optimizer, ledger, key or record.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def write(
                 raise
     except AssertionError as error:
         raise ValueError(
-            f"export: the model reads a resource that is no variable, such as a lookup table; an export cannot save it. {error}"
+            "export: the model reads a resource that is no variable, such as a lookup table; an "
+            f"export cannot save it. {error}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(
@@ -183,8 +184,10 @@ def _card(
         lines += textwrap.wrap(f"* `{one.name}`: {one.meaning}", 118, subsequent_indent="  ")
     lines += [
         "",
-        f"Each is also a signature for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. Pass arguments by keyword. The",
-        "folder holds only released values: no record, key or optimizer state. Using it spends no privacy budget.",
+        f"Each is also a signature for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. "
+        "Pass arguments by keyword. The",
+        "folder holds only released values: no record, key or optimizer state. Using it spends "
+        "no privacy budget.",
         "",
         "## Privacy report",
         "",

@@ -1,9 +1,9 @@
 """Local latents in a `DPVI` likelihood: summed out, or fitted within the record's own loss, and never released.
 
-A local latent is no parameter of the prior: released with the shared ones, it would carry its record's own gradient. Each
-function returns a TFP distribution of a record given the shared parameters, for use in `likelihood`. Its density reads no other
-record and no variable, so that `DPVI`'s guarantee is unchanged; it samples from the same model, so that the paired clip
-applies.
+A local latent is no parameter of the prior: released with the shared ones, it would carry its
+record's own gradient. Each function returns a TFP distribution of a record given the shared
+parameters, for use in `likelihood`. Its density reads no other record and no variable, so that
+`DPVI`'s guarantee is unchanged; it samples from the same model, so that the paired clip applies.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def quadrature(
     ```
 
     Args:
-      conditional: `conditional(z)` -> TFP distribution of records given z. Its last batch dimension runs over the points: batch
-        shape [P], or [n, P] if it depends on a batch x of n records. For another mean and scale use `loc + scale * z`.
-      dimension: None for a scalar z, of shape [P]; d for z of shape [P, d]. P is `num_points` to the power of d.
-      num_points: points in each dimension. Exact for polynomials of degree below 2 `num_points`; a likelihood much narrower
-        than the spacing of the points (about 0.5 near 0 for 20) needs more.
+      conditional: `conditional(z)` -> TFP distribution of records given z. Its last batch dimension
+        runs over the points: batch shape [P], or [n, P] if it depends on a batch x of n records.
+        For another mean and scale use `loc + scale * z`.
+      dimension: None for a scalar z, of shape [P]; d for z of shape [P, d]. P is `num_points` to
+        the power of d.
+      num_points: points in each dimension. Exact for polynomials of degree below 2 `num_points`; a
+        likelihood much narrower than the spacing of the points (about 0.5 near 0 for 20) needs
+        more.
       dtype: float type of the prior.
     """
     check.count("num_points", num_points, 1)
@@ -51,7 +54,8 @@ def quadrature(
     power = 1 if dimension is None else check.count("dimension", dimension, 1)
     if num_points**power > _MOST_POINTS:
         raise ValueError(
-            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, or Variational."
+            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, "
+            "or Variational."
         )
     grid = np.array([*itertools.product(points, repeat=power)])
     logs = np.array([math.fsum(one) for one in itertools.product(np.log(weights), repeat=power)])
@@ -66,10 +70,12 @@ def enumeration(
     """Sums out discrete latents of each record: classes, hidden nodes of a Bayesian network.
 
     Args:
-      prior: a `tfd.Categorical` or `tfd.Bernoulli` for one latent, or a sequence of independent ones. Its parameters may be
-        shared ones, and may depend on a batch x of n records (batch shape [n]).
-      conditional: `conditional(k, ...)` -> TFP distribution of records given the latents, each an int32 tensor of shape [K] with
-        K the number of combinations; its last batch dimension runs over these, as in `quadrature`.
+      prior: a `tfd.Categorical` or `tfd.Bernoulli` for one latent, or a sequence of independent
+        ones. Its parameters may be shared ones, and may depend on a batch x of n records (batch
+        shape [n]).
+      conditional: `conditional(k, ...)` -> TFP distribution of records given the latents, each an
+        int32 tensor of shape [K] with K the number of combinations; its last batch dimension runs
+        over these, as in `quadrature`.
     """
     priors = [*prior] if isinstance(prior, Sequence) else [prior]
     sizes = [_num_values(one) for one in priors]
@@ -90,8 +96,9 @@ def enumeration(
 def _mixture(components: tfd.Distribution, logits: tf.Tensor, num: int) -> tfd.MixtureSameFamily:
     if components.batch_shape.rank == 0 or components.batch_shape[-1] != num:
         raise ValueError(
-            f"conditional returned batch shape {components.batch_shape}; its last dimension must run over the {num} values of "
-            "the latent. Use, for instance, x[:, None] * z, and wrap several outcomes in tfd.Independent(..., 1)."
+            f"conditional returned batch shape {components.batch_shape}; its last dimension must "
+            f"run over the {num} values of the latent. Use, for instance, x[:, None] * z, and "
+            "wrap several outcomes in tfd.Independent(..., 1)."
         )
     return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), components)
 
@@ -111,10 +118,11 @@ def _num_values(prior: tfd.Distribution) -> int:
 class Variational(Derived):
     """A record with a local latent whose normal factor is fitted within the record's loss (Jälkö et al. 2017, section 3.1).
 
-    `log_prob` is the record's local evidence lower bound `E_q[log p(y | z) + log p(z) - log q(z)]` with `q = Normal(m, diag(s^2))`.
-    Starting at the prior's mean and scale, `num_steps` natural-gradient steps find m and s for this record and these shared
-    parameters. Gradients in the shared parameters hold the factor fixed. No variable stores it: the record affects only its own
-    clipped gradient.
+    `log_prob` is the record's local evidence lower bound `E_q[log p(y | z) + log p(z) - log q(z)]`
+    with `q = Normal(m, diag(s^2))`. Starting at the prior's mean and scale, `num_steps`
+    natural-gradient steps find m and s for this record and these shared parameters. Gradients in
+    the shared parameters hold the factor fixed. No variable stores it: the record affects only its
+    own clipped gradient.
 
     ```python
     def likelihood(params, x):  # A count with a random effect.
@@ -124,14 +132,17 @@ class Variational(Derived):
     ```
 
     Args:
-      prior: distribution of one record's latent on the real line: event shape [] or [d], batch shape [] or [n].
-      conditional: `conditional(z)` -> TFP distribution of records given z of shape [..., n] or [..., n, d], which must broadcast
-        over leading dimensions.
-      num_steps: steps of the inner fit. Each reduces the error to a fifth if the record's posterior is nearly normal.
+      prior: distribution of one record's latent on the real line: event shape [] or [d], batch
+        shape [] or [n].
+      conditional: `conditional(z)` -> TFP distribution of records given z of shape [..., n] or
+        [..., n, d], which must broadcast over leading dimensions.
+      num_steps: steps of the inner fit. Each reduces the error to a fifth if the record's posterior
+        is nearly normal.
       name: name of the ops.
 
-    `sample` draws z from the prior and a record given z; `mean` averages over 256 fixed draws of z. Expectations over q use the
-    cubature rule of degree three with 2 d points. For small d, `quadrature` is exact.
+    `sample` draws z from the prior and a record given z; `mean` averages over 256 fixed draws of z.
+    Expectations over q use the cubature rule of degree three with 2 d points. For small d,
+    `quadrature` is exact.
     """
 
     def __init__(

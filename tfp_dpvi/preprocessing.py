@@ -24,12 +24,14 @@ _CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
 class PrivateStandardize(Layer):
     """Clips to public bounds, then standardises with privately released means and standard deviations.
 
-    `docs/guides/analyst.md` shows it with a ledger. The bounds are numbers for all features or one for each; do not compute them
-    from the records. `min_scale` is the smallest standard deviation to divide by, as a fraction of half their distance.
+    `docs/guides/analyst.md` shows it with a ledger. The bounds are numbers for all features or one
+    for each; do not compute them from the records. `min_scale` is the smallest standard deviation
+    to divide by, as a fraction of half their distance.
 
     #### Formal guarantee
 
-    See `adapt`. Saved files have the released statistics and the public arguments, but no record, key or ledger.
+    See `adapt`. Saved files have the released statistics and the public arguments, but no record,
+    key or ledger.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class PrivateStandardize(Layer):
         _check_width("inputs", shape, self.lower)
         if not shape.rank or shape[-1] is None:
             raise ValueError(
-                f"inputs has shape {shape}: the last dimension, the number of features, must be known."
+                f"inputs has shape {shape}: the last dimension, the number of features, must be "
+                "known."
             )
         self._mean, self._scale = (
             self.add_weight(
@@ -110,7 +113,8 @@ class PrivateStandardize(Layer):
             self._check_adapted()
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)
-        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain NaN (C8).
+        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain
+        # NaN (C8).
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         clipped = tf.where(x < low, low, tf.where(x > high, high, x))
         return (clipped - tf.cast(self._mean, x.dtype)) / tf.cast(self._scale, x.dtype)
@@ -135,28 +139,35 @@ class PrivateStandardize(Layer):
     ) -> None:
         """Releases means and variances of the clipped features by one Gaussian mechanism, and charges the ledger.
 
-        With u a record mapped to [-1, 1] by the bounds, the sums of u and of u^2 - 1 are released as one vector.
+        With u a record mapped to [-1, 1] by the bounds, the sums of u and of u^2 - 1 are released
+        as one vector.
 
         Args:
-          x: the private records, array of shape [N, features]. A record with a NaN contributes exactly zero; an infinite
-            value is clipped to the bound.
-          epsilon: cost of this release alone, with `delta`. The ledger composes it with other releases.
+          x: the private records, array of shape [N, features]. A record with a NaN contributes
+            exactly zero; an infinite value is clipped to the bound.
+          epsilon: cost of this release alone, with `delta`. The ledger composes it with other
+            releases.
           delta: see `epsilon`.
-          noise_multiplier: instead of `epsilon` and `delta`, the noise's standard deviation over sqrt(features).
-          ledger: the ledger to charge; by default that of an earlier `adapt`, or a new one in memory.
-          num_records: the public number of records N, by default `len(x)`. It divides the sums (contract C1).
+          noise_multiplier: instead of `epsilon` and `delta`, the noise's standard deviation over
+            sqrt(features).
+          ledger: the ledger to charge; by default that of an earlier `adapt`, or a new one in
+            memory.
+          num_records: the public number of records N, by default `len(x)`. It divides the sums
+            (contract C1).
           neighboring_relation: by default the ledger's, or add-or-remove-one in an empty one.
           accountant: "pld" or "rdp".
           seed: makes the release repeatable and hence *not private*; the report says so.
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: as in `fit`; no privacy was spent.
+          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: as in `fit`; no privacy
+            was spent.
 
         #### Formal guarantee
 
-        With d features, adding or removing a record moves the released vector by at most A = sqrt(d), replacing it by at most
-        D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1, 1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of
-        standard deviation z sqrt(d) is added to each of its 2 d coordinates, after the ledger is charged (contract C6).
+        With d features, adding or removing a record moves the released vector by at most A =
+        sqrt(d), replacing it by at most D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1,
+        1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of standard deviation z sqrt(d) is added to
+        each of its 2 d coordinates, after the ledger is charged (contract C6).
         """
         records = np.asanyarray(x)  # Keeps a memmap.
         if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":
@@ -166,13 +177,15 @@ class PrivateStandardize(Layer):
             )
         if records.ndim != 2 or 0 in records.shape:
             raise ValueError(
-                f"x has shape {list(records.shape)}; it must be [records, features], both at least 1."
+                f"x has shape {list(records.shape)}; it must be [records, features], both at "
+                "least 1."
             )
         width = records.shape[1]
         _check_width("x", tf.TensorShape(records.shape), self.lower)
         if self.built and self._mean.shape != [width]:
             raise ValueError(
-                f"x has {width} features, but this layer was built for {self._mean.shape[0]}: use another."
+                f"x has {width} features, but this layer was built for {self._mean.shape[0]}: use "
+                "another."
             )
         num = len(records) if num_records is None else check.count("num_records", num_records, 1)
         if not isinstance(ledger, PrivacyLedger | None):
@@ -236,8 +249,9 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
 
     #### Formal guarantee
 
-    A record contributes a vector of l2 norm at most sqrt(features), and exactly zero if it has a NaN; two records'
-    contributions differ by at most 2 sqrt(features). A contribution depends on no other record.
+    A record contributes a vector of l2 norm at most sqrt(features), and exactly zero if it has a
+    NaN; two records' contributions differ by at most 2 sqrt(features). A contribution depends on no
+    other record.
     """
     total = np.zeros(2 * len(lower))
     for begin in range(0, len(records), _CHUNK):

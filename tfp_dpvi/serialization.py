@@ -18,7 +18,8 @@ from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializabl
 from tfp_dpvi._validate import Unchecked, fields, shown
 
 _LIBRARY = __name__.split(".")[0]
-#: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
+#: Where values and functions are that files may name: none of these reads files, or imports or
+#: calls what it is told to.
 _NAMED_IN_FILES = tuple(
     f"{_LIBRARY}.{part}"
     for part in (
@@ -31,7 +32,8 @@ _NAMED_IN_FILES = tuple(
     )
 )
 _FIX = (
-    'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with arguments: a '
+    'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with '
+    "arguments: a "
     "functools.partial)."
 )
 _Function = TypeVar("_Function")
@@ -42,9 +44,9 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 def register(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that registers a function, so that a model built with it can be saved and loaded.
 
-    `docs/guides/in_keras.md` shows it. The file has names, unique in your program, and arguments; a process that loads it must
-    have registered the same names (usually by importing the same module), or pass `custom_objects`.
-    `dpvi.keras.utils.register_keras_serializable` is equivalent.
+    `docs/guides/in_keras.md` shows it. The file has names, unique in your program, and arguments; a
+    process that loads it must have registered the same names (usually by importing the same
+    module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` is equivalent.
     """
     if not (isinstance(name, str) and name):
         raise TypeError(f'register takes a name, got {name!r}: use @dpvi.register("my_name").')
@@ -54,8 +56,9 @@ def register(name: str) -> Callable[[_Function], _Function]:
 def encode(value: Any, argument: str) -> Json:
     """Returns a value as plain JSON, the inverse of `decode`; raises `ValueError` for unsupported values.
 
-    Supports numbers, strings, arrays, registered functions and `functools.partial` of them, functions and frozen values of this
-    library, Keras layers and `tf.TensorSpec`; and lists, tuples and dicts of these.
+    Supports numbers, strings, arrays, registered functions and `functools.partial` of them,
+    functions and frozen values of this library, Keras layers and `tf.TensorSpec`; and lists, tuples
+    and dicts of these.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -91,8 +94,10 @@ def encode(value: Any, argument: str) -> Json:
             one for one in layers_within(value) if isinstance(one, keras.layers.Lambda)
         ]:
             raise ValueError(
-                f"{argument} has the layer {functional[0].name!r} ({type(functional[0]).__name__}) with a Python function, whose byte code "
-                f"would run on loading.\nPass {argument} as a function without arguments that builds the model, with "
+                f"{argument} has the layer {functional[0].name!r} "
+                f"({type(functional[0]).__name__}) with a Python function, whose byte code would "
+                f"run on loading.\nPass {argument} as a function without arguments that builds "
+                "the model, with "
                 '@dpvi.register("my_name") above it.'
             )
         return {"keras": keras.utils.serialize_keras_object(value)}
@@ -123,14 +128,16 @@ def encode(value: Any, argument: str) -> Json:
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     """Returns the value of `encode`.
 
-    It imports and calls nothing but values and functions of this library, registered functions and Keras layers.
+    It imports and calls nothing but values and functions of this library, registered functions and
+    Keras layers.
 
     Args:
       config: the JSON that `encode` returned.
       custom_objects: functions and classes by name, if they are not registered.
 
     Raises:
-      TypeError, ValueError: a name that is not registered in this process, or what `encode` never returns.
+      TypeError, ValueError: a name that is not registered in this process, or what `encode` never
+        returns.
     """
     try:
         return _decoded(config, custom_objects)
@@ -138,7 +145,8 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
         ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
     ) as error:  # fmt: skip
         raise ValueError(
-            f"The file has a value that cannot be read ({type(error).__name__}): it was altered. Use another copy."
+            f"The file has a value that cannot be read ({type(error).__name__}): it was altered. "
+            "Use another copy."
         ) from error
 
 
@@ -176,8 +184,9 @@ def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
     found = found or (custom_objects or {}).get(name.split(">")[-1])
     if found is None:
         raise ValueError(
-            f"The file uses the registered function {name!r}, which is not registered in this process: import the module that "
-            f"registers it,\nor pass custom_objects={{{name!r}: the_function}} to load_model."
+            f"The file uses the registered function {name!r}, which is not registered in this "
+            "process: import the module that registers it,\n"
+            f"or pass custom_objects={{{name!r}: the_function}} to load_model."
         )
     return found
 
@@ -210,6 +219,6 @@ def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
             if is_kind(found) and f"{found.__module__}:{found.__qualname__}" == place:
                 return found
     raise ValueError(
-        f"The file uses {place!a:.99}, which is not a value or function of {_LIBRARY} that files may name: it was altered. "
-        "Use another copy."
+        f"The file uses {place!a:.99}, which is not a value or function of {_LIBRARY} that files "
+        "may name: it was altered. Use another copy."
     )

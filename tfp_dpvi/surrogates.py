@@ -24,8 +24,8 @@ _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 class _Normal(tfd.Normal):
     """A normal whose seeded draws set the generator's algorithm.
 
-    With TensorFlow's default, which TFP uses, XLA on CPUs mixes the seed again for every number (TensorFlow 2.21: 0.66
-    microseconds each instead of 0.04).
+    With TensorFlow's default, which TFP uses, XLA on CPUs mixes the seed again for every number
+    (TensorFlow 2.21: 0.66 microseconds each instead of 0.04).
     """
 
     def _sample_n(self, n: tf.Tensor, seed: tf.Tensor | int | None = None) -> tf.Tensor:
@@ -39,8 +39,8 @@ class _Normal(tfd.Normal):
 class WishartTriL(tfd.WishartTriL):
     """`tfd.WishartTriL` with a bijector from the real line to all of its support.
 
-    The one of TensorFlow Probability, to 0.25, applies softplus to a factor's diagonal twice, which leaves out entries below
-    log 2 = 0.69: no surrogate would reach them.
+    The one of TensorFlow Probability, to 0.25, applies softplus to a factor's diagonal twice, which
+    leaves out entries below log 2 = 0.69: no surrogate would reach them.
     """
 
     def _default_event_space_bijector(self) -> tfp.bijectors.Bijector:
@@ -60,13 +60,15 @@ def float_dtype(prior: tfd.Distribution) -> tf.DType:
     if len(kinds) != 1 or not next(iter(kinds)).is_floating:
         names = ", ".join(sorted(kind.name for kind in kinds))
         raise ValueError(
-            f"prior has parts of dtype {names}; it needs parameters of one floating dtype. Discrete parameters have no "
-            "reparameterised surrogate: sum them out, for instance with tfd.MixtureSameFamily."
+            f"prior has parts of dtype {names}; it needs parameters of one floating dtype. "
+            "Discrete parameters have no reparameterised surrogate: sum them out, for instance "
+            "with tfd.MixtureSameFamily."
         )
     kind = kinds.pop()
     if kind not in (tf.float32, tf.float64):
         raise ValueError(
-            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip (docs/sharp_edges.md): use float32 or float64."
+            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip "
+            "(docs/sharp_edges.md): use float32 or float64."
         )
     return kind
 
@@ -77,8 +79,9 @@ def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
         return prior.experimental_default_event_space_bijector()
     except NotImplementedError as error:
         raise ValueError(
-            f"prior {prior.name!r} has no bijector from the real line to its support, so no named surrogate matches "
-            "it. Pass a trainable TFP distribution over the same parameters as surrogate_posterior."
+            f"prior {prior.name!r} has no bijector from the real line to its support, so no named "
+            "surrogate matches it. Pass a trainable TFP distribution over the same parameters as "
+            "surrogate_posterior."
         ) from error
 
 
@@ -98,14 +101,16 @@ def check_prior(prior: tfd.Distribution) -> None:
     float_dtype(prior)
     if any(shape.rank != 0 for shape in _shape_leaves(prior.batch_shape)):
         raise ValueError(
-            f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for each batch member. Use\n"
+            f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for "
+            "each batch member. Use\n"
             "tfd.Independent(part, 1) for a batch of rank 1, or tfd.Sample(one, shape)."
         )
     for part in _parts(prior):
         if isinstance(part, tfd.WishartLinearOperator) and not isinstance(part, WishartTriL):
             raise ValueError(
-                f"prior {prior.name!r} has a {type(part).__name__}, whose bijector in TensorFlow Probability leaves out factors with a "
-                "diagonal below 0.69. Use\ndpvi.surrogates.WishartTriL, which takes the arguments of tfd.WishartTriL."
+                f"prior {prior.name!r} has a {type(part).__name__}, whose bijector in TensorFlow "
+                "Probability leaves out factors with a diagonal below 0.69. Use\n"
+                "dpvi.surrogates.WishartTriL, which takes the arguments of tfd.WishartTriL."
             )
     try:
         discrete = prior.experimental_default_event_space_bijector() is None
@@ -115,8 +120,9 @@ def check_prior(prior: tfd.Distribution) -> None:
         discrete = True
     if discrete:
         raise ValueError(
-            f"prior {prior.name!r} is discrete, or has a discrete part, which has no gradient. Sum it out in likelihood, with "
-            "dpvi.local.enumeration or\ntfd.MixtureSameFamily; replace tfd.Empirical by a distribution fitted to its draws."
+            f"prior {prior.name!r} is discrete, or has a discrete part, which has no gradient. "
+            "Sum it out in likelihood, with dpvi.local.enumeration or\n"
+            "tfd.MixtureSameFamily; replace tfd.Empirical by a distribution fitted to its draws."
         )
 
 
@@ -128,7 +134,8 @@ def _start(
     if not isinstance(initial_loc, str):
         return dtype, bijector, bijector.inverse(initial_loc)
     check.one_of("initial_loc", initial_loc, ("zeros", "prior"))
-    # Keep the draw alive: TFP's caches of joint bijectors print errors if it is deleted before its image.
+    # Keep the draw alive: TFP's caches of joint bijectors print errors if it is deleted before its
+    # image.
     draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
     if initial_loc == "prior":
         return dtype, bijector, bijector.inverse(draw)
@@ -145,9 +152,10 @@ def mean_field(
 ) -> tfd.Distribution:
     """Builds independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
 
-    Returns a trainable TFP distribution with the structure, event shapes and support of the prior, joint or single. It starts at
-    "zeros" (of the unconstrained space), at a draw from the "prior" (by `seed`), which breaks symmetries as between mixture
-    components, or at values in the prior's support, with the standard deviation `initial_scale` in the unconstrained space.
+    Returns a trainable TFP distribution with the structure, event shapes and support of the prior,
+    joint or single. It starts at "zeros" (of the unconstrained space), at a draw from the "prior"
+    (by `seed`), which breaks symmetries as between mixture components, or at values in the prior's
+    support, with the standard deviation `initial_scale` in the unconstrained space.
     """
     dtype, bijector, start = _start(prior, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
@@ -191,8 +199,9 @@ def full_rank(
 ) -> tfd.Distribution:
     """Builds a normal with full covariance over all unconstrained parameters.
 
-    Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step changes a row relative to its own
-    standard deviation, for every d. Separate entries, as in TFP's builder, would add up the noise of d steps.
+    Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step
+    changes a row relative to its own standard deviation, for every d. Separate entries, as in TFP's
+    builder, would add up the noise of d steps.
 
     Arguments and result as for `mean_field`; it starts without correlation.
     """
@@ -234,10 +243,11 @@ def asvi(
         )
     except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. Use "mean_field" or '
-            '"full_rank", or pass a trainable TFP distribution.'
+            f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. '
+            'Use "mean_field" or "full_rank", or pass a trainable TFP distribution.'
         ) from error
-    # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a posterior's.
+    # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a
+    # posterior's.
     for variable in surrogate.trainable_variables:
         if variable.name.startswith("mean_field_parameter") and "_scale" in variable.name:
             variable.assign(
@@ -257,23 +267,25 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
     """Raises `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
     if not surrogate.trainable_variables:
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has no trainable variables: use tfp.experimental.vi or tf.Variable parameters. "
-            "A flow whose networks were never called? Build it first:\nsurrogate.log_prob(surrogate.sample()), or "
-            "event_shape= and conditional_event_shape= of AutoregressiveNetwork."
+            f"surrogate_posterior {surrogate.name!r} has no trainable variables: use "
+            "tfp.experimental.vi or tf.Variable parameters. A flow whose networks were never "
+            "called? Build it first:\nsurrogate.log_prob(surrogate.sample()), or event_shape= and "
+            "conditional_event_shape= of AutoregressiveNetwork."
         )
     if isinstance(surrogate, tfp.experimental.util.DeferredModule):
-        surrogate = (
-            surrogate.copy()
-        )  # A deferred module builds its distribution anew for each attribute.
+        # A deferred module builds its distribution anew for each attribute.
+        surrogate = surrogate.copy()
     batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: use tfd.Independent."
+            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: use "
+            "tfd.Independent."
         )
     kinds = tf.nest.flatten(surrogate.reparameterization_type)
     if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised: use transformed normals."
+            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised: use "
+            "transformed normals."
         )
     shapes = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
     try:
@@ -285,11 +297,13 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
         matching = False
     if not matching:
         raise ValueError(
-            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: use the same."
+            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior "
+            f"{prior.event_shape}: use the same."
         )
     if float_dtype(surrogate) != float_dtype(prior):
         raise ValueError(
-            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one."
+            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model "
+            "has one."
         )
 
 
@@ -335,8 +349,8 @@ def build(
     # No isinstance check: TFP's builders return deferred modules, which are no tfd.Distribution.
     if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
-            f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
-            f"{check.shown(surrogate_posterior)}."
+            f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a "
+            f"trainable TFP distribution, got {check.shown(surrogate_posterior)}."
         )
     check_surrogate(surrogate_posterior, prior)
     return surrogate_posterior

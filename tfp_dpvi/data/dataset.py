@@ -18,19 +18,22 @@ _ONCE, _POISSON = "each_record_once_per_epoch", "poisson"
 
 
 _RECIPES = (
-    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\nfit(dataset, num_records=N, "
-    'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or sampling="each_record_once_per_epoch" under '
-    'compile(neighboring_relation="replace_one"). Shuffling is not Poisson sampling.'
+    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\n"
+    "fit(dataset, num_records=N, "
+    'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or '
+    'sampling="each_record_once_per_epoch" under compile(neighboring_relation="replace_one"). '
+    "Shuffling is not Poisson sampling."
 )
 
 
 class DatasetData:
     """Batches that the user draws, one for each step. See `Data`.
 
-    Elements are x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size. `sampling` declares either
-    "each_record_once_per_epoch", that an epoch's batches are disjoint and that no record's batch depends on the records' values
-    (priced without amplification, under replace-one); or "poisson", that each batch holds each record independently with
-    `probability`, drawn anew for every step.
+    Elements are x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any
+    size. `sampling` declares either "each_record_once_per_epoch", that an epoch's batches are
+    disjoint and that no record's batch depends on the records' values (priced without
+    amplification, under replace-one); or "poisson", that each batch holds each record independently
+    with `probability`, drawn anew for every step.
 
     Raises:
       ValueError: a missing or incomplete declaration; the message says how to declare it.
@@ -56,7 +59,8 @@ class DatasetData:
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
             raise ValueError(
-                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. {_RECIPES}"
+                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. "
+                f"{_RECIPES}"
             )
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -100,8 +104,9 @@ class DatasetData:
                 else f"of {self.steps_per_epoch} batches"
             )
             raise ValueError(
-                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
-                "charged and drew no noise. Make the dataset yield as many batches as fit runs."
+                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The "
+                "step that found this has been charged and drew no noise. Make the dataset yield "
+                "as many batches as fit runs."
             ) from None
         self._used += 1
         return batch
@@ -135,7 +140,8 @@ class DatasetData:
         def zeros(spec: tf.TensorSpec) -> np.ndarray:
             if spec.shape.rank is None or spec.shape.rank == 0 or None in spec.shape.as_list()[1:]:
                 raise ValueError(
-                    f"The dataset's elements have shape {spec.shape}: use dataset.batch(...) and fixed record shapes."
+                    f"The dataset's elements have shape {spec.shape}: use dataset.batch(...) and "
+                    "fixed record shapes."
                 )
             return np.zeros([1, *spec.shape.as_list()[1:]], self._kind(spec.dtype).as_numpy_dtype)
 
@@ -147,7 +153,8 @@ def _named(element: Structure) -> dict[str, Structure]:
     parts = element if isinstance(element, tuple) else (element,)
     if not 1 <= len(parts) <= 3:
         raise ValueError(
-            f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, sample_weight)."
+            f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, "
+            "sample_weight)."
         )
     return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
@@ -158,7 +165,8 @@ def _declared_scheme(
     if sampling == "poisson":
         if probability is None:
             raise ValueError(
-                'sampling="poisson" with a dataset needs sampling_probability=, the inclusion probability.'
+                'sampling="poisson" with a dataset needs sampling_probability=, the inclusion '
+                "probability."
             )
         return PoissonSampling(probability)
     if probability is not None:

@@ -60,8 +60,8 @@ class Data(Protocol):
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """Yields one call of the compiled loop after another: those that `steps` steps from number `first` take.
 
-        `key` is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators then give
-        other numbers.
+        `key` is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators
+        then give other numbers.
         """
 
 
@@ -95,12 +95,14 @@ def make_records(
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
-    `x` and `y` are arrays, dicts or tuples of arrays, or tables with named columns (treated as a dict of them), one record per
-    row; `sample_weight` has shape [N]. Float arrays are cast to `dtype`; integer arrays and bool columns are kept. `validate`
-    refuses NaN and Inf: the curator's check of the values, outside the guarantee.
+    `x` and `y` are arrays, dicts or tuples of arrays, or tables with named columns (treated as a
+    dict of them), one record per row; `sample_weight` has shape [N]. Float arrays are cast to
+    `dtype`; integer arrays and bool columns are kept. `validate` refuses NaN and Inf: the curator's
+    check of the values, outside the guarantee.
 
     Raises:
-      TypeError: a type without rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is not numeric.
+      TypeError: a type without rows to sample (a generator, a `tf.data.Dataset`), or a dtype that
+        is not numeric.
       ValueError: lengths differ, no records, values that are not finite, a negative weight.
     """
     x = _arrays("x", x, dtype, validate)
@@ -128,8 +130,10 @@ def by_column(name: str, value: Any) -> Any:
     """
     if hasattr(value, "tocsr"):
         raise TypeError(
-            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass {name}.toarray(). If that does not fit in memory,\n"
-            "pass an object with __len__ whose source[indices] returns dense rows (x[indices].toarray())."
+            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass "
+            f"{name}.toarray(). If that does not fit in memory,\n"
+            "pass an object with __len__ whose source[indices] returns dense rows "
+            "(x[indices].toarray())."
         )
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return {key: by_column(f"{name}[{key!r}]", part) for key, part in value.items()}
@@ -159,7 +163,8 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
         array = np.asarray(value)
     except ValueError:  # Entries of several lengths.
         raise ValueError(
-            f"{name} is a list with entries of different lengths: pass one array, or a tuple or dict of arrays."
+            f"{name} is a list with entries of different lengths: pass one array, or a tuple or "
+            "dict of arrays."
         ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
@@ -190,7 +195,8 @@ def check_weights(sample_weight: Any, num: int) -> np.ndarray:
     """Returns the weights as an array; raises unless each of `num` records has a number."""
     if np.shape(sample_weight) != (num,):
         raise ValueError(
-            f"sample_weight must be one array of shape [{num}], one weight for each record, got shape {np.shape(sample_weight)}."
+            f"sample_weight must be one array of shape [{num}], one weight for each record, got "
+            f"shape {np.shape(sample_weight)}."
         )
     weights = np.asarray(sample_weight)
     if weights.dtype.kind not in "biuf":

@@ -49,7 +49,8 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
 def flat_names(structure: Structure, single: str) -> list[str]:
     """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields or numbers.
 
-    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
+    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes
+    "hours_per_week".
     """
     names: list[str] = []
     for path, _ in tree.flatten_with_path(structure):

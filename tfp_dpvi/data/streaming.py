@@ -69,7 +69,8 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
         raise ValueError(
-            "stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays."
+            "stream=False, but x or y is a source, which is streamed: leave stream out, or pass "
+            "arrays."
         )
     size = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
     size += sum(_bytes_of(leaf) for leaf in lazy)
@@ -87,8 +88,8 @@ def _bytes_of(lazy: Any) -> float:
 class RecordSource:
     """Structures of arrays, memory maps, lazy arrays or sources of one length, one record per row.
 
-    Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices. Floats are cast to
-    `dtype` when read, integers are kept.
+    Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing int64 array of
+    indices. Floats are cast to `dtype` when read, integers are kept.
 
     Raises:
       ValueError: lengths differ, no records, or rows that are no numeric arrays.
@@ -169,7 +170,8 @@ class RecordSource:
         if len(indices) == 0:
             return filled
         try:
-            # Files are read fastest in increasing order; batches of a fixed size are drawn in another.
+            # Files are read fastest in increasing order; batches of a fixed size are drawn in
+            # another.
             order = np.argsort(indices)
             found = np.asarray(leaf[indices[order]])
         except Exception as error:
@@ -224,7 +226,8 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
 class StreamedData:
     """Records of a `RecordSource`, drawn on the host and read ahead while steps run. See `Data`.
 
-    Steps get the same records in the same order as from arrays on the device, by the scheme of the sampler `draws`.
+    Steps get the same records in the same order as from arrays on the device, by the scheme of the
+    sampler `draws`.
     """
 
     resumable: bool = True
@@ -239,7 +242,8 @@ class StreamedData:
     ) -> None:
         if isinstance(draws, FullBatchSampler):
             raise ValueError(
-                f"batch_size is not below the number of streamed records, {source.num}: choose a smaller one, or pass arrays."
+                f"batch_size is not below the number of streamed records, {source.num}: choose a "
+                "smaller one, or pass arrays."
             )
         self.num_records, self.batch_size, self.steps_per_epoch = (
             num_records,
@@ -324,7 +328,8 @@ class StreamedData:
             batches = int(number)
 
     def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
-        # Padding follows the records in every physical batch, so that the records can be concatenated.
+        # Padding follows the records in every physical batch, so that the records can be
+        # concatenated.
         rows = max(self._rows, batches * self._size)
         arrays = self._source.take(indices, rows)
         arrays["mask"] = np.arange(rows) < len(indices)

@@ -30,15 +30,17 @@ def kl_from_prior(
 ) -> tf.Tensor:
     """Estimates KL(p || q) of a prior p from the aggregated posterior q, by draws from the prior.
 
-    `mean_j [log p(z_j) - log q(z_j)]`, the direction that Mathieu et al. (2019, "Disentangling disentanglement in
-    variational autoencoders", arXiv:1812.02833) use with a clustered prior, and Takahashi et al. (2020, arXiv:2006.11204)
-    with term-wise gradients. Unbiased for this group's q; a draw of it may be negative. Time and memory are O(n m d).
+    `mean_j [log p(z_j) - log q(z_j)]`, the direction that Mathieu et al. (2019, "Disentangling
+    disentanglement in variational autoencoders", arXiv:1812.02833) use with a clustered prior, and
+    Takahashi et al. (2020, arXiv:2006.11204) with term-wise gradients. Unbiased for this group's q;
+    a draw of it may be negative. Time and memory are O(n m d).
 
     Args:
       prior: TFP distribution p with event shape [d].
       prior_samples: float [m, d], draws z_j from the prior, at least one.
       posterior: TFP distribution with batch shape [n] and event shape [d], q(z | x_i).
-      weights: float [n], not negative: w_i; None for equal weights. Rows of weight zero do not matter, even if NaN.
+      weights: float [n], not negative: w_i; None for equal weights. Rows of weight zero do not
+        matter, even if NaN.
 
     Returns:
       A scalar of the samples' dtype; exactly 0, with zero gradient, if there is no weight.
@@ -46,7 +48,8 @@ def kl_from_prior(
     prior_samples = points(prior_samples, "prior_samples")
     if prior_samples.shape[0] == 0:
         raise ValueError(
-            f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the prior."
+            f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the "
+            "prior."
         )
     dimensions = prior_samples.shape[1:]
     check_distribution(prior, "prior", tf.TensorShape([]), dimensions, prior_samples.dtype)
@@ -55,8 +58,9 @@ def kl_from_prior(
     )
     rows = tf.ones(posterior.batch_shape_tensor(), prior_samples.dtype)
     weights = rows if weights is None else row_weights(weights, rows, "weights")
-    # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of weight zero may have NaN
-    # parameters, and then the gradient of its log-probability is NaN at its copy of a point.
+    # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of
+    # weight zero may have NaN parameters, and then the gradient of its log-probability is NaN at
+    # its copy of a point.
     z = prior_samples[:, tf.newaxis, :]
     log_probs = posterior.log_prob(
         tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))

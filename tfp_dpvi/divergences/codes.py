@@ -9,19 +9,24 @@ from tfp_dpvi._tf import tf, tfd
 
 
 def points(value: tf.Tensor, name: str, *, like: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns `value` as a float tensor [n, d]; with `like`, of the same dtype and d. Errors name the argument."""
+    """Returns `value` as a float tensor [n, d]; with `like`, of the same dtype and d.
+
+    Errors name the argument.
+    """
     value = tf.convert_to_tensor(value, dtype_hint=None if like is None else like.dtype)
     if not value.dtype.is_floating or value.shape.rank != 2:
         raise ValueError(
-            f"{name} has dtype {value.dtype.name} and shape {value.shape}: it must be float32 or float64 [number of points, number "
-            f"of dimensions]. Use tf.cast, and for instance {name}[:, tf.newaxis]."
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}: it must be float32 or "
+            "float64 [number of points, number of dimensions]. Use tf.cast, and for instance "
+            f"{name}[:, tf.newaxis]."
         )
     if like is not None and (
         value.dtype != like.dtype or not value.shape[1:].is_compatible_with(like.shape[1:])
     ):
         raise ValueError(
-            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its counterpart {like.dtype.name} and {like.shape}: both need "
-            "the same dtype and number of dimensions."
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its counterpart "
+            f"{like.dtype.name} and {like.shape}: both need the same dtype and number of "
+            "dimensions."
         )
     return value
 
@@ -37,8 +42,8 @@ def row_weights(value: tf.Tensor | None, rows: tf.Tensor, name: str) -> tf.Tenso
         or not value.shape.is_compatible_with(rows.shape[:1])
     ):
         raise ValueError(
-            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its rows {rows.dtype.name} and {rows.shape}: it needs one "
-            "weight per row, of the same dtype."
+            f"{name} has dtype {value.dtype.name} and shape {value.shape}, its rows "
+            f"{rows.dtype.name} and {rows.shape}: it needs one weight per row, of the same dtype."
         )
     return value
 
@@ -59,14 +64,17 @@ def present_rows(rows: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 class Codes:
     """The codes of one group of records, the argument of a batch-wise regulariser `regularizer(codes) -> scalar`.
 
-    Shapes are static: weights mark the group's records, and an empty group has the same shapes. A regulariser and its
-    gradients must be finite for all weights.
+    Shapes are static: weights mark the group's records, and an empty group has the same shapes. A
+    regulariser and its gradients must be finite for all weights.
 
     Attributes:
-      samples: float [n, d], one reparameterised draw from each row's posterior. Rows of weight zero hold zeros.
-      weights: float [n], 1 for rows in the group and 0 for rows that are not (padding, or other groups).
-      posterior: TFP distribution with batch shape [n] and event shape [d], q(z | x_i) of each row. Parameters of rows of
-        weight zero may be NaN: select among log-probabilities with `tf.where`, never multiply by the weights.
+      samples: float [n, d], one reparameterised draw from each row's posterior. Rows of weight zero
+        hold zeros.
+      weights: float [n], 1 for rows in the group and 0 for rows that are not (padding, or other
+        groups).
+      posterior: TFP distribution with batch shape [n] and event shape [d], q(z | x_i) of each row.
+        Parameters of rows of weight zero may be NaN: select among log-probabilities with
+        `tf.where`, never multiply by the weights.
       prior: TFP distribution with event shape [d].
       prior_samples: float [m, d], fresh draws from the prior.
     """
@@ -94,6 +102,7 @@ def check_distribution(
     )
     if not fits or tf.as_dtype(kind) != dtype:
         raise ValueError(
-            f"{name} {distribution.name!r} has batch shape {shapes[0]}, event shape {shapes[1]} and dtype {kind}; it needs {batch}, "
-            f"{event} and {dtype.name}. tfd.Independent(..., 1) moves a batch axis; tfd.Blockwise joins parts."
+            f"{name} {distribution.name!r} has batch shape {shapes[0]}, event shape {shapes[1]} "
+            f"and dtype {kind}; it needs {batch}, {event} and {dtype.name}. tfd.Independent(..., "
+            "1) moves a batch axis; tfd.Blockwise joins parts."
         )

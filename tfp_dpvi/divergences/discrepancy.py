@@ -9,7 +9,10 @@ from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import points, present_rows, row_weights, shares
 
 SCALES: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Squared length scales of the inverse multiquadratic kernels in the code of Mathieu et al. (2019)."""
+"""Squared length scales of the inverse multiquadratic kernels in the code of Mathieu et al.
+
+(2019).
+"""
 
 
 def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
@@ -57,23 +60,26 @@ def mmd(
 ) -> tf.Tensor:
     """Computes the squared maximum mean discrepancy of two weighted sets of points.
 
-    With shares a_i = x_weights_i / sum(x_weights) and b_j alike,
-    `sum_ij a_i a_j k(x_i, x_j) - 2 sum_ij a_i b_j k(x_i, y_j) + sum_ij b_i b_j k(y_i, y_j)`, the V-statistic of Gretton et
-    al. (2012, "A kernel two-sample test", equation 5). It is never negative and defined for a single point, and biased
-    upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E k(x, x')). Time and memory are
-    O((n + m)^2).
+    With shares a_i = x_weights_i / sum(x_weights) and b_j alike, `sum_ij a_i a_j k(x_i, x_j) - 2
+    sum_ij a_i b_j k(x_i, y_j) + sum_ij b_i b_j k(y_i, y_j)`, the V-statistic of Gretton et al.
+    (2012, "A kernel two-sample test", equation 5). It is never negative and defined for a single
+    point, and biased upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E
+    k(x, x')). Time and memory are O((n + m)^2).
 
     Args:
       x: float [n, d].
       y: float [m, d], same dtype.
-      kernel: a kernel of `tfp.math.psd_kernels` on vectors; a batch of kernels counts as their sum. None for the sum of
-        the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in `SCALES` (Tolstikhin et al. 2018,
-        "Wasserstein auto-encoders", section 4 and code, for a unit normal prior).
-      x_weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter, even if NaN.
+      kernel: a kernel of `tfp.math.psd_kernels` on vectors; a batch of kernels counts as their sum.
+        None for the sum of the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in
+        `SCALES` (Tolstikhin et al. 2018, "Wasserstein auto-encoders", section 4 and code, for a
+        unit normal prior).
+      x_weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter,
+        even if NaN.
       y_weights: float [m], as `x_weights`.
 
     Returns:
-      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no weight.
+      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no
+      weight.
     """
     x = points(x, "x")
     y = points(y, "y", like=x)
@@ -106,10 +112,11 @@ def dimensionwise_mmd(
 ) -> tf.Tensor:
     """Computes the sum over dimensions of one-dimensional squared maximum mean discrepancies.
 
-    Compares marginals only, for priors with independent dimensions. The kernel on each axis is the sum of the inverse
-    multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of Mathieu et al. (2019, arXiv:1812.02833);
-    their estimate is the U-statistic, this one the V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train
-    the same with term-wise gradients. Time and memory are O((n + m)^2 d).
+    Compares marginals only, for priors with independent dimensions. The kernel on each axis is the
+    sum of the inverse multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of
+    Mathieu et al. (2019, arXiv:1812.02833); their estimate is the U-statistic, this one the
+    V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train the same with term-wise
+    gradients. Time and memory are O((n + m)^2 d).
 
     `scales` are squared length scales; other arguments and the result are as for `mmd`.
     """
@@ -119,7 +126,8 @@ def dimensionwise_mmd(
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         squares = tf.math.squared_difference(left[:, tf.newaxis, :], right[tf.newaxis, :, :])
-        # One scale at a time: 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s + ..) two.
+        # One scale at a time: 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s +
+        # ..) two.
         kernel = tf.add_n([tf.math.reciprocal(1 + squares / (2 * scale)) for scale in scales])
         return tf.einsum("i,ijd,j->", a, kernel, b)
 

@@ -1,4 +1,7 @@
-"""Priors that impose structure on the codes. All but `VampPrior` have public constants as parameters (contract C2)."""
+"""Priors that impose structure on the codes.
+
+All but `VampPrior` have public constants as parameters (contract C2).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ def sparse_prior(
 ) -> tfd.Distribution:
     """Builds a spike-and-slab prior of independent dimensions, each close to zero with probability `sparsity`.
 
-    Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults are those of the code of
-    Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
-    where `sparsity` is gamma.
+    Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults
+    are those of the code of Mathieu et al. (2019, "Disentangling disentanglement in variational
+    autoencoders", arXiv:1812.02833) on Fashion-MNIST, where `sparsity` is gamma.
 
     Returns:
       A TFP distribution with event shape [dim]. Its samples are not reparameterised.
@@ -68,7 +71,8 @@ def clustered_prior(
       locs: float [k, d], the centres.
       scale: standard deviations, positive: a scalar, [d], [k, 1] or [k, d].
       probs: float [k], the clusters' probabilities; None for equal ones.
-      dtype: of the samples; None for that of `locs` if it is a floating array or tensor, else float32.
+      dtype: of the samples; None for that of `locs` if it is a floating array or tensor, else
+        float32.
       name: name of the distribution.
 
     Returns:
@@ -81,7 +85,8 @@ def clustered_prior(
     centres = np.asarray(locs, np.float64)
     if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
         raise ValueError(
-            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., -1.], [0., 1.]]."
+            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., "
+            "-1.], [0., 1.]]."
         )
     try:
         scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
@@ -101,7 +106,8 @@ def clustered_prior(
         or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5)
     ):
         raise ValueError(
-            f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by their sum."
+            f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by "
+            "their sum."
         )
     return tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant(weights, kind)),
@@ -114,12 +120,12 @@ def clustered_prior(
 class VampPrior:
     """The mixture of an encoder's posteriors at learned pseudo-inputs, as the prior of a `DPVAE`.
 
-    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior", arXiv:1705.07120). The gradients of
-    pseudo-inputs and encoder are clipped like all others.
+    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior",
+    arXiv:1705.07120). The gradients of pseudo-inputs and encoder are clipped like all others.
 
     Args:
-      pseudo_inputs: initial u_k, K rows of the records' shape: array, or dict or tuple of arrays. Public values, never
-        records. Floats are learned; integers are fixed.
+      pseudo_inputs: initial u_k, K rows of the records' shape: array, or dict or tuple of arrays.
+        Public values, never records. Floats are learned; integers are fixed.
       y: the same for y, if the encoder takes it.
     """
 
@@ -167,8 +173,8 @@ class _Vamp(Derived):
             ) from error
         if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
             raise ValueError(
-                f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape {shapes}; it must return a TFP "
-                f"distribution of batch shape [{rows}]."
+                f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape "
+                f"{shapes}; it must return a TFP distribution of batch shape [{rows}]."
             )
         self._rows = rows
         super().__init__(one, parameters, name)

@@ -1,4 +1,7 @@
-"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`. Any such callable may be used."""
+"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`.
+
+Any such callable may be used.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ class MMD:
     """Squared maximum mean discrepancy of the group's draws from the prior's; see `mmd`.
 
     Attributes:
-      kernel: a kernel of `tfp.math.psd_kernels` on vectors in the codes' dtype; None for `mmd`'s default.
+      kernel: a kernel of `tfp.math.psd_kernels` on vectors in the codes' dtype; None for `mmd`'s
+        default.
     """
 
     kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None

@@ -1,8 +1,9 @@
 """Factored per-record gradients of one variable: norms and weighted sums without the gradients themselves.
 
-One record's gradient of a dense layer's kernel is the outer product of its input and the gradient at its output. Norms and
-weighted sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost clipping",
-arXiv:2110.05679), in the time of one ordinary weight gradient.
+One record's gradient of a dense layer's kernel is the outer product of its input and the gradient
+at its output. Norms and weighted sums over records follow from the factors (Goodfellow 2015,
+arXiv:1510.01799; Li et al. 2021, "ghost clipping", arXiv:2110.05679), in the time of one ordinary
+weight gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
-DIRECT_COST = 16.0  # Multiply-adds that cost about as much as writing and reading one entry of a per-record gradient.
+# Multiply-adds that cost about as much as writing and reading one entry of a per-record gradient.
+DIRECT_COST = 16.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +178,8 @@ class Lookup(Contribution):
         if self.ids.shape[1] == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], values.dtype)
-        # The sum of a token's rows, at each of its positions, and the rounding of a sum in another order.
+        # The sum of a token's rows, at each of its positions, and the rounding of a sum in another
+        # order.
         found = tf.sqrt(
             tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2)
             + d * tiny(values.dtype)
@@ -251,10 +254,12 @@ def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
     `most` [n] bounds a sum's square root; `terms` is the length of an inner product.
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
-    # Another dtype for the second sum keeps compilers from fusing both into one running sum, which rounds far more.
+    # Another dtype for the second sum keeps compilers from fusing both into one running sum, which
+    # rounds far more.
     found = tf.cast(
         tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype
     )
-    # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on every device.
+    # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on
+    # every device.
     found = tf.where(found < 0, tf.zeros_like(found), found)
     return found + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)

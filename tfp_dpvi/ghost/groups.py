@@ -16,9 +16,10 @@ def assign(key: tf.Tensor, num: tf.Tensor, num_groups: int) -> tf.Tensor:
 
     #### Formal guarantee
 
-    A record's group is a draw of its own, so adding or removing a record does not change the law of the others' groups.
-    (Splitting a shuffled batch would, and with them every group's gradient.) It takes the draws of different places of a
-    batch as independent: a record more moves the places of those after it.
+    A record's group is a draw of its own, so adding or removing a record does not change the law of
+    the others' groups. (Splitting a shuffled batch would, and with them every group's gradient.) It
+    takes the draws of different places of a batch as independent: a record more moves the places of
+    those after it.
     """
     return tf.random.stateless_uniform(
         [num], seed=key, maxval=num_groups, dtype=tf.int32, alg=_random.ALGORITHM
@@ -62,15 +63,17 @@ def clipped_group_sum(
 ) -> list[tf.Tensor]:
     """Sums the clipped gradients of groups.
 
-    `parts` are, for each variable, the records' contributions to their group's gradient, or None; `groups` int32 of shape [n];
-    `mask` bool of shape [n], False for padding; `clip` the bound C2. `expected_batch_size` serves to choose the cheaper form;
-    `static` keeps shapes static for XLA, at b times the work.
+    `parts` are, for each variable, the records' contributions to their group's gradient, or None;
+    `groups` int32 of shape [n]; `mask` bool of shape [n], False for padding; `clip` the bound C2.
+    `expected_batch_size` serves to choose the cheaper form; `static` keeps shapes static for XLA,
+    at b times the work.
 
     #### Formal guarantee
 
-    Each group contributes a vector of l2 norm at most C2 up to rounding, and zero if it is empty or the bound on its norm is
-    NaN or Inf. If row i of `parts` depends only on the records of its group, adding or removing one record moves the sum by
-    at most 2 C2, and so does replacing it within the group.
+    Each group contributes a vector of l2 norm at most C2 up to rounding, and zero if it is empty or
+    the bound on its norm is NaN or Inf. If row i of `parts` depends only on the records of its
+    group, adding or removing one record moves the sum by at most 2 C2, and so does replacing it
+    within the group.
     """
     used = [part for part in parts if part is not None]
     found: Iterator[tf.Tensor] = iter(())

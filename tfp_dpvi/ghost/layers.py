@@ -1,8 +1,9 @@
 """Clipped sums for models of Keras layers, from one forward pass and without per-example gradients in memory.
 
-Each layer's inputs are recorded in a forward pass of a batch, and one backward pass gives the gradients at the layers'
-outputs. Norms and weighted sums of per-example gradients follow from both ("ghost clipping"; Goodfellow 2015,
-arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same pass and the same draws (contract C5).
+Each layer's inputs are recorded in a forward pass of a batch, and one backward pass gives the
+gradients at the layers' outputs. Norms and weighted sums of per-example gradients follow from both
+("ghost clipping"; Goodfellow 2015, arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same
+pass and the same draws (contract C5).
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 _TOO_LARGE = 0.05
 _CATEGORY = 100  # An integer other than the usual 0 and 1.
-# Fraction of the largest of all gradients below which a difference is rounding: an attention's key bias has gradient zero.
+# Fraction of the largest of all gradients below which a difference is rounding: an attention's key
+# bias has gradient zero.
 _FLOOR = 0.01
-# As `DIRECT_COST`, for each step of a vectorized recurrent layer, and for vectorized gradients (`benchmarks/layers.py`).
+# As `DIRECT_COST`, for each step of a vectorized recurrent layer, and for vectorized gradients
+# (`benchmarks/layers.py`).
 _UNIT_COST, _HELD_COST = 9.0, 60.0
 _WHY_OFF = {
     False: "Either records influence each other, or the variable is used outside its layer: use it only in that layer's call.",
@@ -54,12 +57,17 @@ _WHY_OFF = {
 
 @dataclasses.dataclass(frozen=True)
 class LayerGradients:
-    """Computes the per-example gradients of a model's layers. `checked` sets the attributes after `mapped`."""
+    """Computes the per-example gradients of a model's layers.
+
+    `checked` sets the attributes after `mapped`.
+    """
 
     layers: Sequence[Layer]  # Sublayers included (`layers_of`).
     variables: Sequence[tf.Variable]  # To differentiate by.
-    mapped: bool = False  # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
-    #: Rows per record for each call of a layer, in order; None to infer them from a static number of records.
+    # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
+    mapped: bool = False
+    #: Rows per record for each call of a layer, in order; None to infer them from a static number
+    #: of records.
     rows_each: tuple[int, ...] | None = None
     units: tuple[
         Layer, ...
@@ -77,8 +85,9 @@ class LayerGradients:
             return None
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
         return (
-            f"There is no rule for the gradient norms of {names}: their per-example gradients are computed and stored. A step "
-            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md lists the fast layers."
+            f"There is no rule for the gradient norms of {names}: their per-example gradients are "
+            f"computed and stored. A step takes about {self.slowdown:.1f} times as long as "
+            "without privacy (an estimate). docs/layers.md lists the fast layers."
         )
 
     def run(
@@ -106,8 +115,10 @@ class LayerGradients:
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
                 raise UnsupportedLayerError(
-                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be split by "
-                    "record.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity "
+                    "regularizer, which cannot be split by record.\n"
+                    "Add the term to the distribution or the prior, or write a DPModel with "
+                    "record_loss."
                 )
         refuse_writes(graph, known)
         return one
@@ -120,16 +131,19 @@ class LayerGradients:
     ) -> LayerGradients:
         """Checks the layers on synthetic records; returns a copy with the attributes that this sets.
 
-        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used elsewhere) is vectorized
-        over records as a whole, or an enclosing layer is. Per-example gradients are compared with TensorFlow's own. Then a
-        record in the middle is replaced by NaN and by huge numbers, which must not change the others' losses and gradients.
-        This finds layers that mix records, reorder rows or use a variable elsewhere, unless they do so for none of the
-        synthetic records: it is a check and no proof.
+        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used
+        elsewhere) is vectorized over records as a whole, or an enclosing layer is. Per-example
+        gradients are compared with TensorFlow's own. Then a record in the middle is replaced by NaN
+        and by huge numbers, which must not change the others' losses and gradients. This finds
+        layers that mix records, reorder rows or use a variable elsewhere, unless they do so for
+        none of the synthetic records: it is a check and no proof.
 
         Args:
-          function: maps a batch of records to losses of shape [n]; deterministic except for layers that draw.
+          function: maps a batch of records to losses of shape [n]; deterministic except for layers
+            that draw.
           x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
-          still: the same function in inference mode, where no layer draws; also checked if a layer draws.
+          still: the same function in inference mode, where no layer draws; also checked if a layer
+            draws.
 
         Raises:
           UnsupportedLayerError: gradients differ, or records influence each other.
@@ -172,10 +186,12 @@ class LayerGradients:
             right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
             if (scale > 0 and not right) or not np.isfinite(scale):
                 raise UnsupportedLayerError(
-                    f"The per-example gradients of {variable.name} do not follow from its layer's inputs and outputs: on synthetic "
-                    f"records their sum has a relative error of {sums:.2g}, and the largest squared norm is too small by "
-                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} (allowed: {tolerance:g}, "
-                    f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
+                    f"The per-example gradients of {variable.name} do not follow from its "
+                    "layer's inputs and outputs: on synthetic records their sum has a relative "
+                    f"error of {sums:.2g}, and the largest squared norm is too small by "
+                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} "
+                    f"(allowed: {tolerance:g}, {tolerance:g} and {_TOO_LARGE:g}).\n"
+                    f"{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
                     next(
                         (
                             layer
@@ -204,8 +220,9 @@ class LayerGradients:
 def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
     """Compares a weighted sum and norms with those of TensorFlow's per-example gradients.
 
-    Returns for each variable the sum's error, and how much a squared norm is too small and too large, relative to the
-    variable's largest or to a small fraction of the largest of all; and the largest entry.
+    Returns for each variable the sum's error, and how much a squared norm is too small and too
+    large, relative to the variable's largest or to a small fraction of the largest of all; and the
+    largest entry.
     """
     variables, losses = one.gradients.variables, one.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
@@ -298,10 +315,12 @@ def _check_independence(
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
                 by = np.abs(now - before).max() / np.abs(before).max()  # NaN if they become NaN.
                 raise UnsupportedLayerError(
-                    f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
-                    f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
-                    "its influence. Use the other axes."
+                    f"Losses or gradients of synthetic records change (by {by:.2g} of the "
+                    f"largest) when another record of their batch becomes {value:g} (integers "
+                    f"{category}): a layer lets records influence each other, for instance by an "
+                    "operation over axis 0 or over the whole batch.\n"
+                    "One record would move all gradients, and no clip would bound its influence. "
+                    "Use the other axes."
                 )
     return draws
 
@@ -344,14 +363,16 @@ class Pass(Generic[_Result]):
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
-            # In another graph, Keras infers shapes, or the layer is called inside a function or loop of its own.
+            # In another graph, Keras infers shapes, or the layer is called inside a function or
+            # loop of its own.
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             refuse_mixing(layer, kwargs.get("training"))
             variables = self.weights(layer)
             if not variables:
                 return original(inputs, *args, **kwargs)
-            # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
+            # Embeddings always: their own forward pass raises for an id out of range, which would
+            # reveal a record.
             rule = (
                 None
                 if mapped and type(layer) is not keras.layers.Embedding
@@ -389,7 +410,8 @@ class Pass(Generic[_Result]):
         if known is not None:
             if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self.calls)} times, but {len(known)} when checked: call the same in every pass."
+                    f"The layers were called {len(self.calls)} times, but {len(known)} when "
+                    "checked: call the same in every pass."
                 )
             return list(known)
         num = self._num_records
@@ -397,8 +419,9 @@ class Pass(Generic[_Result]):
         for call in self.calls:
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
-                    f"{call.layer.name} got {call.rows} rows for {num} records: the first dimension of a layer's inputs must run "
-                    "over records, with the same number of rows for each.",
+                    f"{call.layer.name} got {call.rows} rows for {num} records: the first "
+                    "dimension of a layer's inputs must run over records, with the same number "
+                    "of rows for each.",
                     call.layer,
                 )
             found.append(call.rows // num)
@@ -408,8 +431,8 @@ class Pass(Generic[_Result]):
     def slowdown(self) -> float:
         """Returns the approximate time of a step relative to one without privacy.
 
-        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once more, and materialized
-        gradients are written and read.
+        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once
+        more, and materialized gradients are written and read.
         """
         plain, more = 1.0, 0.0
         for call, rows in zip(self.calls, self.rows_each, strict=True):
@@ -444,12 +467,14 @@ class Pass(Generic[_Result]):
     ) -> tuple[ClippedSum, PerExample]:
         """Sums the clipped per-record gradients; also returns exact values of single records (*not private*).
 
-        `losses`, float of shape [n], are computed in this pass, loss i from record i alone; `weights` of shape [n] multiply them
-        before the clip. `mask` of shape [n] is False for padding.
+        `losses`, float of shape [n], are computed in this pass, loss i from record i alone;
+        `weights` of shape [n] multiply them before the clip. `mask` of shape [n] is False for
+        padding.
 
         #### Formal guarantee
 
-        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as `LayerGradients.checked` checks.
+        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as
+        `LayerGradients.checked` checks.
         """
         weights = tf.ones_like(losses) if weights is None else weights
         keep = mask & tf.math.is_finite(losses * weights)

@@ -1,7 +1,8 @@
 """The layers of a model, and rules for their per-example weight gradients from inputs and output gradients.
 
-A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the contributions that follow.
-Every other trainable layer is vectorized over records with `tf.vectorized_map`, for its own variables alone.
+A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the
+contributions that follow. Every other trainable layer is vectorized over records with
+`tf.vectorized_map`, for its own variables alone.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class ByRecord:
         inner = values.shape[1:-1].num_elements()
         if inner is None or values.shape[-1] is None:
             raise UnsupportedLayerError(
-                f"A layer got shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
+                f"A layer got shape {values.shape}: all dimensions but the first must be known. "
+                "Fix the input shapes."
             )
         return tf.reshape(values, [-1, inner * self.rows, values.shape[-1]])
 
@@ -69,7 +71,8 @@ Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
 class Whole(Layer):
     """A layer whose gradients are vectorized over records as a whole, without recording the layers inside it.
 
-    `reads` are the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
+    `reads` are the trainable variables that it uses, of any layer; the first dimension of their
+    uses need not run over records.
     """
 
     reads: tuple[tf.Variable, ...] = ()
@@ -291,7 +294,8 @@ def _by_patches_of_gradients(
 ) -> Direct:
     """Returns kernel gradients of a convolution with fewer channels out than in, for which patches of inputs are larger.
 
-    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: padded patches of g in reverse order.
+    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: padded patches of g in reverse
+    order.
     """
     height, width, channels, filters = shape
     same = padding == "SAME"
@@ -418,13 +422,15 @@ RULES: dict[type, Rule] = {
 def refuse_mixing(layer: Layer, training: object) -> None:
     """Raises `UnsupportedLayerError` if a layer, called with `training`, lets records influence each other (contract C3).
 
-    Batch normalisation that is frozen or called with `training=False` uses its saved moments and passes.
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments and
+    passes.
     """
     if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
         raise UnsupportedLayerError(
-            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: one record would "
-            "move all gradients, and no clip would bound its influence.\nFreeze it (layer.trainable = False), call it with "
-            "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others "
+            "of its batch: one record would move all gradients, and no clip would bound its "
+            "influence.\nFreeze it (layer.trainable = False), call it with training=False, or use "
+            "dpvi.keras.layers.GroupNormalization or LayerNormalization."
         )
 
 

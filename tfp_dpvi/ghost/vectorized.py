@@ -149,7 +149,8 @@ def _tensors_of(
         parts, whole = take_apart(outputs)
     except TypeError as error:
         raise UnsupportedLayerError(
-            f"{layer.name} has weights of its own, and returns a distribution: {error} Or move them to a layer that returns tensors."
+            f"{layer.name} has weights of its own, and returns a distribution: {error} Or move "
+            "them to a layer that returns tensors."
         ) from error
     return parts, lambda: whole(parts)
 
@@ -165,7 +166,8 @@ def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[
     drawn = next((op.name for op in new if _RANDOM.search(op.type)), None)
     if drawn is not None:
         raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has trainable variables: gradients and "
-            "loss would use different draws (contract C5).\nDraw in a separate layer, such as Dropout before it (and set a "
-            "recurrent layer's dropout=0 and recurrent_dropout=0)."
+            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has "
+            "trainable variables: gradients and loss would use different draws (contract C5).\n"
+            "Draw in a separate layer, such as Dropout before it (and set a recurrent layer's "
+            "dropout=0 and recurrent_dropout=0)."
         )

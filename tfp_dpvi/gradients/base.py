@@ -14,9 +14,8 @@ class PerExample(NamedTuple):
 
     losses: tf.Tensor  # float [n], weights included; 0 where not kept.
     clipped: tf.Tensor  # bool [n]: whether the gradient's norm exceeded the clip.
-    kept: (
-        tf.Tensor
-    )  # bool [n]: False for padding and for examples that contribute nothing (contract C8).
+    # bool [n]: False for padding and for examples that contribute nothing (contract C8).
+    kept: tf.Tensor
     gradients: Sequence[tf.Tensor] | None = (
         None  # Clipped, [n, ...], 0 where not kept; None if never formed.
     )
@@ -47,6 +46,7 @@ def take_apart(
         ]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeError(
-            f"{type(distribution).__name__} cannot be split by record ({error}): use one of TFP's own distributions."
+            f"{type(distribution).__name__} cannot be split by record ({error}): use one of TFP's "
+            "own distributions."
         ) from error
     return parts, lambda changed: tf.nest.pack_sequence_as(whole, changed, expand_composites=True)

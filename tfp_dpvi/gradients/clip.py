@@ -16,8 +16,8 @@ from tfp_dpvi.privacy import Sensitivity
 Scheme = Callable[[Sequence[tf.Tensor], tf.Tensor, Sequence[str]], Sequence[tf.Tensor]]
 """`scheme(squared norms of the parts of a gradient, bound, layer of each part) -> a factor for each part`.
 
-Norms and factors are scalars of one example. The gradient multiplied by the factors must have a joint norm of at most the
-bound.
+Norms and factors are scalars of one example. The gradient multiplied by the factors must have a
+joint norm of at most the bound.
 """
 
 CLIPPINGS: dict[str, Scheme] = {}
@@ -25,9 +25,8 @@ CLIPPINGS: dict[str, Scheme] = {}
 
 _SMALLEST = 1e-12  # Far below this bound, float32 would flush noise to zero.
 _STABILITY = 0.01
-_TENSOR_FLOAT_32 = (
-    2.0**-10
-)  # Machine epsilon of TensorFloat-32 matrix products, which round their factors.
+# Machine epsilon of TensorFloat-32 matrix products, which round their factors.
+_TENSOR_FLOAT_32 = 2.0**-10
 
 
 def register_clipping(name: str, scheme: Scheme) -> None:
@@ -44,17 +43,20 @@ def register_clipping(name: str, scheme: Scheme) -> None:
 class Clip:
     """A bound C on the l2 norm of one example's gradient, and the scheme that enforces it.
 
-    Schemes are "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer", each of L layers is clipped to
-    C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210); "normalized", C / (norm + 0.01), which gives small gradients
-    the weight of large ones (Bu et al. 2022, arXiv:2206.07136); or a name of `register_clipping`.
+    Schemes are "flat", one factor min(1, C / norm) for all parts (Abadi et al. 2016); "per_layer",
+    each of L layers is clipped to C / sqrt(L) by itself (McMahan et al. 2018, arXiv:1812.06210);
+    "normalized", C / (norm + 0.01), which gives small gradients the weight of large ones (Bu et al.
+    2022, arXiv:2206.07136); or a name of `register_clipping`.
 
     #### Formal guarantee
 
-    A gradient scaled by `factors` has a joint norm of at most C under each scheme, so the sensitivity is the same. If matrix
-    products round their factors (TensorFloat-32), the bound is C less that rounding.
+    A gradient scaled by `factors` has a joint norm of at most C under each scheme, so the
+    sensitivity is the same. If matrix products round their factors (TensorFloat-32), the bound is C
+    less that rounding.
 
     Raises:
-      ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite bound.
+      ValueError: a bound that is not positive, an unknown scheme, or a scheme that needs a finite
+        bound.
     """
 
     bound: float  # C > 0; `math.inf` switches clipping off, and privacy with it.
@@ -95,8 +97,8 @@ class Clip:
     ) -> list[tf.Tensor]:
         """Returns the factor of each part of a gradient; finite where the norms are.
 
-        `squared_norms` are the parts' squared l2 norms, float tensors of one shape (over examples); `layers` names each part's
-        layer, None if each is its own.
+        `squared_norms` are the parts' squared l2 norms, float tensors of one shape (over examples);
+        `layers` names each part's layer, None if each is its own.
         """
         dtype = squared_norms[0].dtype
         bound = exactly(self.bound, dtype)
@@ -106,7 +108,8 @@ class Clip:
         scheme = CLIPPINGS[self.clipping]
         if scheme in _BUILT_IN:
             return list(scheme(squared_norms, bound, layers))
-        # One example at a time, so that no factor depends on another's norm, and selected where it is not finite.
+        # One example at a time, so that no factor depends on another's norm, and selected where it
+        # is not finite.
         factors = tf.vectorized_map(
             lambda own: list(scheme(own, bound, layers)), list(squared_norms)
         )
@@ -161,7 +164,8 @@ class ClippedSum:
     #### Formal guarantee
 
     For data sets S and S' that differ by the presence of one record, and equal randomness,
-    `||sum(S) - sum(S')|| <= sensitivity.add_or_remove * C` in exact arithmetic, whatever the record holds.
+    `||sum(S) - sum(S')|| <= sensitivity.add_or_remove * C` in exact arithmetic, whatever the record
+    holds.
 
     Raises:
       ValueError: a tensor is neither float32 nor float64.
@@ -187,8 +191,8 @@ def refuse_low_precision(tensors: Sequence[tf.Tensor]) -> None:
     for dtype in (tf.as_dtype(part.dtype) for part in tensors):
         if dtype not in (tf.float32, tf.float64):
             raise ValueError(
-                f"A gradient has dtype {dtype.name}, and one record would move a sum by many clips (docs/sharp_edges.md): use only float32 or "
-                "float64."
+                f"A gradient has dtype {dtype.name}, and one record would move a sum by many "
+                "clips (docs/sharp_edges.md): use only float32 or float64."
             )
 
 
@@ -205,7 +209,8 @@ def select_finite(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Replaces a record's gradient by zeros if it has a NaN or Inf, or if the scalar `keep` is False (contract C8).
 
-    Returns the gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was kept.
+    Returns the gradient or zeros, *selected*, never multiplied (0 x NaN is NaN), and whether it was
+    kept.
     """
     for part in gradient:
         keep = keep & tf.reduce_all(tf.math.is_finite(part))

@@ -1,8 +1,9 @@
 """Isolation of the examples of a batch: refuses writes, value-dependent shapes and shared iterations under XLA.
 
-If a shape depends on a record's values, XLA (TensorFlow 2.15) silently gives all records of a vectorized batch the shape of
-one of them: with `tf.boolean_mask` in the loss, one record chose the entries of all others and moved their sum by 97 clips.
-XLA's eigenvalues of a batch iterate until the slowest matrix converges: that moved the sum by 35 clips.
+If a shape depends on a record's values, XLA (TensorFlow 2.15) silently gives all records of a
+vectorized batch the shape of one of them: with `tf.boolean_mask` in the loss, one record chose the
+entries of all others and moved their sum by 97 clips. XLA's eigenvalues of a batch iterate until
+the slowest matrix converges: that moved the sum by 35 clips.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Iterator
 
 from tfp_dpvi._tf import operations_since, tf
 
-# Stateful operations that a loss may use: reading variables, calling functions, drawing numbers, raising errors.
+# Stateful operations that a loss may use: reading variables, calling functions, drawing numbers,
+# raising errors.
 _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather|VarHandleOp|VarIsInitializedOp|VariableShape|StatefulPartitionedCall|While|If|Case|Placeholder"
     "|Assert|Random|TruncatedNormal|ParameterizedTruncated|Multinomial|StatefulUniform|StatefulStandardNormal"
 )
-# Operations whose number of rows depends on values. (Sparse segments read other records' rows when vectorized.)
+# Operations whose number of rows depends on values. (Sparse segments read other records' rows when
+# vectorized.)
 _COUNTING = re.compile(
     "Where$|Unique|ListDiff|DynamicPartition|NonMaxSuppression|(Sparse)?Segment(Sum|Mean|SqrtN|Prod|Min|Max)(WithNum|$)"
 )
@@ -42,16 +45,18 @@ class VaryingShapeError(ValueError):
 def refuse_writes(graph: tf.Graph, num_known: int) -> None:
     """Raises `ValueError` if operations added to a graph since it had `num_known` have side effects (contract C1).
 
-    Batch normalisation in training mode and Keras metrics write to variables, which would store exact values and be saved;
-    tables, summaries and printing keep or show them elsewhere. Finds nothing in eager mode.
+    Batch normalisation in training mode and Keras metrics write to variables, which would store
+    exact values and be saved; tables, summaries and printing keep or show them elsewhere. Finds
+    nothing in eager mode.
     """
     for op in operations_since(graph, num_known):
         writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
-                f"The loss of a record writes to a variable or has another side effect ({op.name}), which is neither clipped nor "
-                "noisy. Use\nGroupNormalization or a frozen BatchNormalization (trainable=False), stateful=False in recurrent layers, "
-                "and no metrics, tables, summaries or printing."
+                "The loss of a record writes to a variable or has another side effect "
+                f"({op.name}), which is neither clipped nor noisy. Use\n"
+                "GroupNormalization or a frozen BatchNormalization (trainable=False), "
+                "stateful=False in recurrent layers, and no metrics, tables, summaries or printing."
             )
 
 
@@ -69,20 +74,22 @@ def refuse_varying_shapes(graph: tf.Graph, num_known: int) -> None:
     """Raises `ValueError` if operations added to one record's graph since it had `num_known` have value-dependent shapes."""
     strict = _STRICT.get()
     known = graph.get_operations()[:num_known] if isinstance(graph, tf.Graph) else []
-    # The map's loop variable, which indexes records. Those of maps inside the loss, made later, index draws and the like.
+    # The map's loop variable, which indexes records. Those of maps inside the loss, made later,
+    # index draws and the like.
     variables = {op.name for op in known if op.type == "PlaceholderWithDefault"}
     for op in operations_since(graph, num_known):
         if _varies(op, strict, variables, of_record=op.graph is graph):
             more = (
-                " Or compile(jit_compile=False): under tf.distribute the check is stricter with XLA."
+                " Or compile(jit_compile=False): under tf.distribute the check is stricter with "
+                "XLA."
                 if strict
                 else ""
             )
             raise ValueError(
-                f"The loss of a record computes a tensor whose shape depends on the record's values ({op.name}), as "
-                "tf.boolean_mask, tf.where with one argument, tf.unique and x[:k] with a computed k do.\nRecords of a batch are "
-                "vectorized and need one shape: replace entries, tf.where(mask, x, 0.0), instead of dropping them."
-                f"{more}"
+                "The loss of a record computes a tensor whose shape depends on the record's "
+                f"values ({op.name}), as tf.boolean_mask, tf.where with one argument, tf.unique "
+                "and x[:k] with a computed k do.\nRecords of a batch are vectorized and need one "
+                f"shape: replace entries, tf.where(mask, x, 0.0), instead of dropping them.{more}"
             )
 
 
@@ -124,19 +131,21 @@ def refuse_dynamic_shapes(
 ) -> None:
     """Raises `VaryingShapeError` if a function compiled by XLA has dynamic shapes, which depend on values.
 
-    Also if it has matrix decompositions that iterate until the last matrix of a batch converges. Does not call the function.
+    Also if it has matrix decompositions that iterate until the last matrix of a batch converges.
+    Does not call the function.
     """
     graph = compiled.get_concrete_function(*arguments).graph
     found = next((op.name for op in operations_since(graph, 0) if op.type in _ROUNDS), None)
     if found is not None:
         raise VaryingShapeError(
-            f"Compiled by XLA, {found} iterates until the slowest matrix of a batch converges, which changes the others. Use "
-            "compile(jit_compile=False)."
+            f"Compiled by XLA, {found} iterates until the slowest matrix of a batch converges, "
+            "which changes the others. Use compile(jit_compile=False)."
         )
     dynamic = _DYNAMIC.search(compiled.experimental_get_compiler_ir(*arguments)(stage="hlo"))
     if dynamic is not None:
         raise VaryingShapeError(
-            f"Compiled by XLA, the step has a tensor whose shape depends on values ({dynamic.group()}]): XLA would give all "
-            "records of a batch one shape.\nReplace entries, tf.where(mask, x, 0.0), instead of dropping them, or use "
+            "Compiled by XLA, the step has a tensor whose shape depends on values "
+            f"({dynamic.group()}]): XLA would give all records of a batch one shape.\n"
+            "Replace entries, tf.where(mask, x, 0.0), instead of dropping them, or use "
             "compile(jit_compile=False)."
         )

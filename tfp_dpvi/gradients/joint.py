@@ -20,9 +20,8 @@ class Released(NamedTuple):
     gradient: Sequence[tf.Tensor]  # The noisy mean gradient, before it is pulled back.
     step: tf.Tensor  # int64 scalar, the number of the step in this fit.
     num_steps: tf.Tensor  # int64 scalar, the number of steps that the fit plans; 0 if unknown.
-    data_independent_loss: (
-        tf.Tensor
-    )  # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
+    # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
+    data_independent_loss: tf.Tensor
     public: Structure = ()  # `StepGradient.public`, for instance the draws of the parameters.
 
 
@@ -33,8 +32,8 @@ class JointRelease(abc.ABC):
 
     #### Formal guarantee
 
-    The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient and joint releases are
-    one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
+    The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient
+    and joint releases are one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
     """
 
     name: str  # In the report.
@@ -54,7 +53,8 @@ class JointRelease(abc.ABC):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """Returns the sum over a physical batch: float tensor of `shape`, without side effects.
 
-        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be zero where it is not kept.
+        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be
+        zero where it is not kept.
         """
 
     def initial(self) -> Structure:
@@ -75,7 +75,8 @@ class JointRelease(abc.ABC):
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
     """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
 
-    Gaussian releases on one sample are one of their concatenation, each divided by its noise: squared sensitivities add up.
+    Gaussian releases on one sample are one of their concatenation, each divided by its noise:
+    squared sensitivities add up.
     """
     own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
     presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]

@@ -1,10 +1,11 @@
 """Per-record gradients through shared reparameterised draws, clipped before or after the pull-back.
 
-With draws `theta = f(xi, eta)` shared by a batch, a record's gradient in the surrogate's variables xi is the vector-Jacobian
-product of f with its gradient in theta. It can be pulled back record by record before the clip, or *aligned* (Jälkö,
-Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the theta-gradients are clipped, summed and released once, and the noisy
-sum is pulled back, which is post-processing. The noise then has as many coordinates as theta (not those of locations and
-scales, or of a full covariance), and is consistent between location and scale.
+With draws `theta = f(xi, eta)` shared by a batch, a record's gradient in the surrogate's variables
+xi is the vector-Jacobian product of f with its gradient in theta. It can be pulled back record by
+record before the clip, or *aligned* (Jälkö, Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the
+theta-gradients are clipped, summed and released once, and the noisy sum is pulled back, which is
+post-processing. The noise then has as many coordinates as theta (not those of locations and scales,
+or of a full covariance), and is consistent between location and scale.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def through_draws(
 ) -> StepGradient:
     """Returns the step's gradient of a loss that depends on variables only through draws.
 
-    `record_loss` maps a record to a scalar and reads `draws`, a flat list of float tensors, which were computed under the
-    persistent `tape` that watched `variables`. `aligned` clips the gradients in `draws` instead of those in `variables`; `exact`
-    are other attributes of `StepGradient`.
+    `record_loss` maps a record to a scalar and reads `draws`, a flat list of float tensors, which
+    were computed under the persistent `tape` that watched `variables`. `aligned` clips the
+    gradients in `draws` instead of those in `variables`; `exact` are other attributes of
+    `StepGradient`.
 
     #### Formal guarantee
 
@@ -63,8 +65,9 @@ def through_draws(
         if aligned:
             return loss, by_draws
         if by_jacobian is not None:
-            # A NaN or Inf spreads to all of this record's gradient (0 x Inf is NaN) and to no other's: `clipped_sum` finds it.
-            # A check here would make XLA compute the gradient twice.
+            # A NaN or Inf spreads to all of this record's gradient (0 x Inf is NaN) and to no
+            # other's: `clipped_sum` finds it. A check here would make XLA compute the gradient
+            # twice.
             return loss, by_jacobian(by_draws)
         # Selected before the pull-back, which may drop a NaN (C8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))

@@ -26,8 +26,9 @@ class StepSpec:
 class StepGradient:
     """The gradient of one step, given its Monte Carlo draws.
 
-    `clipped_sum(records, mask, key)` is that of a physical batch; the key is for per-record draws. `pull_back` maps the noisy
-    mean to one tensor for each variable, without reading records; None for the identity.
+    `clipped_sum(records, mask, key)` is that of a physical batch; the key is for per-record draws.
+    `pull_back` maps the noisy mean to one tensor for each variable, without reading records; None
+    for the identity.
     """
 
     clipped_sum: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[ClippedSum, PerExample]]
@@ -40,7 +41,8 @@ class StepGradient:
         None  # The scalar whose gradient is `data_independent`.
     )
     record_gradient: RecordGradient | None = None  # Before the clip, for engines that have it.
-    public: Structure = ()  # Tensors that depend on no record, for the accumulators of joint releases.
+    # Tensors that depend on no record, for the accumulators of joint releases.
+    public: Structure = ()
 
 
 def mapped(
@@ -48,7 +50,8 @@ def mapped(
 ) -> StepGradient:
     """Returns a step's gradient by vectorizing one record's gradient over the batch, see `clipped_sum`.
 
-    `released` are tensors of the gradient's shapes and dtypes, `exact` other attributes of `StepGradient`.
+    `released` are tensors of the gradient's shapes and dtypes, `exact` other attributes of
+    `StepGradient`.
     """
 
     def of_batch(
@@ -66,7 +69,8 @@ class ClippedGradient:
 
     #### Formal guarantee
 
-    The result of `draw` states the same clip, sensitivity and scales, which every step checks while it is traced.
+    The result of `draw` states the same clip, sensitivity and scales, which every step checks while
+    it is traced.
     """
 
     draw: Callable[

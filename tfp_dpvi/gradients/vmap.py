@@ -11,16 +11,18 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, refuse_low_precision, tiny
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
 
-_LARGE = 4096  # Entries of an example's gradient from which a matrix product is faster than a loop over products.
-# Records in a float32 sum. The rounding of a longer running sum, which changes at powers of two, can exceed many clips;
-# within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip. Blocks are summed in float64.
+# Entries of an example's gradient from which a matrix product is faster than a loop over products.
+_LARGE = 4096
+# Records in a float32 sum. The rounding of a longer running sum, which changes at powers of two,
+# can exceed many clips; within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip.
+# Blocks are summed in float64.
 _BLOCK = 256
 
 RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
 
-`keep` is a scalar bool: False for padding. The function may use it to replace a bad record before any product;
-`clipped_sum` selects once more in any case.
+`keep` is a scalar bool: False for padding. The function may use it to replace a bad record before
+any product; `clipped_sum` selects once more in any case.
 """
 
 
@@ -30,7 +32,8 @@ def clipped_sum(
     """Sums per-example gradients over a batch, each clipped to a joint l2 norm.
 
     Args:
-      record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of float tensors.
+      record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of
+        float tensors.
       records: structure of tensors with a common leading dimension P (the physical batch).
       mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
       clip: the bound C and its scheme.
@@ -38,13 +41,15 @@ def clipped_sum(
     Returns the `ClippedSum`, and exact values of single examples (*not private*).
 
     Raises:
-      ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
+      ValueError: the loss writes to a variable, or computes shapes that depend on the record's
+        values.
 
     #### Formal guarantee
 
-    A record contributes a vector of joint l2 norm at most C up to rounding, and exactly zero if it is masked or if its loss
-    or its gradient's squared norm is NaN or Inf. Its contribution depends on no other record. Hence A = C and D = 2C in
-    exact arithmetic; in float32 a sum of n records exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
+    A record contributes a vector of joint l2 norm at most C up to rounding, and exactly zero if it
+    is masked or if its loss or its gradient's squared norm is NaN or Inf. Its contribution depends
+    on no other record. Hence A = C and D = 2C in exact arithmetic; in float32 a sum of n records
+    exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
     """
 
     def one(record_and_mask: tuple[Structure, tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
