@@ -38,10 +38,14 @@ def through_draws(
 ) -> StepGradient:
     """Returns the step's gradient of a loss that depends on variables only through draws.
 
-    `record_loss` maps a record to a scalar and reads `draws`, a flat list of float tensors, which
-    were computed under the persistent `tape` that watched `variables`. `aligned` clips the
-    gradients in `draws` instead of those in `variables`; `exact` are other attributes of
-    `StepGradient`.
+    Args:
+      record_loss: Maps a record to a scalar loss, and reads `draws`.
+      draws: A flat list of float tensors, computed under `tape`.
+      tape: A persistent tape that watched `variables`.
+      variables: The variables to differentiate by.
+      clip: The bound C and its scheme.
+      aligned: True clips the gradients in `draws` instead of those in `variables`.
+      **exact: Other attributes of `StepGradient`.
 
     #### Formal guarantee
 
@@ -81,24 +85,22 @@ def through_draws(
 def _by_jacobian(
     pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
 ) -> PullBack | None:
-    """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws."""
+    """Returns `pull_back` as a product with the draws' Jacobian, computed once a step.
+
+    Returns None for many draws.
+    """
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None
     sizes = [int(np.prod(part.shape)) for part in draws]
     if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
         return None
 
-    def of_coordinate(unit: tf.Tensor) -> tf.Tensor:
+    def jacobian_row(unit: tf.Tensor) -> tf.Tensor:
         parts = zip(tf.split(unit, sizes), draws, strict=True)
-        return tf.concat(
-            [
-                tf.reshape(one, [-1])
-                for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])
-            ],
-            axis=0,
-        )
+        by_draws = [tf.reshape(part, draw.shape) for part, draw in parts]
+        return tf.concat([tf.reshape(part, [-1]) for part in pull_back(by_draws)], axis=0)
 
-    jacobian = map_apart(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
+    jacobian = map_apart(jacobian_row, tf.eye(sum(sizes), dtype=draws[0].dtype))
 
     def product(by_draws: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)

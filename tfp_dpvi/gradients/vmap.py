@@ -1,4 +1,4 @@
-"""Clipped sums for any model: one example's gradient, vectorized over the batch with `tf.vectorized_map`."""
+"""Clipped sums for any model: one example's gradient, vectorized over the batch."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ def clipped_sum(
     """Sums per-example gradients over a batch, each clipped to a joint l2 norm.
 
     Args:
-      record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of
+      record_gradient: See `RecordGradient`; the loss is a scalar and the gradient a sequence of
         float tensors.
-      records: structure of tensors with a common leading dimension P (the physical batch).
-      mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
-      clip: the bound C and its scheme.
+      records: Structure of tensors with a common leading dimension P (the physical batch).
+      mask: Bool tensor of shape [P]; False marks padding, which contributes exactly zero.
+      clip: The bound C and its scheme.
 
-    Returns the `ClippedSum`, and exact values of single examples (*not private*).
+    Returns:
+      The `ClippedSum`, and exact values of single examples (*not private*).
 
     Raises:
-      ValueError: the loss writes to a variable, or computes shapes that depend on the record's
+      ValueError: The loss writes to a variable, or computes shapes that depend on the record's
         values.
 
     #### Formal guarantee
@@ -52,7 +53,9 @@ def clipped_sum(
     exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
     """
 
-    def one(record_and_mask: tuple[Structure, tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def gradient_of_record(
+        record_and_mask: tuple[Structure, tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         record, keep = record_and_mask
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
@@ -61,7 +64,7 @@ def clipped_sum(
         refuse_varying_shapes(graph, num_known)
         return loss, list(gradient)
 
-    losses, gradients = map_apart(one, (records, mask))
+    losses, gradients = map_apart(gradient_of_record, (records, mask))
     refuse_low_precision(gradients)
     rows = [
         tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients
