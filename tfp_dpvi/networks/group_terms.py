@@ -107,7 +107,7 @@ class GroupTerms:
             assignment,
             mask,
             num_groups=self.num_groups,
-            clip=self.clip,
+            group_clip=self.clip,
             expected_batch_size=self.expected_batch_size,
             static=self.static,
         )
