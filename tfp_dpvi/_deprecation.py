@@ -1,4 +1,7 @@
-"""Old public names and module paths: each works for one minor version, with a warning that names the new one."""
+"""Old public names and module paths.
+
+Each works for one minor version, with a warning that names the new one.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,9 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def renamed(module: str, name: str) -> Any:
-    """Returns what a module's old name stands for, with a warning; for a module's `__getattr__`.
+    """Returns what a module's old name stands for, with a warning.
+
+    It serves a module's `__getattr__`.
 
     Args:
       module: The module that was asked, its `__name__`.
@@ -101,7 +106,10 @@ def _warn(old: str, new: str, stacklevel: int) -> None:
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds this library's own old module paths, after every other finder; no other name is its business."""
+    """Finds this library's own old module paths, after every other finder.
+
+    No other name is its business.
+    """
 
     def find_spec(
         self,
