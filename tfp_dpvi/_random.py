@@ -21,7 +21,10 @@ import numpy as np
 from tfp_dpvi._tf import tf
 
 ALGORITHM = "philox"
-"""The algorithm of every `tf.random.stateless_*` call: compiled by XLA, the default reads only 64 bits of a key."""
+"""The algorithm of every `tf.random.stateless_*` call.
+
+Compiled by XLA, the default reads only 64 bits of a key.
+"""
 
 _MANY = 2**14
 _MASK = 0x7FFFFFFF
@@ -41,9 +44,10 @@ def entropy(num_bytes: int) -> bytes:
 
 
 def new_key(seed: int | None = None) -> np.ndarray:
-    """Returns a root key, int64 [2]: 128 bits from the operating system, which `tf.random.set_seed` does not affect.
+    """Returns a root key, int64 [2]: 128 bits from the operating system.
 
-    An integer seed makes a run repeatable and hence *not private*.
+    `tf.random.set_seed` does not affect it. An integer seed makes a run repeatable and hence *not
+    private*.
     """
     if seed is None:
         return np.frombuffer(entropy(16), dtype=np.int64).copy()
@@ -52,17 +56,26 @@ def new_key(seed: int | None = None) -> np.ndarray:
 
 
 def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns key number `index` of a family; distinct indices give distinct keys.
+    """Returns a key of a family; distinct indices give distinct keys.
 
     TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give
     unrelated streams.
+
+    Args:
+      key: Int64 [2], the family.
+      index: Integer scalar, the number of the key in the family.
     """
     index = tf.cast(index, tf.int64)
     return key + tf.stack([index, tf.zeros([], tf.int64)])
 
 
 def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
-    """Returns `num` new keys of 128 random bits each."""
+    """Returns new keys of 128 random bits each.
+
+    Args:
+      key: Int64 [2], used once.
+      num: The number of new keys.
+    """
     keys = tf.random.stateless_uniform(
         [num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM
     )
@@ -70,13 +83,13 @@ def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
 
 
 def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list[tf.Tensor]:
-    """Returns the keys of one training step: for sampling, shared draws, per-example draws and noise.
+    """Returns the keys of one step: for sampling, shared draws, per-example draws, noise.
 
     Args:
-      key: int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their
+      key: Int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their
         number.
-      step: int64 scalar.
-      num_sampling: the number of words of the sampling key; 0 for a key of 128 bits.
+      step: Int64 scalar.
+      num_sampling: The number of words of the sampling key; 0 for a key of 128 bits.
 
     Returns:
       Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its
@@ -89,21 +102,28 @@ def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list
     steps, words = key.shape
     row = tf.slice(key, tf.stack([tf.cast(step, tf.int64) % steps, 0]), [1, words])
     sizes = [num_sampling or 2, 2, 2]
-    sampling, shared, own, noise = tf.split(row[0], [*sizes, words - sum(sizes)])
-    first = sampling if num_sampling else tf.bitcast(sampling, tf.int64)
-    return [first, tf.bitcast(shared, tf.int64), tf.bitcast(own, tf.int64), noise]
+    parts = tf.split(row[0], [*sizes, words - sum(sizes)])
+    sampling = parts[0] if num_sampling else tf.bitcast(parts[0], tf.int64)
+    return [sampling, tf.bitcast(parts[1], tf.int64), tf.bitcast(parts[2], tf.int64), parts[3]]
 
 
 def num_words(num_sampling: int, num_coordinates: int) -> int:
-    """Returns the number of words in a tape's row for `keys_of_step` and noise on so many coordinates."""
+    """Returns the number of words in a tape's row.
+
+    Args:
+      num_sampling: The words of the sampling key, as of `keys_of_step`.
+      num_coordinates: The coordinates that get noise.
+    """
     return (num_sampling or 2) + 4 + num_coordinates + num_coordinates % 2
 
 
 def noise_key(num_coordinates: int, seed: int | None = None, number: int = 0) -> tf.Tensor:
-    """Returns the key of the noise of one release that is no training step, on so many coordinates.
+    """Returns the key of the noise of one release that is no training step.
 
-    It is a tape of the operating system's cryptographic generator; with a seed, key `number` of
-    that seed.
+    Args:
+      num_coordinates: The coordinates that get noise.
+      seed: None for a tape of the operating system's cryptographic generator.
+      number: The number of the release; with a seed, the key has this number.
     """
     if seed is not None:
         return fold_in(tf.constant(new_key(seed)), tf.constant(number))
@@ -117,33 +137,45 @@ def is_tape(key: tf.Tensor) -> bool:
 
 
 def uniform(key: tf.Tensor, shape: Sequence[int], number: int | tf.Tensor = 0) -> tf.Tensor:
-    """Draws float64 in [0, 1), multiples of 2^-52: draw `number` of this shape from a key.
+    """Draws float64 in [0, 1), multiples of 2^-52.
 
     A tape has room for some draws; the rest come from a Philox key, the tape's last two words.
+
+    Args:
+      key: Int64 [2], or a tape.
+      shape: The static shape of the draw.
+      number: The number of the draw from this key. Draws of a key have one shape.
     """
 
-    def of_key(key: tf.Tensor) -> tf.Tensor:
+    def expand(key: tf.Tensor) -> tf.Tensor:
         key = _numbered(key, number)
         return tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=ALGORITHM)
 
-    return _of_tape(key, shape, number, _uniforms, of_key) if is_tape(key) else of_key(key)
+    return _from_tape(key, shape, number, _uniforms, expand) if is_tape(key) else expand(key)
 
 
 def integers(
     key: tf.Tensor, shape: Sequence[int], limit: int, number: int | tf.Tensor = 0
 ) -> tf.Tensor:
-    """Draws int64 in [0, limit), with probabilities that are equal up to 2^-63; see `uniform`."""
+    """Draws int64 in [0, limit), with probabilities that are equal up to 2^-63.
 
-    def of_words(words: tf.Tensor) -> tf.Tensor:
+    Args:
+      key: Int64 [2], or a tape; see `uniform`.
+      shape: The static shape of the draw.
+      limit: The number of values.
+      number: The number of the draw from this key. Draws of a key have one shape.
+    """
+
+    def convert(words: tf.Tensor) -> tf.Tensor:
         return _shifted(words, 1) % limit
 
-    def of_key(key: tf.Tensor) -> tf.Tensor:
+    def expand(key: tf.Tensor) -> tf.Tensor:
         key = _numbered(key, number)
         return tf.random.stateless_uniform(
             shape, seed=key, minval=0, maxval=limit, dtype=tf.int64, alg=ALGORITHM
         )
 
-    return _of_tape(key, shape, number, of_words, of_key) if is_tape(key) else of_key(key)
+    return _from_tape(key, shape, number, convert, expand) if is_tape(key) else expand(key)
 
 
 def _numbered(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
@@ -151,16 +183,21 @@ def _numbered(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
 
 
 def words_for(num_draws: int, size: int) -> int:
-    """Returns the number of words of a tape with room for so many draws of this size, see `uniform`."""
+    """Returns the number of words of a tape with room for some draws, see `uniform`.
+
+    Args:
+      num_draws: The number of draws.
+      size: The number of entries of a draw.
+    """
     return num_draws * size + 2
 
 
-def _of_tape(
+def _from_tape(
     tape: tf.Tensor,
     shape: Sequence[int],
     number: int | tf.Tensor,
-    of_words: Callable[[tf.Tensor], tf.Tensor],
-    of_key: Callable[[tf.Tensor], tf.Tensor],
+    convert: Callable[[tf.Tensor], tf.Tensor],
+    expand: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     size = math.prod(shape)
     room = (int(tape.shape[0]) - 2) // size
@@ -168,10 +205,10 @@ def _of_tape(
         raise ValueError(f"A tape of {tape.shape[0]} words has no room for a draw of {size}.")
 
     def written() -> tf.Tensor:
-        return of_words(tf.reshape(tf.slice(tape, [number * size], [size]), shape))
+        return convert(tf.reshape(tf.slice(tape, [number * size], [size]), shape))
 
     def expanded() -> tf.Tensor:
-        return of_key(tf.bitcast(tape[-2:], tf.int64))
+        return expand(tf.bitcast(tape[-2:], tf.int64))
 
     if isinstance(number, int):
         return written() if number < room else expanded()
@@ -198,16 +235,16 @@ def add_noise(
     The draws have 52 bits of radius and of angle, in float64, and tails up to 8.5 standard
     deviations: the missing tail has probability 2e-17. The noisy sum is formed in float64 and
     rounded to a multiple of `noise_grid(deviation)`, at most 2^-12 standard deviations, before
-    anything reads it: the low bits of a float32 sum would show whether it is exactly zero
-    (Mironov 2012, "On significance of the least significant bits for differential privacy").
+    anything reads it: the low bits of a float32 sum would show whether it is exactly zero (Mironov
+    2012, "On significance of the least significant bits for differential privacy").
 
     Args:
-      key: int64 tensor of shape [2], or a tape of at least as many words as coordinates, made even;
+      key: Int64 tensor of shape [2], or a tape of at least as many words as coordinates, made even;
         used once.
-      sums: tensors of static shapes, float32 or float64; exact, hence *not private*.
-      deviations: the noise's standard deviation on each sum, at least 0; a sum with 0 is returned
+      sums: Tensors of static shapes, float32 or float64; exact, hence *not private*.
+      deviations: The noise's standard deviation on each sum, at least 0; a sum with 0 is returned
         as it is.
-      dtype: dtype of the results, by default that of the first sum.
+      dtype: The dtype of the results, by default that of the first sum.
 
     Returns:
       Noisy sums, as many as `sums` and of their shapes.
@@ -242,7 +279,10 @@ def noise_grid(deviation: float) -> float:
 def _on_grid(
     draws: tf.Tensor, sums: Sequence[tf.Tensor], deviations: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns sums with noise, in float64, rounded to `noise_grid`; `draws` are standard normals."""
+    """Returns sums with noise, in float64, rounded to `noise_grid`.
+
+    The `draws` are standard normals.
+    """
     results = []
     start = 0
     for part, deviation in zip(sums, deviations, strict=True):
@@ -296,7 +336,10 @@ def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
 
 
 def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
-    """Returns uint64 tensor of shape [2, num_pairs]: the first words of a tape, or drawn by `_threefry`."""
+    """Returns a uint64 tensor of shape [2, num_pairs].
+
+    It holds the first words of a tape, or draws by `_threefry`.
+    """
     if not is_tape(key):
         return _threefry(split(key, 1)[0], num_pairs)
     if key.shape[0] < 2 * num_pairs:
@@ -308,10 +351,10 @@ def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _threefry(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
-    """Draws uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011), XLA's generator.
+    """Draws a uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011).
 
-    It is seeded with all 128 bits of the key, and has 64 bits of strength. Compiled alone: fused
-    with its users, XLA would compute it twice.
+    It is XLA's generator, seeded with all 128 bits of the key, and has 64 bits of strength.
+    Compiled alone: fused with its users, XLA would compute it twice.
     """
     key = tf.bitcast(key, tf.uint64)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -374,9 +417,10 @@ def _polynomial(x: tf.Tensor, coefficients: Sequence[float]) -> tf.Tensor:
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 pair that TFP's samplers take: 62 of the key's 128 bits, for they read no more than 64.
+    """Returns the int32 pair that TFP's samplers take.
 
-    It is an array for a NumPy key, so that no graph holds the key.
+    It has 62 of the key's 128 bits, for they read no more than 64. It is an array for a NumPy key,
+    so that no graph holds the key.
     """
     if isinstance(key, np.ndarray):
         return (key & _MASK).astype(np.int32)
