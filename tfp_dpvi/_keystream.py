@@ -1,4 +1,4 @@
-"""Random words of AES-256 in counter mode, for `compile(randomness="secure")` (contract C10).
+"""Random words of AES-256 in counter mode, for `compile(randomness="secure")` (contract 10).
 
 Steps take them as tapes (see `tfp_dpvi._random`), which one thread makes ahead. The 256-bit key
 comes from the operating system and stays on the host: no graph, variable, checkpoint or log has it.

@@ -1,4 +1,4 @@
-"""Keys for sampling, Monte Carlo draws and noise (contract C10).
+"""Keys for sampling, Monte Carlo draws and noise (contract 10).
 
 A key is an int64 tensor of shape [2]: the 128 bits that seed TensorFlow's counter-based generators
 (`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of

@@ -145,7 +145,7 @@ class PrivateStandardize(Layer):
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)
         # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain
-        # NaN (C8).
+        # NaN (contract 8).
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         clipped = tf.where(x < low, low, tf.where(x > high, high, x))
         return (clipped - tf.cast(self._mean, x.dtype)) / tf.cast(self._scale, x.dtype)
@@ -184,7 +184,7 @@ class PrivateStandardize(Layer):
           ledger: The ledger to charge; by default that of an earlier `adapt`, or a new one in
             memory.
           num_records: The public number of records N, by default `len(x)`. It divides the sums
-            (contract C1).
+            (contract 1).
           neighboring_relation: By default the ledger's, or add-or-remove-one in an empty one.
           accountant: "pld" or "rdp".
           seed: Makes the release repeatable and hence *not private*; the report says so.
@@ -198,7 +198,7 @@ class PrivateStandardize(Layer):
         With d features, adding or removing a record moves the released vector by at most A =
         sqrt(d), replacing it by at most D = 2 sqrt(d): per feature `u^2 + (u^2 - 1)^2 <= 1` on [-1,
         1], and `(u - v)^2 (1 + (u + v)^2) <= 4`. Noise of standard deviation z sqrt(d) is added to
-        each of its 2 d coordinates, after the ledger is charged (contract C6).
+        each of its 2 d coordinates, after the ledger is charged (contract 6).
         """
         records = np.asanyarray(x)  # Keeps a memmap.
         if isinstance(records, np.ma.MaskedArray) or records.dtype.kind not in "biuf":

@@ -1,6 +1,6 @@
 """Priors that impose structure on the codes.
 
-All but `VampPrior` have public constants as parameters (contract C2).
+All but `VampPrior` have public constants as parameters (contract 2).
 """
 
 from __future__ import annotations

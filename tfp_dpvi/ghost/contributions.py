@@ -301,7 +301,7 @@ def total(
 
 
 def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Replaces rows of weight 0 by zeros, since 0 x NaN is NaN (contract C8)."""
+    """Replaces rows of weight 0 by zeros, since 0 x NaN is NaN (contract 8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
 

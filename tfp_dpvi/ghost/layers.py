@@ -3,7 +3,7 @@
 Each layer's inputs are recorded in one forward pass of a batch, and one backward pass gives the
 gradients at the layers' outputs. Norms and weighted sums of per-example gradients follow from both
 ("ghost clipping"; Goodfellow 2015, arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same
-pass and the same draws (contract C5).
+pass and the same draws (contract 5).
 """
 
 from __future__ import annotations

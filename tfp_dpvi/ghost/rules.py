@@ -383,7 +383,7 @@ def _transposed_convolution(
 def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns an embedding's output and its ids.
 
-    An id out of range makes its record's loss NaN instead of raising (contract C8).
+    An id out of range makes its record's loss NaN instead of raising (contract 8).
 
     Args:
       layer: The embedding.
@@ -466,7 +466,7 @@ RULES: dict[type, Rule] = {
 
 
 def refuse_mixing(layer: Layer, training: object) -> None:
-    """Refuses a layer that lets records influence each other (contract C3).
+    """Refuses a layer that lets records influence each other (contract 3).
 
     Batch normalisation that is frozen or called with `training=False` uses its saved moments and
     passes.

@@ -198,7 +198,7 @@ def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[
     if drawn is not None:
         raise UnsupportedLayerError(
             f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has "
-            "trainable variables: gradients and loss would use different draws (contract C5).\n"
+            "trainable variables: gradients and loss would use different draws (contract 5).\n"
             "Draw in a separate layer, such as Dropout before it (and set a recurrent layer's "
             "dropout=0 and recurrent_dropout=0)."
         )

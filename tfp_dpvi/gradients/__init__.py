@@ -1,6 +1,6 @@
 """Per-example clipped gradient sums.
 
-Each engine states the sensitivity of what it returns (contract C3).
+Each engine states the sensitivity of what it returns (contract 3).
 """
 
 from typing import Any

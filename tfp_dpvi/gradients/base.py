@@ -25,7 +25,7 @@ class PerExample(NamedTuple):
     Attributes:
       losses: Float [n], weights included; 0 where an example is not kept.
       clipped: Bool [n], True where the norm of the gradient exceeded the clip.
-      kept: Bool [n], False for padding and for examples that contribute nothing (contract C8).
+      kept: Bool [n], False for padding and for examples that contribute nothing (contract 8).
       gradients: The clipped gradients, [n, ...] for each variable, 0 where an example is not kept.
         None if they are never formed.
       norms: Float [n], the l2 norms before the clip, 0 where an example is not kept; or None.

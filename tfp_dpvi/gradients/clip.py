@@ -251,7 +251,7 @@ def layer_names(variables: Sequence[tf.Variable]) -> list[str]:
 def select_finite(
     gradient: Sequence[tf.Tensor], keep: tf.Tensor
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Replaces a record's gradient by zeros if it has a NaN or Inf (contract C8).
+    """Replaces a record's gradient by zeros if it has a NaN or Inf (contract 8).
 
     Args:
       gradient: The parts of the gradient of one record.

@@ -60,7 +60,7 @@ class VaryingShapeError(ValueError):
 
 
 def refuse_writes(graph: tf.Graph, num_known: int) -> None:
-    """Refuses operations with side effects in the loss of a record (contract C1).
+    """Refuses operations with side effects in the loss of a record (contract 1).
 
     Batch normalisation in training mode and Keras metrics write to variables, which would store
     exact values and be saved; tables, summaries and printing keep or show them elsewhere. In eager

@@ -73,7 +73,7 @@ def through_draws(
             # other's: `clipped_sum` finds it. A check here would make XLA compute the gradient
             # twice.
             return loss, by_jacobian(by_draws)
-        # Selected before the pull-back, which may drop a NaN (C8).
+        # Selected before the pull-back, which may drop a NaN (contract 8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
         return loss, pull_back(by_draws)
 

@@ -1,6 +1,6 @@
 """The interface of clipped-gradient engines.
 
-An engine states its sensitivity before anything is traced (contract C3).
+An engine states its sensitivity before anything is traced (contract 3).
 """
 
 from __future__ import annotations

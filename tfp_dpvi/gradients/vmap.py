@@ -76,7 +76,7 @@ def clipped_sum(
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
     factors = clip.factors(squares)
     examples = PerExample.of(losses, factors, keep)
-    # Selected, since 0 x NaN is NaN (C8).
+    # Selected, since 0 x NaN is NaN (contract 8).
     rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
     clipped = list(zip(rows, factors, [part.shape[1:] for part in gradients], strict=True))

@@ -25,10 +25,10 @@ from tfp_dpvi.synthetic import grouping, mixture
 from tfp_dpvi.synthetic.mixture import Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
+from tfp_dpvi.training.budget import SPENT_FRACTION
 
 _SHARE = 0.1  # Fraction of the budget for the histograms that choose levels.
 _OPTIMIZER = {"l2_norm_clip": 1.0}  # Counts need no optimizer, but `compile` does.
-_NEARLY = 0.99  # Fraction of a budget at which it counts as spent.
 
 
 @dataclasses.dataclass
@@ -329,7 +329,7 @@ def _check_budget(
         )
     if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
         spent = ledger.epsilon(check.delta(delta), accountant)
-        if spent >= _NEARLY * epsilon:
+        if spent >= SPENT_FRACTION * epsilon:
             raise BudgetExhaustedError(
                 f"epsilon={epsilon:g} is the lifetime total for these data, and {spent:.4g} of it is spent at delta={delta:g}: "
                 "sample from the fitted model, or call fit with a larger epsilon."

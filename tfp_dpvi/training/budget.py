@@ -12,7 +12,8 @@ from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.mechanism import Mechanism
 
-_NEARLY = 0.99  # A calibrated plan spends at least this fraction of its target.
+SPENT_FRACTION = 0.99
+"""The fraction of a budget at which it counts as spent: a calibrated plan spends more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def calibrate(
             )
         steps = max(steps, left)
     spent = ledger.epsilon(target.delta, accountant=target.accountant)
-    if spent >= _NEARLY * target.epsilon:
+    if spent >= SPENT_FRACTION * target.epsilon:
         raise BudgetExhaustedError(
             f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
             "spent.\nTo keep some for later fits, use compile(planned_epochs=...) before the first; or compile with a larger epsilon."
