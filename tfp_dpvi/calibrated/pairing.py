@@ -124,7 +124,9 @@ class Pairing:
             return paired(losses, simulate, theta, clip, pull_back=pull_back, **terms)
 
         releases = curvature_releases(len(self.index), clip)
-        return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.parameters_read))
+        return ClippedGradient(
+            draw, clip, joint=releases, identity=("paired", self.parameters_read)
+        )
 
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
         """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
