@@ -21,8 +21,10 @@ SECURE = "secure"
 """The value of `randomness` that asks for these words."""
 
 _KEY_BYTES = 32
-_ZEROS = bytes(2**16)  # Encrypted a piece at a time, which stays in the processor's cache.
-_MOST_BYTES = 2**25  # Of a tape of several steps.
+# Zeros are encrypted a piece at a time, which stays in the processor's cache.
+_ZEROS = bytes(2**16)
+# The largest tape of several steps.
+_MOST_BYTES = 2**25
 
 
 def check_randomness(randomness: str | None, seed: int | None = None, owner: str = "") -> None:
@@ -66,7 +68,7 @@ class Keystream:
     def __init__(self, key: bytes, num_words: int, stream: int = 0) -> None:
         self.num_words = num_words + num_words % 2
         self._key, self._stream = key, stream
-        # Raises before anything is spent.
+        # A missing package is found before anything is spent.
         _ciphers()
 
     def beside(self, num_words: int) -> Keystream:
@@ -177,5 +179,5 @@ class Tapes:
         return first, self._maker.submit(self._made, first)
 
     def _made(self, first: int) -> tf.Tensor:
-        # A new array each time: the tensor may share its memory.
+        # The array is new each time: the tensor may share its memory.
         return tf.constant(self.keystream.rows(first, self._num_steps))

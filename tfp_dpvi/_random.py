@@ -26,12 +26,13 @@ ALGORITHM = "philox"
 Compiled by XLA, the default reads only 64 bits of a key.
 """
 
+# Coordinates from which drawing the noise is compiled.
 _MANY = 2**14
 _MASK = 0x7FFFFFFF
 _THREEFRY = 2  # TensorFlow's number for it.
 _GRID_BITS = 12  # The grid is so many powers of two finer than the noise.
-_MANTISSA = np.int64(52)  # Bits of a float64's.
-_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.int64)  # The pattern of the float64.
+_MANTISSA = np.int64(52)  # The bits of a float64's mantissa.
+_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.int64)  # The bits of the float64.
 # Taylor series, in squares, from the highest power down to the constant.
 _SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1)]
@@ -257,7 +258,7 @@ def add_noise(
     many records move by no more than the clip in their last bits.
     """
     sums = [tf.convert_to_tensor(part) for part in sums]
-    # Not `tf.cast`, which rounds a Python float to float32 first.
+    # `tf.cast` would round a Python float to float32 first.
     deviations = [
         tf.cast(part, tf.float64) if tf.is_tensor(part) else tf.constant(part, tf.float64)
         for part in deviations
@@ -308,13 +309,13 @@ def _at_once(
 def _rounded(exact: tf.Tensor, draw: tf.Tensor, deviation: tf.Tensor) -> tf.Tensor:
     """Returns float64 sums with noise, rounded to the grid."""
     noisy = exact + deviation * draw
-    # The exponent's bits, since no logarithm is exact at powers of two.
+    # The exponent's bits are read, since no logarithm is exact at powers of two.
     exponent = tf.bitwise.right_shift(tf.bitcast(deviation, tf.int64), _MANTISSA)
     bits = tf.bitwise.left_shift(exponent - _GRID_BITS, _MANTISSA)
     grid = tf.bitcast(bits, tf.float64)
     rounded = tf.round(noisy * (1.0 / grid)) * grid
-    # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
-    # On zero alone: a NaN must not return the exact sum.
+    # The exact sum is selected, since zero noise with an infinite clip (both off) must not give
+    # 0 x Inf. It is selected at zero alone, since a NaN must not return it.
     return tf.where(deviation == 0.0, exact, rounded)
 
 
@@ -329,7 +330,7 @@ def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
     """
     half = (num + 1) // 2
     drawn = _uniforms(_bits(key, half)) if is_tape(key) else uniform(key, [2, half])
-    # In [0, 1): the logarithm's argument is never 0.
+    # The draws lie in [0, 1): the logarithm's argument is never 0.
     radius = tf.sqrt(-2.0 * tf.math.log1p(-drawn[0]))
     angle = (2.0 * math.pi) * drawn[1]
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:num]
@@ -391,7 +392,7 @@ def _log_of_bits(bits: tf.Tensor) -> tf.Tensor:
     pattern = tf.bitcast(number, tf.int64)
     exponent = tf.bitwise.right_shift(pattern - _ROOT_HALF, _MANTISSA)
     mantissa = tf.bitcast(pattern - tf.bitwise.left_shift(exponent, _MANTISSA), tf.float64)
-    # log m = 2 artanh((m - 1) / (m + 1)), with m between sqrt(1/2) and sqrt(2).
+    # The series is that of log m = 2 artanh((m - 1) / (m + 1)), with m in (sqrt(1/2), sqrt(2)).
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
     series = ratio * _polynomial(ratio * ratio, _ARTANH)
     return series + (tf.cast(exponent, tf.float64) - 52.0) * math.log(2.0)

@@ -217,7 +217,7 @@ def _recurrent_loops() -> Iterator[None]:
     """
     kinds = (keras.layers.LSTM, keras.layers.GRU)
     if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):
-        # A nested map.
+        # A map around this one has replaced it already.
         yield
         return
     never = property(
@@ -249,7 +249,7 @@ def calls_seen(
     held = [vars(layer).get("call") for layer in layers]
     try:
         for layer in layers:
-            # Past Keras's attribute tracking, which would save it.
+            # Keras's attribute tracking would save it.
             object.__setattr__(
                 layer, "call", tf.autograph.experimental.do_not_convert(wrap(layer, layer.call))
             )
@@ -557,7 +557,7 @@ def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _R
         with _recurrent_loops():
             return tf.vectorized_map(traced, elements)
     finally:
-        # Some may belong to a function with other callers.
+        # Some operations may belong to a function with other callers.
         for operation in marked:
             del operation.pfor_converter
 

@@ -79,7 +79,7 @@ def write(
     report = dataclasses.replace(report, dataset_id=None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk, for an atomic rename.
+        # The folder is on the same disk, for an atomic rename.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
             new = pathlib.Path(beside, "model")
             earlier = pathlib.Path(beside, "earlier")

@@ -247,7 +247,7 @@ class Variational(Derived):
                 tape.watch(z)
                 value = log_joint(z)
             gradient = tape.gradient(value, z)
-            # By Stein's identity.
+            # Stein's identity gives the curvature from gradients.
             curvature = -tf.reduce_mean(gradient * units, axis=0) / scale
             precision = tf.stop_gradient(
                 (1 - rate) * precision + rate * tf.maximum(curvature, least)

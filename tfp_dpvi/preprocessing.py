@@ -144,8 +144,8 @@ class PrivateStandardize(Layer):
             self._check_adapted()
         x = tf.cast(inputs, self.compute_dtype)
         _check_width("inputs", x.shape, self.lower)
-        # Not tf.clip_by_value, which replaces NaN by a bound under XLA: a bad record must remain
-        # NaN (contract 8).
+        # `tf.clip_by_value` replaces NaN by a bound under XLA: a bad record must remain NaN
+        # (contract 8).
         low, high = (tf.constant(bound, x.dtype) for bound in (self.lower, self.upper))
         clipped = tf.where(x < low, low, tf.where(x > high, high, x))
         return (clipped - tf.cast(self._mean, x.dtype)) / tf.cast(self._scale, x.dtype)
@@ -301,7 +301,7 @@ def moment_sums(records: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np
     for begin in range(0, len(records), _CHUNK):
         chunk = np.asarray(records[begin : begin + _CHUNK], np.float64)
         chunk = chunk[~np.isnan(chunk).any(axis=1)]
-        # Clipped again after the division, whose rounding could leave [-1, 1].
+        # The outer clip is needed: the rounding of the division could leave [-1, 1].
         u = np.clip((np.clip(chunk, lower, upper) - lower) / (upper - lower) * 2.0 - 1.0, -1.0, 1.0)
         total += np.concatenate([u.sum(axis=0), (u * u - 1.0).sum(axis=0)])
     return total

@@ -148,7 +148,7 @@ def encode(value: Any, argument: str) -> Json:
         raise ValueError(
             f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}"
         )
-    # By its type: what it holds may be records.
+    # The message shows the type alone: what the value holds may be records.
     raise ValueError(f"{argument} is {shown(value)}, an object that cannot be saved. {_FIX}")
 
 

@@ -135,7 +135,7 @@ def check_prior(prior: tfd.Distribution) -> None:
         # A custom surrogate may support it.
         return
     except AttributeError:
-        # From TFP's joint bijector, for a part without one.
+        # TFP's joint bijector raises so for a part without one.
         discrete = True
     if discrete:
         raise ValueError(
@@ -444,7 +444,7 @@ def build(
     if isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = surrogate_posterior(prior)
-    # No isinstance check: TFP's builders return deferred modules, which are no tfd.Distribution.
+    # TFP's builders return deferred modules, which are no `tfd.Distribution`.
     if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
             f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a "
@@ -470,7 +470,7 @@ def draws_together(surrogate: tfd.Distribution) -> bool:
 
     The log densities must be those of single values.
     """
-    # More than any dimension, so that shapes do not agree by accident.
+    # The number exceeds every dimension, so that shapes do not agree by accident.
     num = 1 + max(
         (size for shape in _shape_leaves(surrogate.event_shape) for size in shape.as_list()),
         default=1,

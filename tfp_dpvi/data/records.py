@@ -229,7 +229,7 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
     try:
         array = np.asarray(value)
     except ValueError:
-        # Entries of several lengths.
+        # Its entries have several lengths.
         raise ValueError(
             f"{name} is a list with entries of different lengths: pass one array, or a tuple or "
             "dict of arrays."

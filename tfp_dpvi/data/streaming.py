@@ -199,7 +199,8 @@ class RecordSource:
             order = np.argsort(indices)
             rows_read = np.asarray(leaf[indices[order]])
         except Exception as error:
-            # Neither its text, which may show a record, nor the rows, which are the secret sample.
+            # The message shows neither the error's text, which may show a record, nor the rows,
+            # which are the secret sample.
             raise RuntimeError(
                 f"Part {number} of the records could not be read: the source raised "
                 f"{type(error).__name__}, which is this "
@@ -303,7 +304,7 @@ class StreamedData:
 
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
         """See `Data`. Each batch is a call."""
-        # Words of their own, as many as a row has without noise.
+        # The host draws by words of its own, as many as a row has without noise.
         if isinstance(key, Keystream):
             key = key.beside(_random.num_words(self._draws.num_words, 0))
         ahead = iter(range(first, first + steps))

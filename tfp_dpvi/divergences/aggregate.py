@@ -66,13 +66,11 @@ def kl_from_prior(
     )
     rows = tf.ones(posterior.batch_shape_tensor(), prior_samples.dtype)
     weights = rows if weights is None else row_weights(weights, rows, "weights")
-    # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of
-    # weight zero may have NaN parameters, and then the gradient of its log-probability is NaN at
-    # its copy of a point.
+    # The points have shape [m, n, d], one copy for each posterior. They are selected, not
+    # broadcast: a posterior of weight zero may have NaN parameters, and then the gradient of its
+    # log-probability is NaN at its copy of a point.
     z = prior_samples[:, tf.newaxis, :]
-    log_probs = posterior.log_prob(
-        tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
-    )  # [m, n]
+    log_probs = posterior.log_prob(tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z)))
     _, present = shares(weights)
     value = tf.reduce_mean(
         prior.log_prob(prior_samples) - _log_mixture(log_probs, weights, present)

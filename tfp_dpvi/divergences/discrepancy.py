@@ -156,8 +156,7 @@ def dimensionwise_mmd(
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         squares = tf.math.squared_difference(left[:, tf.newaxis, :], right[tf.newaxis, :, :])
-        # One scale at a time: 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s +
-        # ..) two.
+        # The form 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s + ..) two.
         kernel = tf.add_n([tf.math.reciprocal(1 + squares / (2 * scale)) for scale in scales])
         return tf.einsum("i,ijd,j->", a, kernel, b)
 

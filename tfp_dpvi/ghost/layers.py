@@ -138,7 +138,7 @@ class LayerGradients:
                 with refuse_late_functions(self.layers):
                     new.result = function()
             except UnsupportedLayerError as error:
-                # Without Keras's additions to a layer's error.
+                # Keras adds sentences of its own to a layer's error: leave them out.
                 raise (new.refusal or error) from None
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
@@ -320,7 +320,7 @@ def _check_independence(
             *[part.weighted_sum(weights) for part in parts],
         ]
 
-    # The same number of rows as in training.
+    # Traced for any number of rows, as in training.
     signature = tf.nest.map_structure(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
     )
@@ -353,7 +353,7 @@ def _check_independence(
             raise
         for before, now in zip(base, after, strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
-                # NaN if they become NaN.
+                # The change is NaN if the values become NaN.
                 by = np.abs(now - before).max() / np.abs(before).max()
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change (by {by:.2g} of the "
@@ -446,8 +446,8 @@ class Pass(Generic[_Result]):
             variables = self.weights(layer)
             if not variables:
                 return original(inputs, *args, **kwargs)
-            # Embeddings always: their own forward pass raises for an id out of range, which would
-            # reveal a record.
+            # Embeddings use their rule always: their own forward pass raises for an id out of
+            # range, which would reveal a record.
             by_rule = not mapped or type(layer) is keras.layers.Embedding
             rule = RULES.get(type(layer)) if by_rule else None
             plain = not args and all(value is None for value in kwargs.values())

@@ -39,7 +39,7 @@ class UnsupportedLayerError(ValueError):
 
     def __init__(self, message: str, layer: Layer | None = None) -> None:
         super().__init__(message)
-        # If it might be vectorized as a whole.
+        # The layer, if it might be vectorized as a whole.
         self.layer = layer
 
 
@@ -54,12 +54,12 @@ class ByRecord:
     rows: int
 
     def split(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, ...] -> [n, rows of a record, ...]."""
+        """Reshapes [rows, ...] to [n, rows of a record, ...]."""
         inner = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
         return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, ..., D] -> [n, T, D] with a static T."""
+        """Reshapes [rows, ..., D] to [n, T, D] with a static T."""
         inner = values.shape[1:-1].num_elements()
         if inner is None or values.shape[-1] is None:
             raise UnsupportedLayerError(
@@ -139,7 +139,7 @@ def without(layer: Layer, **attributes: object) -> Iterator[None]:
 
 
 def _places(values: tf.Tensor, last: Sequence[int]) -> tf.Tensor:
-    """[rows, ..., *last] -> [rows, places, size of last]."""
+    """Reshapes [rows, ..., *last] to [rows, places, size of last]."""
     if len(last) == 1:
         return values
     width = int(np.prod(last))
@@ -191,7 +191,10 @@ def _patches(
     rates: Sequence[int],
     padding: str,
 ) -> tf.Tensor:
-    """[rows, H, W, C] -> [rows, H', W', kh kw C], in the order of a kernel [kh, kw, C, ...]."""
+    """Returns the patches of images, [rows, H, W, C] -> [rows, H', W', kh kw C].
+
+    A patch has the order of a kernel [kh, kw, C, ...].
+    """
     return tf.image.extract_patches(
         images,
         sizes=[1, *kernel_size, 1],
@@ -202,7 +205,7 @@ def _patches(
 
 
 def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """Conv1D, Conv2D and Conv3D."""
+    """Probes a Conv1D, Conv2D or Conv3D."""
     rank = layer.rank
     if layer.data_format != "channels_last" or layer.groups != 1 or inputs.shape.rank != rank + 2:
         return None
@@ -276,7 +279,7 @@ def _by_channels(
 
 
 def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """SeparableConv2D: a depthwise convolution, then one of size 1."""
+    """Probes a SeparableConv2D: a depthwise convolution, then one of size 1."""
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
     inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
@@ -302,7 +305,7 @@ def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """Treats EinsumDense as a dense layer over positions, "abc,cde->abde".
+    """Probes an EinsumDense that is a dense layer over positions, "abc,cde->abde".
 
     The projections of attention are such layers.
     """
@@ -360,7 +363,7 @@ def _by_patches_of_gradients(
 def _transposed_convolution(
     layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
 ) -> Probed | None:
-    """Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
+    """Probes a Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
     if (
         layer.data_format != "channels_last"
         or layer.output_padding is not None
@@ -415,7 +418,7 @@ def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 def _normalization(
     layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
 ) -> Probed | None:
-    """LayerNormalization and GroupNormalization: `normalized * gamma + beta`."""
+    """Probes a LayerNormalization or GroupNormalization: `normalized * gamma + beta`."""
     rank = inputs.shape.rank
     if rank is None or None in inputs.shape.as_list()[1:]:
         return None

@@ -40,7 +40,8 @@ _RANDOM = re.compile(
     r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard"
 )
 
-_UNROLLED = 64  # Steps.
+# A recurrent layer over at most so many steps is unrolled.
+_UNROLLED = 64
 
 
 def is_composite(layer: Layer) -> bool:

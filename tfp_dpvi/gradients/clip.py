@@ -136,8 +136,8 @@ class Clip:
         scheme = CLIPPINGS[self.clipping]
         if scheme in _BUILT_IN:
             return list(scheme(squared_norms, bound, layers))
-        # One example at a time, so that no factor depends on another's norm, and selected where it
-        # is not finite.
+        # The scheme sees one example at a time, so that no factor depends on another's norm. A
+        # factor that is not finite is replaced.
         factors = tf.vectorized_map(
             lambda own: list(scheme(own, bound, layers)), list(squared_norms)
         )
@@ -300,7 +300,7 @@ def rounding_of_pairs(terms: float | tf.Tensor, dtype: tf.DType) -> float | tf.T
     Returns:
       The bound, relative to the squared sum of the row norms.
     """
-    # Accumulated in float32 also with TensorFloat-32 factors.
+    # Products are added in float32 even if TensorFloat-32 rounds their factors.
     added = terms * float(np.finfo(dtype.as_numpy_dtype).eps)
     return added + 4.0 * _TENSOR_FLOAT_32 if product_epsilon(dtype) == _TENSOR_FLOAT_32 else added
 

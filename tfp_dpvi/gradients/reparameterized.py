@@ -19,9 +19,8 @@ from tfp_dpvi._tf import Structure, map_apart, tf
 from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
-_FEW = (
-    64  # Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
-)
+# Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
+_FEW = 64
 
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -73,7 +72,7 @@ def through_draws(
             # other's: `clipped_sum` finds it. A check here would make XLA compute the gradient
             # twice.
             return loss, by_jacobian(by_draws)
-        # Selected before the pull-back, which may drop a NaN (contract 8).
+        # The selection comes before the pull-back, which may drop a NaN (contract 8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
         return loss, pull_back(by_draws)
 

@@ -76,7 +76,7 @@ def clipped_sum(
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
     factors = clip.factors(squares)
     examples = PerExample.of(losses, factors, keep)
-    # Selected, since 0 x NaN is NaN (contract 8).
+    # Rows are selected and never multiplied, since 0 x NaN is NaN (contract 8).
     rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
     clipped = list(zip(rows, factors, [part.shape[1:] for part in gradients], strict=True))
@@ -103,5 +103,6 @@ def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i factors[b, i] rows[b, i]` for each block b."""
     if rows.shape[2] < _LARGE:
-        return tf.reduce_sum(rows * factors[:, :, None], axis=1)  # XLA fuses it into one loop.
+        # XLA fuses it into one loop.
+        return tf.reduce_sum(rows * factors[:, :, None], axis=1)
     return tf.linalg.matmul(factors[:, None], rows)[:, 0]
