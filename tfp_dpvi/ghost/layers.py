@@ -46,8 +46,8 @@ _CATEGORY = 100  # An integer other than the usual 0 and 1.
 # Fraction of the largest of all gradients below which a difference is rounding: an attention's key
 # bias has gradient zero.
 _FLOOR = 0.01
-# The same as `DIRECT_COST` for a step of a vectorized recurrent layer, and for vectorized gradients,
-# measured by `benchmarks/layers.py`.
+# The same as `DIRECT_COST` for a step of a vectorized recurrent layer, and for vectorized
+# gradients, measured by `benchmarks/layers.py`.
 _STEP_COST, _HELD_COST = 9.0, 60.0
 _OUTSIDE = (
     "Either records influence each other, or the variable is used outside its layer: use it only "
