@@ -324,7 +324,7 @@ def test_a_model_of_ones_own_exports_its_outputs(tmp_path):
 
 @pytest.mark.slow
 def test_a_synthesizers_model_exports_its_codes(tmp_path):
-    table = dpvi.synthetic.Table(
+    table = dpvi.Schema(
         {"age": dpvi.synthetic.Integer(0, 9), "sex": dpvi.synthetic.Binary()}
     )
     data = {"age": np.arange(60) % 10, "sex": np.arange(60) % 2}

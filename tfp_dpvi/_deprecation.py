@@ -1,18 +1,22 @@
-"""Old public names and module paths.
+"""Old names of modules, functions and arguments, which work for one minor version.
 
-Each works for one minor version, with a warning that names the new one.
+Each use of one warns and names the new one.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _GHOST = ("LayerGradients", "Pass", "RULES", "UnsupportedLayerError", "Whole")
 _PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "paired")
@@ -57,6 +61,9 @@ MODULES = {
     }.items()
 }
 
+#: Classes with a new name in 0.3, by the places under which saved files know them.
+CLASSES = {"tfp_dpvi.data.schema:Table": "tfp_dpvi.data.schema:Schema"}
+
 #: Names that moved in 0.3, by the package that had them: the new package, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
     "tfp_dpvi.federated": {"Terms": "tfp_dpvi.federated:StudyTerms"},
@@ -95,6 +102,55 @@ def renamed(module: str, name: str) -> Any:
     new_name = new_name or name
     _warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
     return getattr(importlib.import_module(package), new_name)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Returns a decorator of functions with a renamed argument.
+
+    The decorated function accepts the old keyword with a warning.
+
+    Args:
+      old: The old keyword.
+      new: The argument's name in the decorated function.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            # Without the old keyword, or with both, Python says what is wrong.
+            if old in kwargs and new not in kwargs:
+                _warn(f"{name}({old}=)", f"{name}({new}=)", stacklevel=3)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def renamed_attribute(old: str, new: str) -> property:
+    """Returns a property for the old name of an attribute, which reads the new one with a warning.
+
+    Args:
+      old: The old name, to which the class assigns this property.
+      new: The attribute's name.
+    """
+
+    def read(self: Any) -> Any:
+        name = type(self).__name__
+        _warn(f"{name}.{old}", f"{name}.{new}", stacklevel=3)
+        return getattr(self, new)
+
+    return property(read, doc=f"The old name of `{new}`.")
+
+
+def current_place(place: str) -> str:
+    """Returns today's "module:name" of a class or function that a saved file names by its place."""
+    module, _, name = place.partition(":")
+    place = f"{MODULES.get(module, module)}:{name}"
+    return CLASSES.get(place, place)
 
 
 def _warn(old: str, new: str, stacklevel: int) -> None:

@@ -240,11 +240,10 @@ def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
 
     The thing must be defined there, not only imported there.
     """
-    path = str(place).partition(":")
-    module, name = path[0], path[2]
-    # A file that an earlier version wrote has the old path.
-    module = _deprecation.MODULES.get(module, module)
-    place, parts = f"{module}:{name}", name.split(".")
+    # An earlier version may have written the file.
+    place = _deprecation.current_place(str(place))
+    module, _, name = place.partition(":")
+    parts = name.split(".")
     if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
         with contextlib.suppress(ImportError, AttributeError):
             named = functools.reduce(getattr, parts, importlib.import_module(module))
