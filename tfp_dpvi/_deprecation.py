@@ -100,7 +100,7 @@ def renamed(module: str, name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     package, _, new_name = new.partition(":")
     new_name = new_name or name
-    _warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
+    warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
     return getattr(importlib.import_module(package), new_name)
 
 
@@ -121,7 +121,7 @@ def renamed_argument(old: str, new: str) -> Callable[[Callable[_P, _R]], Callabl
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             # Without the old keyword, or with both, Python says what is wrong.
             if old in kwargs and new not in kwargs:
-                _warn(f"{name}({old}=)", f"{name}({new}=)", stacklevel=3)
+                warn(f"{name}({old}=)", f"{name}({new}=)")
                 kwargs[new] = kwargs.pop(old)
             return function(*args, **kwargs)
 
@@ -130,30 +130,21 @@ def renamed_argument(old: str, new: str) -> Callable[[Callable[_P, _R]], Callabl
     return decorate
 
 
-def renamed_attribute(old: str, new: str) -> property:
-    """Returns a property for the old name of an attribute, which reads the new one with a warning.
-
-    Args:
-      old: The old name, to which the class assigns this property.
-      new: The attribute's name.
-    """
-
-    def read(self: Any) -> Any:
-        name = type(self).__name__
-        _warn(f"{name}.{old}", f"{name}.{new}", stacklevel=3)
-        return getattr(self, new)
-
-    return property(read, doc=f"The old name of `{new}`.")
-
-
 def current_place(place: str) -> str:
     """Returns today's "module:name" of a class or function that a saved file names by its place."""
-    module, _, name = place.partition(":")
-    place = f"{MODULES.get(module, module)}:{name}"
+    module = place.partition(":")[0]
+    place = f"{MODULES.get(module, module)}:{place.partition(':')[2]}"
     return CLASSES.get(place, place)
 
 
-def _warn(old: str, new: str, stacklevel: int) -> None:
+def warn(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warns that a name is old.
+
+    Args:
+      old: The old name, as the caller wrote it.
+      new: Today's name.
+      stacklevel: As in `warnings.warn`; by default, the caller of the calling function is shown.
+    """
     warnings.warn(
         f"{old} is now {new}; the old name goes in version 0.4.",
         FutureWarning,
@@ -183,7 +174,7 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         new = importlib.import_module(MODULES[module.__name__])
-        _warn(module.__name__, new.__name__, stacklevel=2)
+        warn(module.__name__, new.__name__, stacklevel=2)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
 

@@ -242,7 +242,7 @@ def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
     """
     # An earlier version may have written the file.
     place = _deprecation.current_place(str(place))
-    module, _, name = place.partition(":")
+    module, name = place.split(":", 1)
     parts = name.split(".")
     if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
         with contextlib.suppress(ImportError, AttributeError):

@@ -190,7 +190,7 @@ def test_the_model_has_no_optimizer_and_no_private_step(private):
     assert not isinstance(model, dpvi.DPVI)
     assert model.optimizer is None
     with pytest.raises(ValueError, match=r"call Synthesizer\.fit") as caught:
-        model.compile("adam", epsilon=1.0, delta=1e-5)
+        model.compile("adam", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
     assert len(str(caught.value).splitlines()) <= 2
     with pytest.raises(RuntimeError, match="compile"):
         model.fit(TABLE.encode(make_data(100)))

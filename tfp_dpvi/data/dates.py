@@ -49,8 +49,8 @@ class Date(Integer):
             object.__setattr__(self, name, self._number_of_units(name))
         super().__post_init__()
 
-    def _number_of_units(self, name: str) -> Any:
-        """Returns a bound as a number of units since 1970; a value that is no date stays as it is."""
+    def _number_of_units(self, name: str) -> float:
+        """Returns a bound as a number of units since 1970, or the number that it is."""
         value = getattr(self, name)
         if not isinstance(value, (str, datetime.date, np.datetime64)):
             return value

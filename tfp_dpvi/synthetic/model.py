@@ -10,7 +10,15 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random, serialization, surrogates
-from tfp_dpvi._tf import Structure, function_of_model, keras, register_keras_serializable, tf, tfd
+from tfp_dpvi._tf import (
+    Optimizer,
+    Structure,
+    function_of_model,
+    keras,
+    register_keras_serializable,
+    tf,
+    tfd,
+)
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, over_draws, posterior_draws
 from tfp_dpvi.data import Records
@@ -142,11 +150,11 @@ class TableModel(DPModel):
 
     # ------------------------------------------------------------------ learning
 
-    def compile(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def check_optimizer(self, optimizer: Optimizer) -> NoReturn:
         """Raises: the model learns from counts, without an optimizer."""
         raise ValueError(
-            "compile: a Synthesizer's model learns from noisy counts: call Synthesizer.fit. To "
-            "learn by gradients, use\n"
+            f"optimizer={type(optimizer).__name__}: a Synthesizer's model has none: call "
+            "Synthesizer.fit. To learn by gradients, use\n"
             'DPVI(make_prior(schema, 24), make_likelihood(schema), clipping="flat").'
         )
 

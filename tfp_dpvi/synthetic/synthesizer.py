@@ -116,9 +116,13 @@ class Synthesizer:
         self.target = target
         self.model = TableModel(coded, make_prior, surrogate, target=target, seed=seed)
 
-    table = _deprecation.renamed_attribute("table", "schema")
-
     _paid = _Paid()
+
+    @property
+    def table(self) -> Schema:
+        """The old name of `schema`."""
+        _deprecation.warn("Synthesizer.table", "Synthesizer.schema")
+        return self.schema
 
     def fit(
         self,
@@ -307,7 +311,10 @@ class Synthesizer:
         return [self.sample(num_rows, seed=int(set_seed)) for set_seed in seeds]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves model, schema and ledger in one `.keras` file without records; see `DPModel.save`."""
+        """Saves model, schema and ledger in one `.keras` file, without records.
+
+        See `DPModel.save`.
+        """
         self._fitted("save")
         self.model.save(path)
 
