@@ -205,7 +205,7 @@ class Numeric(Column):
 
     @property
     def special(self) -> tuple[float, ...]:
-        """Common values (0 and the bounds) and the declared spikes, which have finest bins alone."""
+        """Values with finest bins of their own: 0, the bounds and the declared spikes."""
         common = (self.lower, 0.0, self.upper)
         return (*self.spikes, *(value for value in common if self.lower <= value <= self.upper))
 

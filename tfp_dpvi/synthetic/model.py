@@ -303,6 +303,13 @@ class TableModel(DPModel):
         num = tf.cast(self.num_predictive_draws, logs.dtype)
         return tf.math.log(num) - tf.reduce_logsumexp(logs, axis=0)
 
+    def call(self, inputs: Structure) -> NoReturn:
+        """Raises: the model generates whole records and predicts nothing from them."""
+        raise ValueError(
+            "predict: this model generates whole records and predicts nothing from x. Use "
+            "predictive() for the\ndistribution, or predictive().log_prob(codes) for scores."
+        )
+
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `DPModel`."""
         return exporting.posterior_signatures(
