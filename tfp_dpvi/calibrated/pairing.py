@@ -11,8 +11,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, tfd, without_assertions
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
-from tfp_dpvi.calibrated.clip import paired
-from tfp_dpvi.calibrated.clip import curvature_releases
+from tfp_dpvi.calibrated.clip import curvature_releases, paired
 from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of, synthetic
