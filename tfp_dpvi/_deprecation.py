@@ -181,7 +181,7 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def get_code(self, fullname: str) -> types.CodeType:
         """Returns code that runs the new module, for `python -m` with its old path."""
         new = MODULES[fullname]
-        _warn(fullname, new, stacklevel=2)
+        warn(fullname, new, stacklevel=2)
         source = f"import runpy\nrunpy.run_module({new!r}, run_name='__main__', alter_sys=True)"
         return compile(source, f"<{fullname}>", "exec")
 
