@@ -86,7 +86,7 @@ def test_ten_rounds_are_one_trace_one_calibration_and_one_entry(study, refiner):
         for task in server.due():
             assert server.receive("a", one.answer(task.to_bytes()))
             epsilons.append(server.epsilon["a"])
-    assert (len(refiner.compiled._made), one.num_calibrations) == (1, 1)
+    assert (len(refiner.compiled._traced), one.num_calibrations) == (1, 1)
     (entry,) = one.ledger.entries
     assert entry.steps == 30
     assert len(server.history) == 10

@@ -176,7 +176,7 @@ def without_the_look_at_xla():
 
 def traced_steps(model):
     """The compiled functions that a model's fits have made since `compile`; None for one that XLA refused."""
-    return list(model._dp.compiled.steps._made.values())
+    return list(model._dp.compiled.steps._traced.values())
 
 
 def graphs_of(step):
@@ -186,7 +186,7 @@ def graphs_of(step):
 
 def steps_by_xla(model):
     """Of each step that was made or tried: whether by XLA."""
-    return [jit for *_, jit in model._dp.compiled.steps._made]
+    return [jit for *_, jit in model._dp.compiled.steps._traced]
 
 
 def mark_executions(path):
