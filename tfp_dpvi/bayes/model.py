@@ -56,7 +56,8 @@ class BayesianModel:
     likelihood: Callable[..., tfd.Distribution]
 
     def __post_init__(self) -> None:
-        _ = self.generative  # Raises for a likelihood of other arguments.
+        # Computed here, since it raises for a likelihood of other arguments.
+        _ = self.generative
 
     @functools.cached_property
     def generative(self) -> bool:

@@ -1,4 +1,4 @@
-"""The privacy that a model has spent and its progress, which are saved with it."""
+"""The account of a model, saved with it: the privacy that it has spent, and its progress."""
 
 from __future__ import annotations
 

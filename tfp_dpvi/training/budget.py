@@ -83,8 +83,8 @@ class PrivacyTarget:
         # Any plan refuses an unknown accountant, and a relation that it does not support.
         PrivacyPlan(
             FullBatch(),
-            noise_multiplier=1.0,
-            num_releases=1,
+            1.0,
+            1,
             neighboring_relation=self.neighboring_relation,
             accountant=self.accountant,
         )
