@@ -6,8 +6,8 @@ qN. C is the clip and z the noise multiplier. Step t does what its numbered line
 
 1. Derive the keys of step t from the fit's key: no draw occurs twice (C10, randomness).
 2. Draw what all records share, as the parameters' Monte Carlo draws (C5, one set of draws).
-3. Sample records, clip each one's gradient to C, and sum (C3, C4: both state what they do; C8: bad
-   records contribute zero).
+3. Sample records, clip the gradient of each to C, and sum (C4: the sampler states its event; C3:
+   the clip states its sensitivity; C8: bad records contribute zero).
 4. Add z C times a standard normal vector to the sum, divide it by the public qN, and add the exact
    gradient of the terms that no record enters (C1, C2).
 5. Update the variables with the optimizer.
@@ -99,7 +99,7 @@ def private_step(
     noise: tf.Tensor,
     replicas: Replicas,
 ) -> StepState:
-    """Makes one private update of `variables` (Abadi et al. 2016, Jälkö et al. 2017, algorithms 1).
+    """Makes a private update: algorithm 1 of Abadi et al. 2016 and of Jälkö et al. 2017.
 
     It is a function of its arguments: all draws come from `key` and `state.step`. Its only side
     effect is the optimizer's update. The numbers are those of the lines at the top of this file.
