@@ -38,7 +38,7 @@ MODULES = {
         "gradients.units": "ghost.vectorized",
         "models.autoencoder": "networks.autoencoder",
         "models.bend": "calibrated.nonlinear",
-        "models.calibrated": "calibrated.posterior",
+        "models.calibrated": "calibrated.state",
         "models.coordinates": "bayes.coordinates",
         "models.dpvae": "networks.dpvae",
         "models.inference_data": "bayes.inference_data",

@@ -9,8 +9,9 @@ from support.siblings import slow
 
 from tfp_dpvi.calibrated import curvature as lib
 from tfp_dpvi.calibrated.curvature import CurvaturePrior, draw_curvature
-from tfp_dpvi.calibrated.mixture import Terms, exact_mixture
-from tfp_dpvi.calibrated.window import ReleaseNoise, Window, window_of
+from tfp_dpvi.calibrated.hmc import hamiltonian
+from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
+from tfp_dpvi.calibrated.window import ReleaseNoise, Window, average_window
 
 SIZE, NUM = 3, 1000
 NOISE = ReleaseNoise(
@@ -203,7 +204,9 @@ def coverage(spectrum, signal, prior=None, num=40):
             200, arrived, arrived[None], zeros[None], slope @ (truth - arrived) + error, noisy(matrix, sd, generator),
             1.4 * np.trace(matrix), sd, sd, sd, 1.2, (zeros, zeros), 4.0, NUM * CLIP_OF**2 / 2,
         )  # fmt: skip
-        terms = Terms.of(known, *draw_curvature(known, prior, generator), np.arange(WIDE))
+        terms = LinearLikelihood.from_window(
+            known, *draw_curvature(known, prior, generator), np.arange(WIDE)
+        )
         draws = exact_mixture(terms, np.eye(WIDE), zeros).sample(1000, generator) @ turned
         low, high = np.quantile(draws, [0.05, 0.95], axis=0)
         covered.append((low <= turned.T @ truth) & (turned.T @ truth <= high))
@@ -252,7 +255,7 @@ def blocks(per_block, size=SIZE):
 
 def test_the_window_is_the_last_seven_tenths():
     sums = blocks(10)
-    found = window_of(sums, np.arange(20.0), NOISE)
+    found = average_window(sums, np.arange(20.0), NOISE)
     assert found.num_steps == 140
     np.testing.assert_allclose(found.path, sums["theta"][6:] / 10)
     np.testing.assert_allclose(found.theta, sums["theta"][6:].sum(axis=0) / 140)
@@ -275,7 +278,7 @@ def test_a_fit_that_stopped_early_has_the_window_of_what_ran(stopped):
         name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < stopped, a, 0)
         for name, a in blocks(10).items()
     }
-    assert window_of(sums, np.zeros(20), NOISE).num_steps == 10 * (
+    assert average_window(sums, np.zeros(20), NOISE).num_steps == 10 * (
         stopped - int(0.3 * stopped + 1e-9)
     )
 
@@ -285,7 +288,7 @@ def test_too_short_a_window_is_none():
         name: np.where(np.arange(20).reshape(-1, *[1] * (a.ndim - 1)) < 4, a, 0)
         for name, a in blocks(1).items()
     }
-    assert window_of(sums, np.zeros(20), NOISE) is None
+    assert average_window(sums, np.zeros(20), NOISE) is None
 
 
 def test_a_chain_that_overflows_where_it_starts_stays_there():
@@ -295,9 +298,9 @@ def test_a_chain_that_overflows_where_it_starts_stays_there():
         return -0.5 * np.sum(x**2, axis=1), -(x * np.where(abs(x) > 1e10, np.float64(1e308), 1.0))
 
     start = np.array([[1e11, 0.0], [3.0, 3.0]])
-    end = lib.hamiltonian(
-        log_density, start, np.random.default_rng(0), num_steps=40, num_leapfrogs=5
-    )[-1]
+    end = hamiltonian(log_density, start, np.random.default_rng(0), num_steps=40, num_leapfrogs=5)[
+        -1
+    ]
     assert (end[0] == start[0]).all()
     assert np.linalg.norm(end[1]) < 4.0
     assert (end[1] != start[1]).all()

@@ -9,9 +9,10 @@ from scipy import stats
 from tfp_dpvi.calibrated import curvature
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated import window as windows
+from tfp_dpvi.calibrated.checks import check_posterior
 from tfp_dpvi.calibrated.mixture import (
+    LinearLikelihood,
     Mixture,
-    Terms,
     exact_mixture,
     gaussian_prior,
     sampled_mixture,
@@ -62,7 +63,9 @@ def test_one_curvature_and_a_normal_prior_is_the_formula():
         generator.normal(size=SIZE),
         np.diag([1.0, 2.0, 3.0]),
     )
-    terms = Terms.of(window(score, theta, matrix, 0.7), slope[None], matrix[None], np.arange(SIZE))
+    terms = LinearLikelihood.from_window(
+        window(score, theta, matrix, 0.7), slope[None], matrix[None], np.arange(SIZE)
+    )
     found = exact_mixture(terms, prior, prior @ np.ones(SIZE))
     spread = np.linalg.inv(1.2 * matrix + 0.49 * np.eye(SIZE))
     precision = prior + slope @ spread @ slope
@@ -100,7 +103,7 @@ def test_that_does_not_depend_on_the_scale(scale):
 
 
 def terms_of(precision, mean, index, num=32):
-    return Terms(
+    return LinearLikelihood(
         index, np.repeat(precision[None], num, 0), np.repeat((precision @ mean)[None], num, 0)
     )
 
@@ -171,7 +174,9 @@ def test_shares_of_the_variance_are_those_of_the_formula():
     """One parameter, one curvature: noise R, data B and the prior, in closed form."""
     released = window(np.array([1.0]), np.array([0.0]), np.array([[4.0]]), 3.0)
     slopes, matrices, index = np.array([[[5.0]]]), np.array([[[4.0]]]), np.array([0])
-    mixture = exact_mixture(Terms.of(released, slopes, matrices, index), np.eye(1), np.zeros(1))
+    mixture = exact_mixture(
+        LinearLikelihood.from_window(released, slopes, matrices, index), np.eye(1), np.zeros(1)
+    )
     shares = mixtures.variance_shares(
         released, slopes, matrices, mixture, index, normal_log_prior(np.eye(1), np.zeros(1))
     )
@@ -223,11 +228,11 @@ def coverage(
     prior = curvature.CurvaturePrior(TRUE_MATRIX * 1.1, (8.0 * SIZE,), 0.3)
     for _ in range(num):
         truth = generator.normal(size=SIZE)
-        window = windows.window_of(*released(generator, truth, noise), noise)
+        window = windows.average_window(*released(generator, truth, noise), noise)
         window, slopes, matrices = mutate(
             window, *curvature.draw_curvature(window, prior, generator)
         )
-        terms = Terms.of(window, slopes, matrices, np.arange(SIZE))
+        terms = LinearLikelihood.from_window(window, slopes, matrices, np.arange(SIZE))
         mixture = exact_mixture(terms, np.eye(SIZE), np.zeros(SIZE))
         picks = generator.integers(len(mixture.locs), size=400)
         normals = generator.normal(size=(400, SIZE))
@@ -266,9 +271,11 @@ def test_as_the_budget_goes_to_nothing_the_prior_comes_back():
     nothing = ReleaseNoise(NUM, RATE, CLIP, gradient=25e4, matrix=8e4, scale=8e4)
     assert 0.85 <= coverage(noise=nothing) <= 0.95
     generator = np.random.default_rng(0)
-    window = windows.window_of(*released(generator, np.ones(SIZE), nothing), nothing)
+    window = windows.average_window(*released(generator, np.ones(SIZE), nothing), nothing)
     prior = curvature.CurvaturePrior.isotropic(SIZE, NUM, CLIP)
-    terms = Terms.of(window, *curvature.draw_curvature(window, prior, generator), np.arange(SIZE))
+    terms = LinearLikelihood.from_window(
+        window, *curvature.draw_curvature(window, prior, generator), np.arange(SIZE)
+    )
     mixture = exact_mixture(terms, np.eye(SIZE), np.zeros(SIZE))
     np.testing.assert_allclose(mixture.mean, 0.0, atol=0.1)
     np.testing.assert_allclose(mixture.covariance, np.eye(SIZE), atol=0.1)
@@ -280,12 +287,12 @@ def test_as_the_budget_goes_to_nothing_the_prior_comes_back():
 def test_a_fit_that_has_not_arrived_is_warned_of():
     generator = np.random.default_rng(0)
     blocks, scales = released(generator, np.zeros(SIZE))
-    window = windows.window_of(blocks, scales, NOISE)
+    window = windows.average_window(blocks, scales, NOISE)
     prior = curvature.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     slopes, matrices = curvature.draw_curvature(window, prior, generator)
     for far, found in ((0.0, []), (30.0, ["did not converge"])):
         moved = Mixture(np.full((1, SIZE), far) + window.theta, 0.1 * np.eye(SIZE)[None])
-        checks = mixtures.check(window, slopes, matrices, moved, np.arange(SIZE))
+        checks = check_posterior(window, slopes, matrices, moved, np.arange(SIZE))
         assert [any(word in sentence for sentence in checks.warnings) for word in found] == [
             True
         ] * len(found)
@@ -298,14 +305,14 @@ def test_halves_that_differ_are_warned_of():
     generator, found = np.random.default_rng(3), []
     prior = curvature.CurvaturePrior(TRUE_MATRIX, (8.0 * SIZE,), 0.3)
     for _ in range(100):
-        window = windows.window_of(*released(generator, np.zeros(SIZE)), NOISE)
+        window = windows.average_window(*released(generator, np.zeros(SIZE)), NOISE)
         slopes, matrices = curvature.draw_curvature(window, prior, generator)
         mixture = Mixture(window.theta[None], np.eye(SIZE)[None])
-        found.append(mixtures.check(window, slopes, matrices, mixture, np.arange(SIZE)).halves)
+        found.append(check_posterior(window, slopes, matrices, mixture, np.arange(SIZE)).halves)
     assert stats.kstest(found, "uniform").pvalue > 1e-3
     blocks, scales = released(generator, np.zeros(SIZE))
     blocks["gradient"][13:] += 3.0 * blocks["steps"][13:, None]
-    window = windows.window_of(blocks, scales, NOISE)
-    checks = mixtures.check(window, slopes, matrices, mixture, np.arange(SIZE))
+    window = windows.average_window(blocks, scales, NOISE)
+    checks = check_posterior(window, slopes, matrices, mixture, np.arange(SIZE))
     assert checks.halves < 1e-3
     assert "halves" in checks.warnings[-1]

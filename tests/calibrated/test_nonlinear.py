@@ -5,8 +5,8 @@ import pytest
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.calibrated.nonlinear import Bend
-from tfp_dpvi.calibrated.simulation import Pairs, PairSimulator
+from tfp_dpvi.calibrated.nonlinear import NonlinearScore
+from tfp_dpvi.calibrated.simulation import PairSimulator, SimulatedPairs
 
 tfd = tfp.distributions
 CLIP, AT = 1.0, np.array([-3.0, 0.7])  # A few per cent of ones.
@@ -23,7 +23,8 @@ def simulated():
     )
     simulator = PairSimulator(model, x)
     guesses = AT + generator.normal(size=(16, 2))
-    return x, simulator, Bend.of(simulator, PATH, guesses, CLIP, generator)
+    score = NonlinearScore.simulate(simulator, PATH, guesses, CLIP, generator)
+    return x, simulator, score
 
 
 def sums(x, theta):
@@ -38,10 +39,10 @@ def sums(x, theta):
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
     """With A = G(theta), what a release at theta shows, the score is m(theta). Seeded; 6 % is the simulation's error here."""
-    x, simulator, bend = simulated
+    x, simulator, score = simulated
     theta = AT + np.array(away)
     mean, slope = sums(x, theta)
-    root = bend.root.numpy().astype(float)
+    root = score.root.numpy().astype(float)
     at_bar = sums(x, AT)[1]
     factor = np.sum(slope * at_bar) / np.sum(
         at_bar**2
@@ -50,8 +51,8 @@ def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
     inner = np.linalg.cholesky((1 - share) * shape / factor + share * np.eye(2))
     relative = np.linalg.solve(inner, np.linalg.solve(inner, shape).T)
     arrays = (tf.constant(part, tf.float32) for part in (theta[None], relative[None], share))
-    found = root @ bend.score(simulator, *arrays).numpy()[0]
-    np.testing.assert_allclose(found, mean, atol=0.06 * np.abs(mean).max())
+    expected = root @ score.at(simulator, *arrays).numpy()[0]
+    np.testing.assert_allclose(expected, mean, atol=0.06 * np.abs(mean).max())
 
 
 def test_the_first_slope_in_place_of_that_at_theta_is_caught(simulated):
@@ -65,9 +66,8 @@ def test_the_first_slope_in_place_of_that_at_theta_is_caught(simulated):
 def test_the_simulated_curvature_is_that_of_the_path(simulated):
     x, simulator, _ = simulated
     generator = np.random.default_rng(0)
-    prior = Pairs.joined([simulator.pairs(at, generator, 1024, 8) for at in PATH]).curvature_prior(
-        1000, CLIP
-    )
+    pairs = SimulatedPairs.joined([simulator.pairs(at, generator, 1024, 8) for at in PATH])
+    prior = pairs.curvature_prior(1000, CLIP)
     np.testing.assert_allclose(
         prior.curvature, 1000 * sums(x, AT)[1], rtol=0.12, atol=0.05 * prior.curvature.max()
     )

@@ -553,7 +553,7 @@ def test_the_pilot_knows_the_shape_of_the_curvature():
 
 def test_the_pilot_passes_over_parameters_at_which_gradients_overflow(monkeypatch):
     """As of a variance drawn near 0: at half of the draws here."""
-    honest, calls = simulation.Pairs.curvature_prior, itertools.count()
+    honest, calls = simulation.SimulatedPairs.curvature_prior, itertools.count()
 
     def overflowing(pairs, num_records, clip):
         found = honest(pairs, num_records, clip)
@@ -561,7 +561,7 @@ def test_the_pilot_passes_over_parameters_at_which_gradients_overflow(monkeypatc
             found, curvature=found.curvature * (np.inf if next(calls) % 2 else 1.0)
         )
 
-    monkeypatch.setattr(simulation.Pairs, "curvature_prior", overflowing)
+    monkeypatch.setattr(simulation.SimulatedPairs, "curvature_prior", overflowing)
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
     x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
     found = dpvi.pilot(model, x, num_records=1000, epsilon=1.0, delta=1e-5)

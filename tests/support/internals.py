@@ -122,14 +122,14 @@ def writes_allowed():
 @contextlib.contextmanager
 def twins_changed(change):
     """The simulated twins of a batch pass through a function, behind the check that rows do not mix."""
-    simulated = pairing._simulated
+    simulated = pairing.simulate_twins
 
     def changed(*args):
         twins, usable = simulated(*args)
         return change(twins), usable
 
-    unchecked = mock.patch.object(pairing.Pairing, "_check_rows", return_value=None)
-    with unchecked, mock.patch.object(pairing, "_simulated", changed):
+    unchecked = mock.patch.object(pairing, "check_rows", return_value=None)
+    with unchecked, mock.patch.object(pairing, "simulate_twins", changed):
         yield
 
 

@@ -1,101 +1,119 @@
-"""Draws of the curvature given its noisy release: a Wishart prior, a Gaussian likelihood, Hamiltonian Monte Carlo."""
+"""Draws of the curvature given its noisy release: a Wishart prior and a Gaussian likelihood."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy import linalg, special, stats
 
+from tfp_dpvi.calibrated.hmc import hamiltonian
 from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 
 NUM_DRAWS = 32
-_NUM_STEPS = 16  # Of HMC.
+# Of HMC.
+_NUM_STEPS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class CurvaturePrior:
     """A Wishart prior of the curvature's matrix M.
 
-    k < d degrees of freedom give a matrix of rank k; several values are a mixture with equal weights.
+    k < d degrees of freedom give a matrix of rank k; several values are a mixture with equal
+    weights.
+
+    Attributes:
+      matrix: M0, the expected value up to a factor, shape [d, d].
+      degrees: The degrees of freedom.
+      log_factor_sd: Standard deviation of that factor's logarithm; its median is 1.
+      kappa: Prior mean and standard deviation of the curvature over M.
+      curvature: Expected curvature A if `matrix` is that of M; None for a multiple of it.
+      error: Expected squared distance of a simulated `matrix` from that of N records.
+      ridge: The number that was added to the diagonals of a simulated `matrix` and `curvature`.
     """
 
-    matrix: np.ndarray  # M0, the expected value up to a factor, shape [d, d].
+    matrix: np.ndarray
     degrees: tuple[float, ...]
-    log_factor_sd: float  # Standard deviation of that factor's logarithm; its median is 1.
-    kappa: tuple[float, float] = (
-        1.4,
-        0.3,
-    )  # Prior mean and standard deviation of the curvature over M.
-    curvature: np.ndarray | None = (
-        None  # Expected curvature A if `matrix` is that of M; None for a multiple of it.
-    )
-    error: float = 0.0  # Expected squared distance of a simulated `matrix` from that of N records.
-    ridge: float = 0.0  # What was added to the diagonals of a simulated `matrix` and `curvature`.
+    log_factor_sd: float
+    kappa: tuple[float, float] = (1.4, 0.3)
+    curvature: np.ndarray | None = None
+    error: float = 0.0
+    ridge: float = 0.0
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
         """Returns an isotropic prior from the clip alone, with about a fifth of the maximal trace.
 
-        Its rank is uncertain, from d / 8 to d: inputs are often collinear, and in directions without information the
-        posterior must equal the prior.
+        Its rank is uncertain, from d / 8 to d: inputs are often collinear, and in directions
+        without information the posterior must equal the prior.
+
+        Args:
+          size: The number d of parameters.
+          num_records: The number N of records.
+          clip: The clip C, finite.
         """
         degrees = {max(1.0, round(size * share)) for share in (0.125, 0.25, 0.5, 1.0, 2.0, 8.0)}
         return cls(np.eye(size) * (0.2 * num_records * clip**2 / size), tuple(sorted(degrees)), 0.8)
 
+    @property
+    def slope(self) -> np.ndarray:
+        """The expected curvature A up to a factor, shape [d, d]."""
+        return self.matrix if self.curvature is None else self.curvature
+
     def weights(self, window: Window) -> np.ndarray:
         """Returns probabilities of the degrees given trace, squared norm and rank of the release.
 
-        For several degrees `matrix` is a multiple of I. Trace and norm are approximated as normal, with the moments of a Wishart
-        matrix; a rank has less weight if the rest of the release exceeds its noise.
+        For several degrees `matrix` is a multiple of I. Trace and norm are approximated as normal,
+        with the moments of a Wishart matrix; a rank has less weight if the rest of the release
+        exceeds its noise.
         """
         if len(self.degrees) == 1:
             return np.ones(1)
         size, degrees = len(self.matrix), np.array(self.degrees)[:, None]
         noise, trace = window.matrix_sd**2, np.trace(self.matrix)
-        seen = np.trace(window.matrix), np.sum(window.matrix**2)
-        widest = max(
-            3.0 * self.log_factor_sd, abs(math.log(max(seen[0], 1e-9 * trace) / trace)) + 1.0
-        )
+        released = np.trace(window.matrix), np.sum(window.matrix**2)
+        log_ratio = math.log(max(released[0], 1e-9 * trace) / trace)
+        widest = max(3.0 * self.log_factor_sd, abs(log_ratio) + 1.0)
         log_factor = np.linspace(-widest, widest, 401)
         trace = trace * np.exp(log_factor)
         length = trace**2 * (degrees + size + 1.0) / (degrees * size)
         pairs = size * (size + 1) / 2.0
-        spread = (
-            2.0 / (degrees * size) + 0.01
-        )  # Relative variance of the trace, plus an allowance for other spectra.
+        # Relative variance of the trace, plus an allowance for other spectra.
+        spread = 2.0 / (degrees * size) + 0.01
         means = trace, length + noise * pairs
         variances = (
             noise * size + trace**2 * spread,
             2.0 * noise**2 * pairs + 4.0 * noise * length + 4.0 * length**2 * spread,
         )
         logs = -(log_factor**2) / (2.0 * self.log_factor_sd**2)
-        for one, mean, variance in zip(seen, means, variances, strict=True):
-            logs = logs - ((one - mean) ** 2 / variance + np.log(variance)) / 2.0
+        for value, mean, variance in zip(released, means, variances, strict=True):
+            logs = logs - ((value - mean) ** 2 / variance + np.log(variance)) / 2.0
         logs = special.logsumexp(logs, axis=1)
         values = np.sort(np.linalg.eigvalsh(window.matrix) ** 2)
-        for number, rank in enumerate(min(size, int(one)) for one in self.degrees):
+        for number, degree in enumerate(self.degrees):
+            rank = min(size, int(degree))
             free = (size - rank) * (size - rank + 1) / 2.0
             beside = np.sum(values[: size - rank]) / noise - free - 3.0 * math.sqrt(2.0 * free)
             logs[number] -= max(beside, 0.0) / 2.0
         return special.softmax(logs)
 
     def mismatch(self, window: Window) -> float:
-        """Returns the release's distance from the nearest multiple of `matrix`, beyond noise, over that multiple's norm."""
+        """Returns the relative distance of the release from the nearest multiple of `matrix`.
+
+        It is the distance beyond noise, over the norm of that multiple.
+        """
         size = len(self.matrix)
         factor = np.sum(window.matrix * self.matrix) / np.sum(self.matrix**2)
-        free = (
-            size * (size + 1) / 2 - 1
-        )  # Chi-squared noise: its mean plus three standard deviations.
+        # Chi-squared noise: its mean plus three standard deviations.
+        free = size * (size + 1) / 2 - 1
         allowed = window.matrix_sd**2 * (free + 3.0 * math.sqrt(2.0 * free)) + 2.0 * self.error
         away = np.sum((window.matrix - factor * self.matrix) ** 2) - allowed
         length = abs(factor) * np.linalg.norm(self.matrix)
         return float(math.sqrt(max(away, 0.0)) / length) if length else math.inf
 
     def release_share(self, window: Window) -> float:
-        """Returns the release's share of the information on the shape of M: 0 if noise dominates, 1 without noise."""
+        """Returns the release's share of the information on M's shape: 0 if noise dominates."""
         size = len(self.matrix)
         # A Wishart matrix's variance.
         before = (np.trace(self.matrix) ** 2 + np.sum(self.matrix**2)) / self.degrees[-1]
@@ -106,20 +124,30 @@ class CurvaturePrior:
 def draw_curvature(
     window: Window, prior: CurvaturePrior, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns draws of (A, M): the slope of the expected score, and half the variance of a step's pairs.
+    """Returns draws of (A, M) given their noisy release.
 
-    Arrays of shape [K, d, d]; K = 1 without noise.
+    A is the slope of the expected score, M half the variance of a step's pairs.
+
+    Args:
+      window: The released averages.
+      prior: The prior of M and of A over M.
+      generator: The source of random numbers.
+
+    Returns:
+      Arrays of shape [K, d, d]; K = 1 without noise.
     """
-    matrices = (
-        window.matrix[None] if window.matrix_sd == 0.0 else _draw_matrices(window, prior, generator)
-    )
+    if window.matrix_sd == 0.0:
+        matrices = window.matrix[None]
+    else:
+        matrices = _draw_matrices(window, prior, generator)
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
     else:
-        seen, before = (traces / window.scale_sd) ** 2, prior.kappa[1] ** -2
-        mean = (seen * window.scale / traces + before * prior.kappa[0]) / (seen + before)
-        sd = 1.0 / np.sqrt(seen + before)
+        by_release, by_prior = (traces / window.scale_sd) ** 2, prior.kappa[1] ** -2
+        mean = by_release * window.scale / traces + by_prior * prior.kappa[0]
+        mean = mean / (by_release + by_prior)
+        sd = 1.0 / np.sqrt(by_release + by_prior)
         low, high = (1.0 - mean) / sd, (MOST_KAPPA - mean) / sd
         kappa = stats.truncnorm.rvs(
             low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator
@@ -129,7 +157,7 @@ def draw_curvature(
 
 
 def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
-    """Returns A / kappa: M itself, or corrected by the prior's simulation for directions that are clipped more."""
+    """Returns A / kappa: M, or corrected by a simulation for directions that are clipped more."""
     if prior.curvature is None:
         return matrices
     root = linalg.cholesky(prior.matrix, lower=True)
@@ -144,7 +172,7 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
 def _draw_matrices(
     window: Window, prior: CurvaturePrior, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns draws of M, with numbers proportional to the probabilities of the degrees of freedom."""
+    """Returns draws of M, for each number of degrees as many as its probability asks for."""
     edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
     drawn = [
@@ -158,24 +186,27 @@ def _draw_matrices(
 class _Bartlett:
     """The density log p(T, log a | M_hat) with M = a L0 T T' L0' / nu, as a function of a vector.
 
-    Bartlett's factor T of a Wishart matrix with nu degrees of freedom is lower triangular with min(d, nu) columns. The vector
-    has the entries of T by row, diagonal ones as logarithms, then log a.
+    Bartlett's factor T of a Wishart matrix with nu degrees of freedom is lower triangular with
+    min(d, nu) columns. The vector has the entries of T by row, diagonal ones as logarithms, then
+    log a.
     """
 
     def __init__(self, window: Window, prior: CurvaturePrior, degrees: float) -> None:
-        self._seen, self._sd, self._most = window.matrix, window.matrix_sd, window.most_trace
-        self._nu, self._factor_sd = degrees, prior.log_factor_sd
         size = len(prior.matrix)
+        self._size = size
+        self._released = window.matrix
+        self._sd = window.matrix_sd
+        self._most = window.most_trace
+        self._nu = degrees
+        self._factor_sd = prior.log_factor_sd
         self._root = linalg.cholesky(
             prior.matrix + 1e-9 * np.trace(prior.matrix) / size * np.eye(size), lower=True
         )
         self._rank = int(min(size, degrees))
         self._rows, self._columns = np.tril_indices(size, 0, self._rank)
         self._diagonal = np.flatnonzero(self._rows == self._columns)
-        self._size = size
-        self._shape = self._nu - np.arange(
-            self._rank
-        )  # Degrees of the chi-squared variables on the diagonal.
+        # Degrees of the chi-squared variables on the diagonal.
+        self._shape = self._nu - np.arange(self._rank)
 
     def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
@@ -183,9 +214,8 @@ class _Bartlett:
         normals = generator.normal(size=(num, len(mode)))
         start = mode + linalg.solve_triangular(root, normals.T, trans=1, lower=True).T
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
-        start[:, -1] -= np.log(
-            np.maximum(1.0, traces / (0.9 * self._most))
-        )  # Larger traces would make HMC diverge.
+        # Larger traces would make HMC diverge.
+        start[:, -1] -= np.log(np.maximum(1.0, traces / (0.9 * self._most)))
         # Proposals in float32, at half the time: the acceptance step corrects their error.
         inverse = linalg.lapack.strtri(root.astype(np.float32), lower=1)[0]
 
@@ -205,6 +235,7 @@ class _Bartlett:
         return self.matrices(mode + times_inverse(z[-1], 0))
 
     def _factors(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns L0 T, shape [n, d, rank], and a / nu, shape [n]."""
         entries = x[:, :-1].copy()
         entries[:, self._diagonal] = np.exp(entries[:, self._diagonal])
         factor = np.zeros((len(x), self._size, self._rank))
@@ -220,7 +251,7 @@ class _Bartlett:
         """Returns the log density and its gradient."""
         factor, scale = self._factors(x)
         matrix = scale[:, None, None] * (factor @ np.swapaxes(factor, 1, 2))
-        residual = self._seen - matrix
+        residual = self._released - matrix
         excess = np.maximum(np.trace(matrix, axis1=1, axis2=2) / self._most - 1.0, 0.0) * 100.0
         slope = residual / self._sd**2 - (excess * 100.0 / self._most)[:, None, None] * np.eye(
             self._size
@@ -243,12 +274,11 @@ class _Bartlett:
         return value, gradient
 
     def _start(self) -> np.ndarray:
-        """Returns the better start: the release without small and negative eigenvalues, or a multiple of the prior's mean."""
+        """Returns the better start: the release's large eigenvalues, or a multiple of the mean."""
         inverse = linalg.solve_triangular(self._root, np.eye(self._size), lower=True)
-        values, vectors = np.linalg.eigh(inverse @ self._seen @ inverse.T)
-        kept = vectors[:, -self._rank :] * np.sqrt(
-            self._nu * np.maximum(values[-self._rank :], 0.1)
-        )
+        values, vectors = np.linalg.eigh(inverse @ self._released @ inverse.T)
+        roots = np.sqrt(self._nu * np.maximum(values[-self._rank :], 0.1))
+        kept = vectors[:, -self._rank :] * roots
         factor = np.linalg.qr(kept.T)[1].T
         factor = factor * np.sign(np.diag(factor))
         x = np.zeros((2, len(self._rows) + 1))
@@ -256,11 +286,14 @@ class _Bartlett:
         x[0, self._diagonal] = np.log(np.maximum(x[0, self._diagonal], 0.1))
         mean = self._root @ self._root.T
         x[1, self._diagonal] = np.log(np.maximum(self._shape, 1.0)) / 2.0
-        x[1, -1] = math.log(max(np.sum(self._seen * mean) / np.sum(mean**2), 0.1))
+        x[1, -1] = math.log(max(np.sum(self._released * mean) / np.sum(mean**2), 0.1))
         return x[[np.argmax(self.log_density(x)[0])]]
 
     def laplace(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mode and a Cholesky factor of the Gauss-Newton Hessian at or one small step before it."""
+        """Returns the mode, and a Cholesky factor of the Gauss-Newton Hessian.
+
+        The Hessian is that at the mode or one small step before it.
+        """
         x = self._start()
         (value,), gradient = self.log_density(x)
         damping = 1e-3
@@ -270,11 +303,13 @@ class _Bartlett:
             damped[np.diag_indices(len(damped))] *= 1.0 + damping
             step = linalg.cho_solve(linalg.cho_factor(damped, overwrite_a=True), gradient[0])
             trial = x + np.clip(step, -1.0, 1.0)
-            (new,), slope = self.log_density(trial)
-            if new > value:
-                small = new - value < 1e-2
-                x, value, gradient, damping = trial, new, slope, damping / 5.0
-                if small:
+            (trial_value,), trial_gradient = self.log_density(trial)
+            if trial_value > value:
+                is_small = trial_value - value < 1e-2
+                x, gradient = trial, trial_gradient
+                value = trial_value
+                damping /= 5.0
+                if is_small:
                     break
                 hessian = self._hessian(x)
             else:
@@ -282,8 +317,9 @@ class _Bartlett:
         return x[0], linalg.cholesky(hessian, lower=True)
 
     def _hessian(self, x: np.ndarray) -> np.ndarray:
-        factor, scale = self._factors(x)
-        left, right, (scale,) = self._root, factor[0], scale
+        """Returns the Gauss-Newton Hessian of the negative log density at one point, [1, n]."""
+        factors, scales = self._factors(x)
+        left, right = self._root, factors[0]
         i, j = self._rows, self._columns
         across = left.T @ right
         # Indexing rows, then columns is several times as fast as both at once.
@@ -297,57 +333,12 @@ class _Bartlett:
         hessian[:-1, :-1] = 2.0 * gram
         hessian[-1, :-1] = hessian[:-1, -1] = by_scale
         hessian[-1, -1] = np.sum(matrix**2)
-        own = np.full(size + 1, scale / self._sd)
-        own[self._diagonal] *= np.exp(x[0, self._diagonal])
-        hessian *= own[:, None]
-        hessian *= own
+        units = np.full(size + 1, scales[0] / self._sd)
+        units[self._diagonal] *= np.exp(x[0, self._diagonal])
+        hessian *= units[:, None]
+        hessian *= units
         precision = np.ones(size + 1)
         precision[self._diagonal] = 2.0 * np.exp(2.0 * x[0, self._diagonal])
         precision[-1] = 1.0 / self._factor_sd**2
         hessian[np.diag_indices(size + 1)] += precision
         return hessian
-
-
-def hamiltonian(
-    log_density: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    start: np.ndarray,
-    generator: np.random.Generator,
-    *,
-    num_steps: int,
-    num_leapfrogs: int,
-    keep: int = 1,
-) -> np.ndarray:
-    """Runs chains of Hamiltonian Monte Carlo on a whitened density; returns states of shape [keep, n, d].
-
-    The step size is adapted to a mean acceptance of 0.8 in the first half of the steps, and fixed in the second, from
-    which the states come. `start` has shape [n, d].
-    """
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # Proposals that overflow are rejected below.
-        x, (value, gradient) = start, log_density(start)
-    kept: list[np.ndarray] = []
-    size = 1.2 / max(start.shape[1], 1) ** 0.25
-    for turn in range(num_steps):
-        momentum = generator.normal(size=x.shape)
-        new, slope = x, gradient
-        length = size * generator.uniform(0.8, 1.2)
-        with np.errstate(over="ignore", invalid="ignore"):
-            p = momentum + length / 2.0 * slope
-            for leap in range(num_leapfrogs):
-                new = new + length * p
-                proposed, slope = log_density(new)
-                p = p + length * (slope if leap < num_leapfrogs - 1 else slope / 2.0)
-            change = proposed - value + (np.sum(momentum**2, axis=1) - np.sum(p**2, axis=1)) / 2.0
-        change = np.where(np.isfinite(change), change, -math.inf)
-        accepted = np.log(generator.uniform(size=len(x))) < change
-        x = np.where(accepted[:, None], new, x)
-        gradient = np.where(accepted[:, None], slope, gradient)
-        value = np.where(accepted, proposed, value)
-        if turn < num_steps // 2:
-            size *= math.exp(
-                0.5 * (np.mean(np.minimum(1.0, np.exp(np.minimum(change, 0.0)))) - 0.8)
-            )
-        elif (num_steps - 1 - turn) % max(1, num_steps // (2 * keep)) == 0:
-            kept.append(x)
-    return np.stack(kept[-keep:])

@@ -1,49 +1,41 @@
-"""The paired clip of a model: checks that its likelihood allows it, and simulates each record's twin."""
+"""The paired clip of one model: the parameters that its likelihood reads, and pairs of records."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, tfd, without_assertions
+from tfp_dpvi._tf import Structure, map_apart, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
 from tfp_dpvi.calibrated.clip import curvature_releases, paired
-from tfp_dpvi.calibrated.twins import draw_apart
+from tfp_dpvi.calibrated.requirements import CannotPairError, check_rows
+from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.data import Records
-from tfp_dpvi.data.shapes import specs_of, synthetic
+from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
 
-MOST_COORDINATES = 50  # That a likelihood reads. For more, noise dominates their curvature matrix.
-
-_NUM_TRIED = 5
-_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)  # Of a row, to see whether it moves others.
-_INTEGERS = (*range(_NUM_TRIED), -1, 100)  # Larger ones may be lengths, which take memory.
-_NO_DRAWS = "the likelihood has no finite draws at synthetic inputs, to check its rows"
-_REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
-
-
-class CannotPairError(Exception):
-    """Raised with the reason if the paired clip does not apply."""
-
-
-def check_settings(gradients: str, num_draws: int) -> None:
-    """Raises `CannotPairError` if a `DPVI` with these settings cannot clip pairs."""
-    if gradients != "aligned":
-        raise CannotPairError(
-            f"gradients={gradients!r} clips gradients in the surrogate's variables"
-        )
-    if num_draws != 1:
-        raise CannotPairError(f"num_draws={num_draws} averages before the clip")
+# That a likelihood reads. For more, noise dominates their curvature matrix.
+MOST_COORDINATES = 50
 
 
 class Pairing:
-    """The paired clip of one model: the prior's parts that its likelihood reads, their coordinates, and its simulation.
+    """The paired clip of one model: the parameters that its likelihood reads, and its simulation.
 
-    Raises `CannotPairError` if the paired clip does not apply to records of these shapes and dtypes.
+    Args:
+      model: Prior and likelihood.
+      records: Records whose shapes and dtypes are read.
+
+    Raises:
+      CannotPairError: The paired clip does not apply to records of these shapes and dtypes.
+
+    Attributes:
+      coordinates: The prior's parameters on the real line.
+      parameters_read: Numbers of the prior's parts that the likelihood reads.
+      index: The coordinates of these parts, shape [d].
     """
 
     def __init__(self, model: BayesianModel, records: Records) -> None:
@@ -69,7 +61,7 @@ class Pairing:
                 f"the likelihood reads {len(self.index)} parameters, more than {MOST_COORDINATES}"
             )
         if records.y is not None:
-            self._check_rows(records)
+            check_rows(model, records)
 
     def gradient(
         self,
@@ -101,19 +93,20 @@ class Pairing:
             def simulate(
                 records: dict[str, Structure], key: tf.Tensor
             ) -> tuple[Structure, tf.Tensor]:
-                own = [_finite(part) for part in parts]
+                finite_parts = [_finite(part) for part in parts]
                 x = tf.nest.map_structure(_finite, records["x"])
-                likelihood = self._likelihood(own, _finite(theta), x)
-                return _simulated(likelihood, {**records, "x": x}, _random.tfp_seed(key))
+                likelihood = self._likelihood(finite_parts, _finite(theta), x)
+                return simulate_twins(likelihood, {**records, "x": x}, _random.tfp_seed(key))
 
             def losses(
                 record: dict[str, Structure], theta: tf.Tensor
             ) -> tuple[tf.Tensor, tf.Tensor]:
-                one = tf.nest.map_structure(lambda part: part[None], record)
-                distribution = self._likelihood(parts, theta, one["x"])
-                observed = one["y"] if "y" in one else one["x"]
-                own = distribution.log_prob(as_event(observed, distribution))
-                return -own[0], -distribution.log_prob(one["simulated"])[0]
+                batch = tf.nest.map_structure(lambda part: part[None], record)
+                distribution = self._likelihood(parts, theta, batch["x"])
+                event = as_event(batch["y"] if "y" in batch else batch["x"], distribution)
+                observed = distribution.log_prob(event)[0]
+                twin = distribution.log_prob(batch["simulated"])[0]
+                return -observed, -twin
 
             def pull_back(released: list[tf.Tensor]) -> list[tf.Tensor]:
                 return tape.gradient(
@@ -124,20 +117,24 @@ class Pairing:
             return paired(losses, simulate, theta, clip, pull_back=pull_back, **terms)
 
         releases = curvature_releases(len(self.index), clip)
-        return ClippedGradient(
-            draw, clip, joint=releases, identity=("paired", self.parameters_read)
-        )
+        identity = ("paired", self.parameters_read)
+        return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
-        """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
+        """Returns pairs of simulated records.
 
-        The log densities are NaN where an outcome cannot be used.
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          x: Inputs of n records; models of whole records use only their number.
+          seeds: Two seeds, int32, shape [2, 2].
 
-        Models of whole records use only the number of the inputs `x`. Two seeds: int32, shape [2, 2].
+        Returns:
+          Both outcomes, `deltas`, and both log densities of shape [n], which are NaN where an
+          outcome cannot be used.
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
         distribution = self._distribution(vector, x)
-        drawn = [_simulated(distribution, rows, seed) for seed in tf.unstack(seeds)]
+        drawn = [simulate_twins(distribution, rows, seed) for seed in tf.unstack(seeds)]
         pairs = [twins for twins, _ in drawn]
         log_probs = [
             tf.where(usable, distribution.log_prob(twins), math.nan) for twins, usable in drawn
@@ -145,16 +142,26 @@ class Pairing:
         return (*pairs, self.deltas(vector, x, pairs), *log_probs)
 
     def deltas(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
-        """Returns the differences of the scores of pairs of outcomes, shape [n, d]."""
+        """Returns the differences of the scores of pairs of outcomes.
+
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          x: Inputs of n records.
+          pairs: Both outcomes of each.
+
+        Returns:
+          Tensor of shape [n, d].
+        """
         parts = tf.split(vector, self.coordinates.sizes)
         theta = tf.concat([parts[part] for part in self.parameters_read], axis=0)
 
         def delta(record: Sequence[Structure]) -> tf.Tensor:
-            one, *both = tf.nest.map_structure(lambda part: part[None], record)
+            inputs, *both = tf.nest.map_structure(lambda part: part[None], record)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(theta)
-                here = self._likelihood(parts, theta, one)
-                difference = here.log_prob(both[0])[0] - here.log_prob(both[1])[0]
+                distribution = self._likelihood(parts, theta, inputs)
+                logs = [distribution.log_prob(outcome)[0] for outcome in both]
+                difference = logs[0] - logs[1]
             return tape.gradient(difference, theta, unconnected_gradients="zero")
 
         return map_apart(delta, (x, *pairs))
@@ -162,7 +169,16 @@ class Pairing:
     def log_probs(
         self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]
     ) -> list[tf.Tensor]:
-        """Returns log densities, shape [n], for each of several outcomes of n records."""
+        """Returns log densities of several outcomes of each record.
+
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          x: Inputs of n records.
+          pairs: Outcomes of the n records, as often as needed.
+
+        Returns:
+          A tensor of shape [n] for each.
+        """
         distribution = self._distribution(vector, x)
         return [distribution.log_prob(outcomes) for outcomes in pairs]
 
@@ -182,8 +198,11 @@ class Pairing:
         return self._model.distribution_at(self.coordinates.constrain(replaced), x)
 
     def _find_parameters_read(self, records: Records) -> tuple[int, ...]:
-        """Returns the parts that the likelihood reads, by tracing a simulation and a density on the records' shapes."""
-        found: list[tuple[int, ...]] = []
+        """Returns the parts that the likelihood reads, from a trace on the records' shapes.
+
+        The trace simulates records and computes their density.
+        """
+        traced: list[tuple[int, ...]] = []
 
         def probe(x: Structure, y: Structure | None) -> tf.Tensor:
             parts = self.coordinates.flatten(self._model.prior.sample(seed=tf.constant([0, 0])))
@@ -193,11 +212,12 @@ class Pairing:
                 observed = as_event(x if y is None else y, distribution)
                 log_prob = distribution.log_prob(observed)
             gradient = tape.gradient(log_prob, parts)
-            found.append(tuple(number for number, part in enumerate(gradient) if part is not None))
+            traced.append(tuple(number for number, part in enumerate(gradient) if part is not None))
             rows = {"x": x} if y is None else {"x": x, "y": y}
-            twin, _ = _simulated(distribution, rows, tf.constant([0, 0]))
+            twin, _ = simulate_twins(distribution, rows, tf.constant([0, 0]))
             shapes = [
-                [one.shape.as_list() for one in tf.nest.flatten(each)] for each in (twin, observed)
+                [part.shape.as_list() for part in tf.nest.flatten(outcome)]
+                for outcome in (twin, observed)
             ]
             if shapes[0] != shapes[1]:
                 raise ValueError("it draws shapes {} for records of shapes {}".format(*shapes))
@@ -207,126 +227,9 @@ class Pairing:
             tf.function(probe, autograph=False).get_concrete_function(*specs_of(records, 3))
         except LIKELIHOOD_ERRORS as error:
             raise CannotPairError(f"the likelihood does not simulate records ({error})") from error
-        if not found[-1]:
+        if not traced[-1]:
             raise CannotPairError("the likelihood reads no parameter")
-        return found[-1]
-
-    def _check_rows(self, records: Records) -> None:
-        """Refuses a likelihood whose rows depend on other records of the batch, by a check on synthetic records.
-
-        A row's twin and its density must not change if another row does, whichever it is and however
-        large, and its density must be that of the record alone.
-        """
-        generator = np.random.default_rng(0)
-        params = self._model.prior.sample(seed=tf.constant([0, 1]))
-
-        @function_of_model
-        def run(x: Structure) -> list[tf.Tensor]:
-            with without_assertions():
-                distribution = self._model.distribution_at(params, x)
-                twins, usable = _simulated(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
-                return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
-
-        @function_of_model
-        def run_alone(x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
-            like = self._model.distribution_at(params, x).dtype
-
-            def log_prob(row: Structure) -> tf.Tensor:
-                own, twin = tf.nest.map_structure(lambda part: part[None], row)
-                distribution = self._model.distribution_at(params, own)
-                return distribution.log_prob(tf.nest.pack_sequence_as(like, twin))[0]
-
-            return map_apart(log_prob, (x, twins))
-
-        def drawn(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses x.
-            try:
-                return [part.numpy() for part in run(tf.nest.map_structure(tf.constant, x))]
-            except _REFUSALS:
-                return None
-
-        def are_alone(x: Structure, found: list[np.ndarray]) -> bool:
-            try:
-                alone = run_alone(tf.nest.map_structure(tf.constant, x), found[2:]).numpy()
-            except tf.errors.OpError:  # A record reads another, which it lacks when alone.
-                return False
-            return np.allclose(alone, found[0], rtol=1e-3, atol=1e-3)
-
-        x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
-        for number, start in enumerate((x, _numbered(x))):
-            before = drawn(start)
-            if before is None or not all(map(_is_finite, before)) or not before[1].all():
-                if number:  # Its integers may be no categories.
-                    return
-                raise CannotPairError(_NO_DRAWS)
-            if not are_alone(start, before):
-                raise CannotPairError(
-                    "the density of one record depends on other records of the batch"
-                )
-            for row in range(_NUM_TRIED):
-                others = np.arange(_NUM_TRIED) != row
-                for legal, moved in _moves(start, row, generator):
-                    after = drawn(moved)
-                    if after is None and legal:
-                        raise CannotPairError(_NO_DRAWS)
-                    if after is not None and not all(
-                        np.array_equal(a[others], b[others])
-                        for a, b in zip(before, after, strict=True)
-                    ):
-                        raise CannotPairError(
-                            "the twin of one record depends on other records of the batch"
-                        )
-            if all(part.dtype.kind == "f" for part in tf.nest.flatten(x)):
-                return
-
-
-def _numbered(records: Structure) -> Structure:
-    """Returns the records with integers that are the numbers of other rows."""
-
-    def numbered(part: np.ndarray) -> np.ndarray:
-        numbers = np.arange(_NUM_TRIED)[::-1].reshape(-1, *[1] * (part.ndim - 1))
-        return np.broadcast_to(numbers, part.shape).astype(part.dtype) if _counts(part) else part
-
-    return tf.nest.map_structure(numbered, records)
-
-
-def _moves(
-    records: Structure, row: int, generator: np.random.Generator
-) -> Iterator[tuple[bool, Structure]]:
-    """Yields the records with one row replaced, by values that it must allow and by extreme ones, and whether it must."""
-
-    def move(value: float | None, concerns: Callable[[np.ndarray], bool]) -> Structure:
-        def moved(part: np.ndarray) -> np.ndarray:
-            part = part.copy()
-            if value is not None and concerns(part):
-                part[row] = value
-            elif value is None and part.dtype.kind == "f":
-                part[row] = generator.uniform(size=part.shape[1:])
-            elif value is None:
-                part[row] = part[row] == 0
-            return part
-
-        return tf.nest.map_structure(moved, records)
-
-    yield True, move(None, lambda part: True)
-    # Floats and integers apart: an index that is out of range would hide what the floats do.
-    for value in _VALUES:
-        yield False, move(value, lambda part: part.dtype.kind == "f")
-    for value in _INTEGERS:
-        yield False, move(value, _signed if value < 0 else _counts)
-
-
-def _signed(part: np.ndarray) -> bool:
-    """Returns whether an array holds integers that may be negative."""
-    return part.dtype.kind == "i"
-
-
-def _counts(part: np.ndarray) -> bool:
-    """Returns whether an array holds integers; booleans have no other values than the legal ones."""
-    return part.dtype.kind in "iu"
-
-
-def _is_finite(part: np.ndarray) -> bool:
-    return part.dtype.kind != "f" or bool(np.isfinite(part).all())
+        return traced[-1]
 
 
 def _finite(part: tf.Tensor) -> tf.Tensor:
@@ -335,15 +238,3 @@ def _finite(part: tf.Tensor) -> tf.Tensor:
         if part.dtype.is_floating
         else part
     )
-
-
-def _simulated(
-    distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor
-) -> tuple[Structure, tf.Tensor]:
-    """Returns one twin for each record, without gradients, and whether each can be used, shape [n]."""
-    num = tf.nest.flatten(records["x"])[0].shape[0]
-    if "y" in records:
-        twins, usable = draw_apart(lambda: distribution.sample(seed=seed), records["x"], num)
-    else:  # A whole record's twin reads no record.
-        twins, usable = draw_apart(lambda: distribution.sample(num, seed=seed), (), num)
-    return tf.nest.map_structure(tf.stop_gradient, twins), usable

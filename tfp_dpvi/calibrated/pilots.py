@@ -1,4 +1,4 @@
-"""Chooses clip, learning rate and batches for a private fit from simulated records, without the data."""
+"""Settings for a private fit, clip, learning rate and batches, chosen from simulated records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, keras
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.clip import curvature_releases
-from tfp_dpvi.calibrated.pairing import CannotPairError, check_settings
-from tfp_dpvi.calibrated.posterior import Calibration
+from tfp_dpvi.calibrated.requirements import CannotPairError, check_settings
 from tfp_dpvi.calibrated.simulation import PairSimulator
+from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.window import BURN_IN
 from tfp_dpvi.gradients import Clip, joint_sensitivity
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer
@@ -23,8 +23,10 @@ from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan, Sensitivity
 _NUM_DRAWS = 64
 _STEPS = 300
 _RATE = 0.2
-_CLIPS = (1.0, 1.4, 2.0)  # Relative to the median norm of a pair's gradient.
-_FALLS = 0.4  # The fraction of steps over which the learning rate decays.
+# Relative to the median norm of a pair's gradient.
+_CLIPS = (1.0, 1.4, 2.0)
+# The fraction of steps over which the learning rate decays.
+_FALLS = 0.4
 # Of the iterates in the window: more add jitter, fewer leave its mean far from the posterior's.
 _RELAXATIONS = 2.0
 
@@ -48,18 +50,41 @@ class PairedModel(Protocol):
 class Pilot:
     """Settings for a private fit, from simulated records.
 
-    The clip is 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen for the narrowest
-    expected posterior.
+    The clip is 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen
+    for the narrowest expected posterior.
+
+    Attributes:
+      l2_norm_clip: The clip C.
+      learning_rate: Adam's learning rate at the first step.
+      last_rate: The fraction of it in the window, at most 1: chosen for two relaxations of the
+        iterates.
+      batch_size: The expected number of records in a step.
+      epochs: The number of epochs.
+
+    ```python
+    >>> from tfp_dpvi.calibrated import Pilot
+    >>> settings = Pilot(1.5, learning_rate=0.1, last_rate=0.2, batch_size=200, epochs=60)
+    >>> settings.fit_settings
+    {'batch_size': 200, 'epochs': 60}
+    >>> settings.optimizer(1000, noise_multiplier=1.0).l2_norm_clip
+    1.5
+
+    ```
     """
 
     l2_norm_clip: float
-    learning_rate: float  # Adam's at the first step.
-    last_rate: float  # The fraction of it in the window, at most 1: chosen for two relaxations of the iterates.
+    learning_rate: float
+    last_rate: float
     batch_size: int
     epochs: int
 
     def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
-        """Returns Adam with this clip and a decaying learning rate, for the public N; `settings` are its other arguments."""
+        """Returns Adam with this clip and a decaying learning rate.
+
+        Args:
+          num_records: The public number N of records.
+          **settings: Other arguments of the optimizer.
+        """
         steps = self.epochs * math.ceil(num_records / self.batch_size)
         rate = keras.optimizers.schedules.CosineDecay(
             self.learning_rate, max(1, round(_FALLS * steps)), self.last_rate
@@ -82,15 +107,27 @@ def pilot(
     learning_rate: float = 0.1,
     seed: int = 0,
 ) -> Pilot:
-    """Proposes clip, learning rate, batch size and epochs for `DPVI(clipping="paired")`, at no privacy cost.
+    """Proposes settings for `DPVI(clipping="paired")`, at no privacy cost.
 
-    Draws parameters from the prior and pairs of outcomes from the likelihood, at public or synthetic inputs `x` that resemble
-    the private ones, at least ten records (None for models of whole records). The model keeps the inputs: they give a prior of
-    the curvature's shape, which narrows its posterior. N, epsilon and delta are those of the planned fit. `learning_rate` is that
-    of Adam's first step. With several modes a lower one, such as 0.04, ends less often in a wrong one, but moves less far.
+    Draws parameters from the prior and pairs of outcomes from the likelihood, at public inputs. The
+    model keeps the inputs: they give a prior of the curvature's shape, which narrows its posterior.
+
+    Args:
+      model: The model, whose paired clip later uses the simulation.
+      x: Public or synthetic inputs that resemble the private ones, at least ten records; None for
+        models of whole records.
+      num_records: The public number N of records of the planned fit.
+      epsilon: Its epsilon.
+      delta: Its delta.
+      learning_rate: That of Adam's first step. With several modes a lower one, such as 0.04, ends
+        less often in a wrong one, but moves less far.
+      seed: Seeds the simulation.
+
+    Returns:
+      Clip, learning rate, batch size and epochs.
 
     Raises:
-      ValueError: the paired clip does not apply to the model, or an argument does not fit.
+      ValueError: The paired clip does not apply to the model, or an argument does not fit.
 
     #### Formal guarantee
 
@@ -125,7 +162,8 @@ def pilot(
         delta=delta,
         sampling=PoissonSampling(batch / num_records),
         num_releases=steps,
-        l2_norm_clip=1.0,  # The plan's standard deviation is then in units of the clip.
+        # The plan's standard deviation is then in units of the clip.
+        l2_norm_clip=1.0,
         sensitivity=joint_sensitivity(
             curvature_releases(simulator.size, Clip(median)), Sensitivity()
         ),
@@ -134,11 +172,11 @@ def pilot(
     precision = 1.0 / np.var(np.asarray(vectors)[:, simulator.pairing.index], axis=0)
     usable = [pairs for pairs in drawn if len(pairs.deltas) > simulator.size]
 
-    def spread(clip: float) -> float:
+    def posterior_sd(clip: float) -> float:
         noise = (plan.deviation * clip * num_records / batch) ** 2 / count
-        found = [pairs.spread(num_records, clip, noise, precision) for pairs in usable]
-        return float(np.median([one for one in found if math.isfinite(one)] or [0.1]))
+        sds = [pairs.posterior_sd(num_records, clip, noise, precision) for pairs in usable]
+        return float(np.median([sd for sd in sds if math.isfinite(sd)] or [0.1]))
 
-    clip = min((share * median for share in _CLIPS), key=spread)
-    last = _RELAXATIONS * spread(clip) / math.sqrt(count)
+    clip = min((share * median for share in _CLIPS), key=posterior_sd)
+    last = _RELAXATIONS * posterior_sd(clip) / math.sqrt(count)
     return Pilot(clip, learning_rate, min(last / learning_rate, 1.0), batch, epochs)

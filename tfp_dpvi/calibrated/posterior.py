@@ -10,47 +10,65 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
-from tfp_dpvi.bayes.coordinates import Coordinates, LogDensity
-from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.calibrated import curvature
 from tfp_dpvi.calibrated import mixture as mixtures
-from tfp_dpvi.calibrated import window as windows
+from tfp_dpvi.calibrated.checks import (
+    MOST_MISMATCH,
+    Checks,
+    ParameterChecks,
+    check_posterior,
+    narrowing,
+    scales,
+    widths,
+)
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
-from tfp_dpvi.calibrated.mixture import Checks, Mixture
-from tfp_dpvi.calibrated.nonlinear import Bend
-from tfp_dpvi.calibrated.pairing import CannotPairError, Pairing, check_settings
-from tfp_dpvi.calibrated.parameters import ParameterChecks, narrowing, scales, widths
-from tfp_dpvi.calibrated.simulation import Pairs, PairSimulator
-from tfp_dpvi.data import Records
-from tfp_dpvi.data.shapes import specs_of
-from tfp_dpvi.gradients import Clip
+from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
+from tfp_dpvi.calibrated.nonlinear import NonlinearDensity, NonlinearScore
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.simulation import PairSimulator, SimulatedPairs
+from tfp_dpvi.calibrated.window import ReleaseNoise, Window, fit_window
 from tfp_dpvi.training import Mechanism
 
 LOG = logging.getLogger("tfp_dpvi")
-FAILURES = (
-    np.linalg.LinAlgError,
-    ValueError,
-    tf.errors.OpError,
-)  # Arrays that are not finite or not of full rank.
-_NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
+# Raised for arrays that are not finite or not of full rank.
+FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
+
+_NUM_PLACES = 64
+_PAIRS_A_COORDINATE = 5
 # Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
-_NUM_PAIRS, _ROUNDS, _SHAPE_PLACES = 1024, 8, 16
-# Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
-_FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
+_NUM_PAIRS = 1024
+_ROUNDS = 8
+_SHAPE_PLACES = 16
+# Numbers of points at which the score is simulated: on the path, and from the posterior for a
+# linear score, made wider.
+_FROM_PATH = 4
+_GUESSES = 12
+_WIDER = 1.5
 # Draws that compare the posterior with the prior, and their numbers in all, which bound the memory.
-_NUM_DRAWS, _MOST_NUMBERS = 4096, 2**22
+_NUM_DRAWS = 4096
+_MOST_NUMBERS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibrated:
-    """A calibrated posterior."""
+    """A calibrated posterior.
 
-    mixture: Mixture  # On the real line.
-    distribution: tfd.Distribution  # Over the prior's structure.
+    Attributes:
+      mixture: The posterior on the real line.
+      distribution: The posterior over the prior's structure.
+      checks: Diagnostics of its intervals.
+      num_steps: The number of steps in the window.
+      shares: Shares of noise, data and prior in each coordinate's variance, shape [D, 3].
+    """
+
+    mixture: Mixture
+    distribution: tfd.Distribution
     checks: Checks
-    num_steps: int  # In the window.
-    shares: np.ndarray  # Of noise, data and prior in each coordinate's variance.
+    num_steps: int
+    shares: np.ndarray
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays to save."""
@@ -66,28 +84,56 @@ class Calibrated:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], coordinates: Coordinates) -> Calibrated:
-        """Rebuilds the posterior from `to_arrays`."""
+        """Returns the posterior that was saved.
+
+        Args:
+          arrays: The arrays of `to_arrays`.
+          coordinates: The prior's coordinates.
+        """
         mixture = Mixture(arrays["locs"], arrays["scales"])
         *values, num_steps = arrays["checks"].tolist()
         checks = Checks(*values)
         if "parameters" in arrays:
             parameters = ParameterChecks(coordinates.names, *arrays["parameters"])
             checks = dataclasses.replace(checks, parameters=parameters)
-        distribution = distribution_of(mixture, coordinates)
+        distribution = mixture_distribution(mixture, coordinates)
         return cls(mixture, distribution, checks, int(num_steps), arrays["shares"])
 
 
-class Calibrator:
-    """Computes calibrated posteriors of one model, with its pilot's simulator if there was a pilot.
+def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
+    """Returns a mixture as a TFP distribution over the prior's structure.
 
-    For priors that are not normal, chains start from the surrogate.
+    Args:
+      mixture: The mixture on the real line.
+      coordinates: The prior's coordinates.
+    """
+    dtype = coordinates.dtype.as_numpy_dtype
+    parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
+    weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
+    mixed: Any = tfd.MixtureSameFamily(weights, parts)
+    return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
+
+
+class Calibrator:
+    """Computes calibrated posteriors of one model.
+
+    Args:
+      pairing: The model's paired clip.
+      surrogate: The model's surrogate; for priors that are not normal, chains start from it.
+      simulator: The pilot's simulator, or None if there was no pilot.
+
+    Attributes:
+      pairing: The model's paired clip.
     """
 
     def __init__(
         self, pairing: Pairing, surrogate: tfd.Distribution, simulator: PairSimulator | None
     ) -> None:
-        self._surrogate, self._simulator = surrogate, simulator
-        self._coordinates, self._index = pairing.coordinates, pairing.index
+        self.pairing = pairing
+        self._surrogate = surrogate
+        self._density = None if simulator is None else NonlinearDensity(simulator)
+        self._coordinates = pairing.coordinates
+        self._index = pairing.index
 
     @functools.cached_property
     def _normal(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -97,7 +143,7 @@ class Calibrator:
 
     @functools.cached_property
     def _prior_draws(self) -> np.ndarray:
-        """The prior's draws; NaN if it does not draw so many, which leaves out the checks that need them."""
+        """The prior's draws; NaN if it does not draw so many, which leaves out some checks."""
         num = self._coordinates.num
         try:
             return self._coordinates.prior_draws(min(_NUM_DRAWS, max(64, _MOST_NUMBERS // num)))
@@ -110,7 +156,11 @@ class Calibrator:
         return scales(self._prior_draws)
 
     def parameter_checks(self, reach: float) -> ParameterChecks:
-        """Returns what is known before a fit that can move a parameter by `reach`: public values alone."""
+        """Returns what is known, from public values alone, before a fit.
+
+        Args:
+          reach: How far the fit can move a parameter.
+        """
         unknown = np.full(self._coordinates.num, math.nan)
         reaches = unknown.copy()
         reaches[self._index] = self._prior_scales[self._index] / reach
@@ -119,93 +169,61 @@ class Calibrator:
     def __call__(
         self, accumulated: dict[str, Any], mechanism: Mechanism, reach: float = math.nan
     ) -> Calibrated | None:
-        """Returns the posterior given the released values, or None if the window has fewer than four steps.
+        """Returns the posterior given the released values.
 
-        `reach` is how far the fit could move a parameter, NaN if that is unknown.
+        Args:
+          accumulated: The fit's accumulators over released values, by name.
+          mechanism: The mechanism that released them.
+          reach: How far the fit could move a parameter, NaN if that is unknown.
+
+        Returns:
+          The posterior, or None if the window has fewer than four steps.
 
         #### Formal guarantee
 
         A function of released and public values: post-processing, at no further cost.
         """
-        noise, coordinates, index, simulator = (
-            noise_of(mechanism),
-            self._coordinates,
-            self._index,
-            self._simulator,
-        )
-        window = window_in(accumulated, mechanism)
+        window = fit_window(accumulated, mechanism)
         if window is None:
             return None
-        generator = np.random.default_rng(
-            0
-        )  # For Monte Carlo over released values, which needs no secret seed.
+        noise = ReleaseNoise.from_mechanism(mechanism)
+        index = self._index
+        # For Monte Carlo over released values, which needs no secret seed.
+        generator = np.random.default_rng(0)
         unit = mechanism.gradient.clip.unit
         prior = CurvaturePrior.isotropic(len(index), noise.num_records, unit)
-        mismatch, bends = math.nan, False
-        if simulator is not None:
-            path = self._path(window, generator)
-            pairs = Pairs.joined(
-                [
-                    simulator.pairs(one, generator, _NUM_PAIRS, _ROUNDS)
-                    for one in path[:_SHAPE_PLACES]
-                ]
-            )
-            if len(pairs.deltas) >= _PAIRS_A_COORDINATE * len(index):
-                simulated = pairs.curvature_prior(noise.num_records, noise.clip)
-                mismatch = simulated.mismatch(window)
-                bends = mismatch <= mixtures.MOST_MISMATCH
-                prior = simulated if bends else prior
-            else:
-                LOG.info(
-                    "The pilot's simulation has too few pairs here: the posterior is computed without it."
-                )
+        simulation, simulated = None, None
+        if self._density is not None:
+            simulation = _Simulation(self._density, self._path(window, generator), noise)
+            simulated = simulation.curvature_prior(generator)
+        mismatch = math.nan if simulated is None else simulated.mismatch(window)
+        if simulated is not None and mismatch <= MOST_MISMATCH:
+            prior = simulated
         slopes, matrices = curvature.draw_curvature(window, prior, generator)
-        terms = mixtures.Terms.of(window, slopes, matrices, index)
-        if self._normal is not None:
-            mixture = mixtures.exact_mixture(terms, *self._normal)
-        else:
-            draws = tf.concat(
-                coordinates.flatten_batch(self._surrogate.sample(64, seed=tf.constant([0, 1]))),
-                axis=-1,
-            )
-            start = draws.numpy().astype(np.float64)
-            mixture = mixtures.sampled_mixture(
-                terms, self._coordinates.log_density, start, generator
-            )
+        mixture = self._linear_mixture(window, slopes, matrices, generator)
         linear = None
-        if simulator is not None and bends:
-            guesses = np.concatenate(
-                [path[:_FROM_PATH], mixture.sample(_GUESSES, generator, _WIDER)]
-            )
-            try:
-                bend = Bend.of(simulator, path, guesses, noise.clip, generator)
-                curve = self._curve(bend, window, slopes, matrices, prior.release_share(window))
-                linear, mixture = mixture, mixtures.refined_mixture(mixture, curve, generator)
-            except FAILURES as error:
-                LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
-        before, after = self._prior_scales, mixture.unsmoothed(_NUM_DRAWS, generator)
-        narrowed = np.full(coordinates.num, math.nan)
-        relative = (scales(after) / before)[index]
-        narrowed[index] = narrowing(window, prior, before[index] ** -2, relative)
+        if simulation is not None and prior is simulated:
+            share = prior.release_share(window)
+            refined = simulation.refine(mixture, window, slopes, matrices, share, generator)
+            if refined is not None:
+                linear, mixture = mixture, refined
         checks = dataclasses.replace(
-            mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch),
-            parameters=dataclasses.replace(
-                self.parameter_checks(reach),
-                narrowing=narrowed,
-                width=widths(self._prior_draws, after),
-            ),
+            check_posterior(window, slopes, matrices, mixture, index, linear, mismatch),
+            parameters=self._check_parameters(window, prior, mixture, reach, generator),
         )
         shares = mixtures.variance_shares(
             window, slopes, matrices, mixture, index, self._coordinates.log_density
         )
-        return Calibrated(
-            mixture, distribution_of(mixture, coordinates), checks, window.num_steps, shares
-        )
+        distribution = mixture_distribution(mixture, self._coordinates)
+        return Calibrated(mixture, distribution, checks, window.num_steps, shares)
 
-    def _path(self, window: windows.Window, generator: np.random.Generator) -> np.ndarray:
-        """Returns the parameters of the window's steps; coordinates that the likelihood does not read are arbitrary."""
-        one = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
-        path = np.repeat(one[None], _NUM_PLACES, axis=0)
+    def _path(self, window: Window, generator: np.random.Generator) -> np.ndarray:
+        """Returns the parameters of the window's steps, shape [b, D].
+
+        Coordinates that the likelihood does not read are arbitrary.
+        """
+        draw = self._coordinates.flatten_one(self._surrogate.sample(seed=tf.constant([0, 1])))
+        path = np.repeat(draw[None], _NUM_PLACES, axis=0)
         blocks = np.arange(_NUM_PLACES) % len(window.path)
         places = window.path[blocks] + window.jitter[blocks] * generator.normal(
             size=(len(path), len(self._index))
@@ -213,204 +231,94 @@ class Calibrator:
         path[:, self._index] = places - places.mean(axis=0) + window.theta
         return path
 
-    def _curve(
+    def _linear_mixture(
         self,
-        bend: Bend,
-        window: windows.Window,
+        window: Window,
+        slopes: np.ndarray,
+        matrices: np.ndarray,
+        generator: np.random.Generator,
+    ) -> Mixture:
+        """Returns the posterior for a linear score."""
+        likelihood = LinearLikelihood.from_window(window, slopes, matrices, self._index)
+        if self._normal is not None:
+            return mixtures.exact_mixture(likelihood, *self._normal)
+        draws = self._surrogate.sample(64, seed=tf.constant([0, 1]))
+        start = tf.concat(self._coordinates.flatten_batch(draws), axis=-1).numpy()
+        return mixtures.sampled_mixture(
+            likelihood, self._coordinates.log_density, start.astype(np.float64), generator
+        )
+
+    def _check_parameters(
+        self,
+        window: Window,
+        prior: CurvaturePrior,
+        mixture: Mixture,
+        reach: float,
+        generator: np.random.Generator,
+    ) -> ParameterChecks:
+        """Returns the checks of single parameters."""
+        before = self._prior_scales
+        after = mixture.unsmoothed(_NUM_DRAWS, generator)
+        relative = (scales(after) / before)[self._index]
+        precision = before[self._index] ** -2
+        narrowed = np.full(self._coordinates.num, math.nan)
+        narrowed[self._index] = narrowing(window, prior, precision, relative)
+        return dataclasses.replace(
+            self.parameter_checks(reach),
+            narrowing=narrowed,
+            width=widths(self._prior_draws, after),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulation:
+    """A pilot's simulation along a fit's path.
+
+    Attributes:
+      density: The posterior's density, with the pilot's simulator.
+      path: The parameters of the window's steps, shape [b, D].
+      noise: The noise of the fit's released values.
+    """
+
+    density: NonlinearDensity
+    path: np.ndarray
+    noise: ReleaseNoise
+
+    def curvature_prior(self, generator: np.random.Generator) -> CurvaturePrior | None:
+        """Returns the curvature's prior along the path, or None if too few pairs differ there."""
+        simulator = self.density.simulator
+        pairs = SimulatedPairs.joined(
+            [
+                simulator.pairs(place, generator, _NUM_PAIRS, _ROUNDS)
+                for place in self.path[:_SHAPE_PLACES]
+            ]
+        )
+        if len(pairs.deltas) < _PAIRS_A_COORDINATE * simulator.size:
+            LOG.info(
+                "The pilot's simulation has too few pairs here: the posterior is computed without "
+                "it."
+            )
+            return None
+        return pairs.curvature_prior(self.noise.num_records, self.noise.clip)
+
+    def refine(
+        self,
+        linear: Mixture,
+        window: Window,
         slopes: np.ndarray,
         matrices: np.ndarray,
         share: float,
-    ) -> mixtures.DensityOfChains:
-        """Returns the posterior's log density with the simulation's nonlinear score; chains take draws in turn."""
-        spread = window.simulation * matrices + window.score_sd**2 * np.eye(len(window.theta))
-        roots = np.linalg.inv(np.linalg.cholesky(spread))
-        seen, reach = roots @ window.score, roots @ bend.root.numpy()
-        inverse = np.linalg.inv(bend.root.numpy())
-        relative = inverse @ slopes @ inverse.T
-
-        def density_of(num: int) -> LogDensity:
-            draws = np.arange(num) % len(slopes)
-            dtype = self._coordinates.dtype
-            parts = [
-                tf.constant(part, dtype)
-                for part in (seen[draws], reach[draws], relative[draws], share)
-            ]
-
-            def log_density(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-                value, gradient = self._bent(tf.constant(points, dtype), *parts, bend)
-                return value.numpy().astype(np.float64), gradient.numpy().astype(np.float64)
-
-            return log_density
-
-        return density_of
-
-    @functools.cached_property
-    def _bent(self) -> tf.types.experimental.PolymorphicFunction:
-        simulator = self._simulator
-        assert simulator is not None
-
-        def bent(
-            points: tf.Tensor,
-            seen: tf.Tensor,
-            reach: tf.Tensor,
-            relative: tf.Tensor,
-            share: tf.Tensor,
-            bend: Bend,
-        ) -> tuple[tf.Tensor, tf.Tensor]:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(points)
-                residual = seen - tf.linalg.matvec(
-                    reach, bend.score(simulator, points, relative, share)
-                )
-                value = (
-                    self._coordinates.log_prior(points) - tf.reduce_sum(residual**2, axis=-1) / 2.0
-                )
-            return value, tape.gradient(value, points)
-
-        return function_of_model(bent, reduce_retracing=True)
-
-
-def distribution_of(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
-    """Returns a mixture as a TFP distribution over the prior's structure."""
-    dtype = coordinates.dtype.as_numpy_dtype
-    parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
-    weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
-    mixed: Any = tfd.MixtureSameFamily(weights, parts)
-    return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
-
-
-def window_in(accumulated: dict[str, Any], mechanism: Mechanism) -> windows.Window | None:
-    """Returns the averages over a fit's window, or None if it is too short."""
-    blocks = {name: part.numpy() for name, part in accumulated["curvature"].items()}
-    return windows.window_of(blocks, accumulated["clipped_away"].numpy(), noise_of(mechanism))
-
-
-def noise_of(mechanism: Mechanism) -> windows.ReleaseNoise:
-    """Returns the public numbers that describe the noise of released values."""
-    gradient, matrix, scale, *_ = mechanism.deviations
-    return windows.ReleaseNoise(
-        num_records=mechanism.num_records,
-        sampling_rate=mechanism.expected_batch_size / mechanism.num_records,
-        clip=mechanism.gradient.clip.bound,
-        gradient=gradient,
-        matrix=matrix,
-        scale=scale,
-    )
-
-
-class Calibration:
-    """The state of a model with `clipping="paired"`, besides its surrogate."""
-
-    def __init__(self, model: BayesianModel, surrogate: tfd.Distribution) -> None:
-        self._model, self._surrogate = model, surrogate
-        self.pairing: Pairing | None = None  # None if the paired clip does not apply.
-        self.simulator: PairSimulator | None = None  # A pilot's.
-        self._kind: object = None
-        self._calibrator: Calibrator | None = None
-        self.loaded: Calibrated | None = None  # From a file.
-        self._made: tuple[object, Calibrated | None] = (None, None)
-        self._reach = math.nan  # Of the last fit.
-
-    def prepare(self, records: Records, gradients: str, num_draws: int) -> None:
-        """Checks, once for each kind of records, whether the paired clip applies; warns if it does not.
-
-        Args:
-          records: The records of a fit.
-          gradients: "aligned" or "vectorized", as in `DPVI`.
-          num_draws: Draws of the parameters in each step.
-        """
-        kind = (str(specs_of(records, 1)), records.sample_weight is None, gradients, num_draws)
-        if kind == self._kind:
-            return
-        self._kind, self._calibrator, self.pairing = None, None, None
+        generator: np.random.Generator,
+    ) -> Mixture | None:
+        """Returns the posterior for the nonlinear score, or None if the simulation fails."""
+        drawn = linear.sample(_GUESSES, generator, _WIDER)
+        guesses = np.concatenate([self.path[:_FROM_PATH], drawn])
         try:
-            check_settings(gradients, num_draws)
-            self.pairing = Pairing(self._model, records)
-        except CannotPairError as reason:
-            self._refuse(str(reason))
-        self._kind = kind
-
-    def pairing_for(self, clip: Clip) -> Pairing | None:
-        """Returns the paired clip if it applies to the records of `prepare` and to the optimizer's clip, else None."""
-        if self.pairing is not None and clip.clipping != "flat":
-            self.pairing = self._kind = self._calibrator = None
-            self._refuse(f"the optimizer's clipping={clip.clipping!r} is not one length for all")
-        return self.pairing
-
-    def begin(self, reach: float) -> None:
-        """Warns, before privacy is spent, of a prior far wider than a fit can move a parameter, `reach`."""
-        self._reach = reach
-        calibrator = self._current()
-        if calibrator is None:
-            return
-        for sentence in calibrator.parameter_checks(reach).warnings:
-            LOG.warning("Before training: %s.", sentence)
-
-    def _current(self) -> Calibrator | None:
-        """Returns the computation of posteriors, or None if the paired clip does not apply."""
-        if self._calibrator is None and self.pairing is not None:
-            self._calibrator = Calibrator(self.pairing, self._surrogate, self.simulator)
-        return self._calibrator
-
-    @staticmethod
-    def _refuse(reason: str) -> None:
-        LOG.warning(
-            'clipping="paired" does not apply: %s. The posterior is the raw surrogate, not calibrated.',
-            reason,
-        )
-
-    def posterior(
-        self, accumulated: dict[str, Structure], mechanism: Mechanism
-    ) -> Calibrated | None:
-        """Returns the calibrated posterior of the last fit, or None if there is none; warns of what its checks say.
-
-        Args:
-          accumulated: The fit's accumulators over released values, by name.
-          mechanism: The mechanism that released them.
-        """
-        if self._made[0] is not accumulated:
-            calibrator = self._current()
-            if "curvature" not in accumulated or calibrator is None:
-                return None
-            found = None
-            try:
-                found = calibrator(accumulated, mechanism, self._reach)
-                if found is None:
-                    said = [
-                        "The fit was too short for a calibrated posterior: `posterior` is the raw surrogate."
-                    ]
-                else:
-                    said = [
-                        f"Do not trust the posterior's intervals: {each}."
-                        for each in found.checks.warnings
-                    ]
-            except FAILURES as error:
-                said = [
-                    f"The released values give no posterior ({error}): `posterior` is the raw surrogate."
-                ]
-            for sentence in said:
-                LOG.warning("%s", sentence)
-            self._made = (accumulated, found)
-        return self._made[1]
-
-    def load(self, arrays: dict[str, np.ndarray]) -> None:
-        """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        self.loaded = None
-        if arrays:
-            self.loaded = Calibrated.from_arrays(arrays, Coordinates(self._model.prior))
-
-    def use(self, simulator: PairSimulator) -> None:
-        """Sets a pilot's simulator for the posteriors of later fits."""
-        self.simulator, self._calibrator = simulator, None
-
-    @staticmethod
-    def logs(accumulated: dict[str, Structure], mechanism: Mechanism) -> dict[str, float]:
-        """Returns kappa and the curvature's signal-to-noise ratio, once there is a window."""
-        if "curvature" not in accumulated:
-            return {}
-        window = window_in(accumulated, mechanism)
-        return (
-            {}
-            if window is None
-            else {"kappa": window.kappa, "curvature_signal": window.curvature_signal}
-        )
+            score = NonlinearScore.simulate(
+                self.density.simulator, self.path, guesses, self.noise.clip, generator
+            )
+            density_of = self.density.for_window(score, window, slopes, matrices, share)
+            return mixtures.refined_mixture(linear, density_of, generator)
+        except FAILURES as error:
+            LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
+            return None

@@ -11,36 +11,35 @@ import numpy as np
 from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
-from tfp_dpvi.calibrated.pairing import CannotPairError, Pairing
-from tfp_dpvi.data import make_records
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.requirements import CannotPairError
+from tfp_dpvi.data import Records, make_records
 
-_DEGREES, _LOG_FACTOR_SD, _KAPPA_SD = 32.0, 0.3, 0.1
+# Of the prior that a simulation gives: degrees of freedom over d, and relative errors.
+_DEGREES = 32.0
+_LOG_FACTOR_SD = 0.3
+_KAPPA_SD = 0.1
 
 
 class PairSimulator:
-    """Simulates pairs at public inputs; raises `ValueError` if the paired clip does not apply."""
+    """Simulates pairs at public inputs.
+
+    Args:
+      model: Prior and likelihood.
+      x: Public inputs; None for models of whole records.
+
+    Raises:
+      ValueError: The paired clip does not apply, or the inputs do not fit the model.
+
+    Attributes:
+      pairing: The paired clip of the model.
+      size: The number d of parameters that the likelihood reads.
+    """
 
     def __init__(self, model: BayesianModel, x: Structure | None) -> None:
-        if model.generative != (x is None):
-            wanted = (
-                "no x: it generates whole records"
-                if x is not None
-                else "x: public inputs like the private ones"
-            )
-            raise ValueError(f"pilot: this model needs {wanted}.")
-        params = model.prior.sample(seed=tf.constant([0, 0]))
-        if x is None:
-            drawn = model.distribution_at(params, None).sample(16, seed=[0, 1])
-            records = make_records(drawn, None, None, dtype=model.dtype, validate=False)
-        else:
-            rows = make_records(x, None, None, dtype=model.dtype, validate=True)
-            y = model.distribution_at(params, tf.nest.map_structure(tf.constant, rows.x)).sample(
-                seed=[0, 1]
-            )
-            records = dataclasses.replace(
-                rows, y=tf.nest.map_structure(lambda part: part.numpy(), y)
-            )
-        self._x, self._num = records.x, records.num
+        records = _example_records(model, x)
+        self._x = records.x
+        self._num = records.num
         self._num_inputs = math.inf if x is None else float(records.num)
         try:
             self.pairing = Pairing(model, records)
@@ -53,7 +52,7 @@ class PairSimulator:
         def traced_deltas(
             vectors: tf.Tensor, x: Structure, outcomes: tuple[Structure, Structure]
         ) -> tf.Tensor:
-            return tf.map_fn(lambda one: self.pairing.deltas(one, x, outcomes), vectors)
+            return tf.map_fn(lambda vector: self.pairing.deltas(vector, x, outcomes), vectors)
 
         @function_of_model
         def log_probs(
@@ -62,7 +61,8 @@ class PairSimulator:
             """Returns log densities of both outcomes at b points, two tensors of shape [b, n]."""
             return map_apart(lambda point: self.pairing.log_probs(point, x, outcomes), points)
 
-        self._traced_deltas, self.log_probs = traced_deltas, log_probs
+        self._traced_deltas = traced_deltas
+        self.log_probs = log_probs
 
     def pairs(
         self,
@@ -70,13 +70,17 @@ class PairSimulator:
         generator: np.random.Generator,
         num: int,
         rounds: int = 1,
-    ) -> Pairs:
-        """Returns at most `num` simulated pairs that differ and are finite; discrete outcomes are often equal.
+    ) -> SimulatedPairs:
+        """Returns simulated pairs that differ and are finite; discrete outcomes are often equal.
 
-        A round simulates `num` pairs at the parameters' coordinates, shape [D].
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          generator: The source of random numbers.
+          num: The number of pairs that a round simulates, and of those returned at most.
+          rounds: How many rounds are tried at most.
         """
         vector = tf.cast(vector, self.pairing.coordinates.dtype)
-        found: list[tuple[Structure, ...]] = []
+        batches: list[tuple[Structure, ...]] = []
         simulated = differing = 0
         while simulated < rounds * num and differing < num:
             rows = generator.integers(self._num, size=num)
@@ -91,88 +95,145 @@ class PairSimulator:
                 & np.isfinite(deltas).all(axis=1)
                 & np.isfinite(sum(logs))
             )
-            found.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
+            batches.append(tf.nest.map_structure(lambda part: part[kept], drawn))  # noqa: B023
             simulated, differing = simulated + num, differing + int(kept.sum())
-        x, first, second, deltas, *_ = tf.nest.map_structure(
-            lambda *parts: np.concatenate(parts)[:num], *found
-        )
-        return Pairs(
-            x, (first, second), deltas.astype(np.float64), differing / simulated, self._num_inputs
+        joined = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num], *batches)
+        return SimulatedPairs(
+            x=joined[0],
+            outcomes=joined[1:3],
+            deltas=joined[3].astype(np.float64),
+            share=differing / simulated,
+            num_inputs=self._num_inputs,
         )
 
     def deltas(
         self, vectors: np.ndarray, x: Structure, outcomes: tuple[Structure, Structure]
     ) -> np.ndarray:
-        """Returns differences of n pairs' scores at parameters [b, D], zero if not finite: [b, n, d], the model's dtype."""
-        found = self._traced_deltas(
-            tf.constant(vectors, self.pairing.coordinates.dtype), x, outcomes
-        ).numpy()
-        finite: np.ndarray = np.where(np.isfinite(found).all(axis=-1, keepdims=True), found, 0.0)
+        """Returns differences of pairs' scores, zero where they are not finite.
+
+        Args:
+          vectors: Coordinates of the parameters at b points, shape [b, D].
+          x: Inputs of n pairs.
+          outcomes: Both outcomes of each.
+
+        Returns:
+          Array of shape [b, n, d], in the model's dtype.
+        """
+        points = tf.constant(vectors, self.pairing.coordinates.dtype)
+        deltas = self._traced_deltas(points, x, outcomes).numpy()
+        finite: np.ndarray = np.where(np.isfinite(deltas).all(axis=-1, keepdims=True), deltas, 0.0)
         return finite
 
 
+def _example_records(model: BayesianModel, x: Structure | None) -> Records:
+    """Returns records with public inputs and simulated outcomes, or simulated whole records."""
+    if model.generative != (x is None):
+        wanted = (
+            "x: public inputs like the private ones"
+            if x is None
+            else "no x: it generates whole records"
+        )
+        raise ValueError(f"pilot: this model needs {wanted}.")
+    params = model.prior.sample(seed=tf.constant([0, 0]))
+    if x is None:
+        drawn = model.distribution_at(params, None).sample(16, seed=[0, 1])
+        return make_records(drawn, None, None, dtype=model.dtype, validate=False)
+    records = make_records(x, None, None, dtype=model.dtype, validate=True)
+    inputs = tf.nest.map_structure(tf.constant, records.x)
+    y = model.distribution_at(params, inputs).sample(seed=[0, 1])
+    return dataclasses.replace(records, y=tf.nest.map_structure(lambda part: part.numpy(), y))
+
+
 @dataclasses.dataclass(frozen=True)
-class Pairs:
-    """Simulated pairs that differ, at public inputs."""
+class SimulatedPairs:
+    """Simulated pairs that differ, at public inputs.
 
-    x: Structure  # Inputs of n records.
+    Attributes:
+      x: Inputs of n records.
+      outcomes: Both outcomes of each.
+      deltas: Differences of the outcomes' scores, shape [n, d].
+      share: The fraction of simulated pairs that differ.
+      num_inputs: The number of inputs from which x was drawn.
+    """
+
+    x: Structure
     outcomes: tuple[Structure, Structure]
-    deltas: np.ndarray  # Differences of the outcomes' scores, shape [n, d].
-    share: float  # The fraction of simulated pairs that differ.
-    num_inputs: float  # From which x was drawn.
+    deltas: np.ndarray
+    share: float
+    num_inputs: float
 
-    def spread(self, num_records: int, clip: float, noise: float, precision: np.ndarray) -> float:
-        """Returns the posterior's median standard deviation for N records, or NaN if simulated curvatures overflow.
+    def posterior_sd(
+        self, num_records: int, clip: float, noise: float, precision: np.ndarray
+    ) -> float:
+        """Returns the median standard deviation that a posterior of N records would have.
 
-        `noise` is the variance of the noise on a coordinate of the window's mean score.
+        Args:
+          num_records: The number N of records.
+          clip: The clip C.
+          noise: The variance of the noise on a coordinate of the window's mean score.
+          precision: The parameters' prior precisions, shape [d].
+
+        Returns:
+          The median over coordinates; NaN if simulated curvatures overflow.
         """
-        found = self.curvature_prior(num_records, clip)
-        assert found.curvature is not None
-        spread = found.matrix + noise * np.eye(len(precision))
+        prior = self.curvature_prior(num_records, clip)
+        covariance = prior.matrix + noise * np.eye(len(precision))
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.diag(precision) + found.curvature @ np.linalg.solve(spread, found.curvature)
-        if not np.isfinite(
-            total
-        ).all():  # Simulated gradients overflowed: nothing is known at these parameters.
+            total = np.diag(precision) + prior.slope @ np.linalg.solve(covariance, prior.slope)
+        # If simulated gradients overflowed, nothing is known at these parameters.
+        if not np.isfinite(total).all():
             return math.nan
         return float(np.median(np.sqrt(np.diag(np.linalg.inv(total)))))
 
     @classmethod
-    def joined(cls, drawn: Sequence[Pairs]) -> Pairs:
+    def joined(cls, drawn: Sequence[SimulatedPairs]) -> SimulatedPairs:
         """Returns pairs of several parameters as those of one; their shares should be similar."""
-        x, outcomes, deltas = tf.nest.map_structure(
-            lambda *parts: np.concatenate(parts),
-            *[(one.x, one.outcomes, one.deltas) for one in drawn],
+        x, outcomes = tf.nest.map_structure(
+            lambda *parts: np.concatenate(parts), *[(pairs.x, pairs.outcomes) for pairs in drawn]
         )
         return cls(
-            x, outcomes, deltas, float(np.mean([one.share for one in drawn])), drawn[0].num_inputs
+            x=x,
+            outcomes=outcomes,
+            deltas=np.concatenate([pairs.deltas for pairs in drawn]),
+            share=float(np.mean([pairs.share for pairs in drawn])),
+            num_inputs=drawn[0].num_inputs,
         )
 
     def curvature_prior(self, num_records: int, clip: float) -> CurvaturePrior:
-        """Returns the simulation's prior of the curvature for N records."""
-        psi, (num, size) = clipped(self.deltas, clip), self.deltas.shape
+        """Returns the simulation's prior of the curvature.
+
+        Args:
+          num_records: The number N of records.
+          clip: The clip C.
+        """
+        psi = clipped(self.deltas, clip)
+        num, size = psi.shape
         factor = num_records * self.share / (2.0 * num)
         matrix, slope = factor * psi.T @ psi, factor * psi.T @ self.deltas
         ridge = 1e-3 * float(np.trace(matrix)) / size
-        shown = np.minimum(
-            np.sum(psi * self.deltas, axis=1), 3.0 * clip**2
-        )  # As `ClippedAway` does.
-        kappa = float(factor * np.sum(shown) / np.trace(matrix))
+        # As `ClippedAway` does.
+        released = np.minimum(np.sum(psi * self.deltas, axis=1), 3.0 * clip**2)
+        kappa = float(factor * np.sum(released) / np.trace(matrix))
         # Squared errors of the means over n independent pairs, over N records and over the inputs.
         error = np.sum(psi**2, axis=1) @ np.sum(psi**2, axis=1) * factor**2
         return CurvaturePrior(
-            matrix + ridge * np.eye(size),
-            (_DEGREES * size,),
-            _LOG_FACTOR_SD,
-            (kappa, _KAPPA_SD * kappa),
-            (slope + slope.T) / 2.0 + ridge * np.eye(size),
-            float(error * (1.0 + num / (num_records * self.share) + num / self.num_inputs)),
-            ridge,
+            matrix=matrix + ridge * np.eye(size),
+            degrees=(_DEGREES * size,),
+            log_factor_sd=_LOG_FACTOR_SD,
+            kappa=(kappa, _KAPPA_SD * kappa),
+            curvature=(slope + slope.T) / 2.0 + ridge * np.eye(size),
+            error=float(error * (1.0 + num / (num_records * self.share) + num / self.num_inputs)),
+            ridge=ridge,
         )
 
 
 def clipped(deltas: np.ndarray, clip: float) -> np.ndarray:
-    """Clips differences of shape [..., d] to norm C."""
+    """Returns differences, clipped to norm C.
+
+    Args:
+      deltas: Shape [..., d].
+      clip: The clip C.
+    """
     norms = np.linalg.norm(deltas, axis=-1, keepdims=True)
     psi: np.ndarray = deltas * np.minimum(1.0, clip / np.maximum(norms, 1e-12))
     return psi

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.coordinates import Coordinates, entry_names
-from tfp_dpvi.calibrated.mixture import Checks
+from tfp_dpvi.calibrated.checks import MOST_BEND, MOST_DISTANCE, Checks
 from tfp_dpvi.calibrated.posterior import Calibrated
 
 
@@ -16,13 +16,18 @@ from tfp_dpvi.calibrated.posterior import Calibrated
 class PosteriorSummary:
     """Summary statistics of each parameter; `print` it, or use `columns`.
 
-    Columns are "mean", "sd", "5%", "50%", "95%" in a parameter's own support, and for a calibrated posterior the shares of its
-    variance on the real line: "noise", "data" and "prior" (NaN for entries that are no coordinate of their own).
+    Attributes:
+      names: Names of the parameters' entries, such as "w[0]".
+      columns: Arrays with a number for each entry. "mean", "sd", "5%", "50%" and "95%" are in a
+        parameter's own support. A calibrated posterior has the shares of its variance on the real
+        line, "noise", "data" and "prior", NaN for entries that are no coordinate of their own.
+      checks: Diagnostics of the intervals; None if the posterior is the raw surrogate.
+      fitted: Whether a fit is recorded.
     """
 
-    names: list[str]  # Of the parameters' entries, such as "w[0]".
+    names: list[str]
     columns: dict[str, np.ndarray]
-    checks: Checks | None  # None if the posterior is the raw surrogate.
+    checks: Checks | None
     fitted: bool = True
 
     def __str__(self) -> str:
@@ -33,29 +38,39 @@ class PosteriorSummary:
                 f"{name:<{width}}"
                 + "".join(f"{values[number]:10.3g}" for values in self.columns.values())
             )
-        one = self.checks
-        if one is None and not self.fitted:
+        checks = self.checks
+        if checks is None and not self.fitted:
             lines.append(
                 "No fit is recorded: unless weights were loaded, these are starting values."
             )
-        elif one is None:
+        elif checks is None:
             lines.append(
-                "Not calibrated: the spread includes neither the added noise nor the bias of clipping."
+                "Not calibrated: the spread includes neither the added noise nor the bias of "
+                "clipping."
             )
         else:
-            limit = f"no limit, as the bend is {one.bend:.2g}" if one.bend <= 1.0 else "limit 1.3"
+            limit = f"limit {MOST_DISTANCE:g}"
+            if checks.bend <= MOST_BEND:
+                limit = f"no limit, as the bend is {checks.bend:.2g}"
             lines.append(
-                f"Distance {one.distance:.2f} ({limit}), halves p = {one.halves:.2g}, kappa {one.kappa:.2f}, curvature "
-                f"signal {one.curvature_signal:.1f}."
+                f"Distance {checks.distance:.2f} ({limit}), halves p = {checks.halves:.2g}, "
+                f"kappa {checks.kappa:.2f}, curvature signal {checks.curvature_signal:.1f}."
             )
-            lines += [f"WARNING: {sentence}." for sentence in one.warnings]
+            lines += [f"WARNING: {sentence}." for sentence in checks.warnings]
         return "\n".join(lines)
 
 
 def summarise(
     draws: Structure, coordinates: Coordinates, calibrated: Calibrated | None, fitted: bool
 ) -> PosteriorSummary:
-    """Returns the table of posterior draws."""
+    """Returns the table of posterior draws.
+
+    Args:
+      draws: Draws in the prior's structure, which run over the first dimension.
+      coordinates: The prior's coordinates.
+      calibrated: The calibrated posterior, or None if they are the surrogate's.
+      fitted: Whether a fit is recorded.
+    """
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
     values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
@@ -63,12 +78,9 @@ def summarise(
     columns = {"mean": values.mean(axis=0), "sd": values.std(axis=0)}
     columns.update(zip(("5%", "50%", "95%"), quantiles, strict=True))
     if calibrated is not None:
-        own = np.full((len(names), 3), np.nan)
-        if coordinates.sizes == [
-            part[0].size for part in parts
-        ]:  # Not for a simplex, for instance.
-            own = calibrated.shares
-        columns.update(zip(("noise", "data", "prior"), own.T, strict=True))
-    return PosteriorSummary(
-        names, columns, None if calibrated is None else calibrated.checks, fitted
-    )
+        # A simplex, for instance, has fewer coordinates than entries.
+        is_same = coordinates.sizes == [part[0].size for part in parts]
+        shares = calibrated.shares if is_same else np.full((len(names), 3), np.nan)
+        columns.update(zip(("noise", "data", "prior"), shares.T, strict=True))
+    checks = None if calibrated is None else calibrated.checks
+    return PosteriorSummary(names, columns, checks, fitted)

@@ -1,9 +1,10 @@
-"""One simulated outcome for each record, drawn such that no record's values keep a sampler from ending.
+"""A twin of each record, its simulated outcome, drawn such that every sampler ends.
 
-TFP's rejection samplers and TensorFlow's sampling kernels never end, or raise, at parameters that are
-infinite or NaN. One extreme record would then stop a fit, and who sees it stop learns of the record.
-Whatever the distribution is made of, in a graph its samplers are operations of few types. What they
-read is replaced where it is extreme, and the record whose entries were replaced counts for nothing.
+TFP's rejection samplers and TensorFlow's sampling kernels never end, or raise, at parameters that
+are infinite or NaN. One extreme record would then stop a fit, and who sees it stop learns of the
+record. Whatever the distribution is made of, in a graph its samplers are operations of few types.
+Their inputs are replaced where they are extreme, and the record whose entries were replaced counts
+for nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +13,45 @@ import math
 import re
 from collections.abc import Callable
 
-from tfp_dpvi._tf import Structure, argument_names, operations_within, replace_inputs, tf
+from tfp_dpvi._tf import Structure, argument_names, operations_within, replace_inputs, tf, tfd
 from tfp_dpvi.bayes.predictive import as_graph
 from tfp_dpvi.gradients import depends_on
 
 # Operations that may not end, or raise, at extreme inputs: loops, and kernels that reject.
 _SAMPLERS = re.compile(
-    r"(Stateless)?(While|Multinomial|ParameterizedTruncatedNormal)$|(Stateless)?Random(Gamma|Poisson)(V\d)?$"
-    "|State(less|ful)RandomBinomial$"
+    r"(Stateless)?(While|Multinomial|ParameterizedTruncatedNormal)$"
+    r"|(Stateless)?Random(Gamma|Poisson)(V\d)?$"
+    r"|State(less|ful)RandomBinomial$"
 )
 _CLASSES = re.compile("(Stateless)?Multinomial$")
-_GAMMA = re.compile(r"(Stateless)?RandomGamma(V\d)?$")  # Does not end at zero or below.
-# Far beyond what a record can be about, and its square is finite in float32. TFP's samplers end at 1e38.
+# Does not end at zero or below.
+_GAMMA = re.compile(r"(Stateless)?RandomGamma(V\d)?$")
+# Far beyond what a record can be about, and its square is finite in float32. TFP's samplers end at
+# 1e38.
 _MOST = 1e15
-_MOST_LOG = 80.0  # The same for logarithms: exp(89) is infinite in float32.
+# The same for logarithms: exp(89) is infinite in float32.
+_MOST_LOG = 80.0
+
+
+def simulate_twins(
+    distribution: tfd.Distribution, records: dict[str, Structure], seed: tf.Tensor
+) -> tuple[Structure, tf.Tensor]:
+    """Returns one twin for each record, without gradients, and whether each can be used.
+
+    Args:
+      distribution: The likelihood of the records' outcomes, or of one whole record.
+      records: Their inputs "x", and an entry "y" if outcomes are simulated, not whole records.
+      seed: int32, shape [2].
+
+    Returns:
+      The twins of n records, and a bool tensor of shape [n].
+    """
+    num = tf.nest.flatten(records["x"])[0].shape[0]
+    if "y" in records:
+        twins, usable = draw_apart(lambda: distribution.sample(seed=seed), records["x"], num)
+    else:  # A whole record's twin reads no record.
+        twins, usable = draw_apart(lambda: distribution.sample(num, seed=seed), (), num)
+    return tf.nest.map_structure(tf.stop_gradient, twins), usable
 
 
 def draw_apart(
@@ -60,7 +86,10 @@ def draw_apart(
 
 
 def _guard(operation: tf.Operation, x_names: set[str], num: int) -> tf.Tensor:
-    """Lets a sampler read ones for each record with an extreme number; returns which these are, [num] or []."""
+    """Lets a sampler read ones for each record with an extreme number.
+
+    Returns which records these are, bool of shape [num] or [].
+    """
     inputs = list(operation.inputs)
     names = argument_names(operation)
     extreme = {
@@ -78,13 +107,14 @@ def _guard(operation: tf.Operation, x_names: set[str], num: int) -> tf.Tensor:
                 f"a sampler reads numbers of shape {inputs[index].shape} for {num} records"
             )
         else:
-            rows |= tf.reduce_any(where)  # Of shared parameters: no outcome can be used.
+            # Of shared parameters: no outcome can be used.
+            rows |= tf.reduce_any(where)
     for index, where in extreme.items():
         part = inputs[index]
         if _has_rows(part, num):
             flat = tf.reshape(part, [num, -1])
-            own = tf.broadcast_to(rows, [num])[:, tf.newaxis]
-            replaced = tf.reshape(tf.where(own, tf.ones_like(flat), flat), tf.shape(part))
+            is_extreme = tf.broadcast_to(rows, [num])[:, tf.newaxis]
+            replaced = tf.reshape(tf.where(is_extreme, tf.ones_like(flat), flat), tf.shape(part))
         else:
             replaced = tf.where(where, tf.ones_like(part), part)
         replaced.set_shape(part.shape)
@@ -94,7 +124,10 @@ def _guard(operation: tf.Operation, x_names: set[str], num: int) -> tf.Tensor:
 
 
 def _has_rows(part: tf.Tensor, num: int) -> bool:
-    """Returns whether a tensor has numbers for each record: [num, ...], after a dimension of one sample, or [num * k, ...]."""
+    """Returns whether a tensor has numbers for each record.
+
+    Its shape is then [num, ...], after a dimension of one sample or not, or [num * k, ...].
+    """
     if part.shape.rank is None:
         raise ValueError("a sampler reads numbers of an unknown shape")
     return math.prod(size or 1 for size in part.shape) % num == 0
@@ -103,9 +136,8 @@ def _has_rows(part: tf.Tensor, num: int) -> bool:
 def _extreme(operation: tf.Operation, name: str, part: tf.Tensor) -> tf.Tensor:
     """Returns where an input of a sampler is extreme, for classes by their row."""
     # TensorFlow rewrites `not (a <= b)` to `a > b`, which is false for NaN.
-    if _CLASSES.match(
-        operation.type
-    ):  # A class may have the probability zero, but not all of them.
+    if _CLASSES.match(operation.type):
+        # A class may have the probability zero, but not all of them.
         total = tf.reduce_logsumexp(part, axis=-1, keepdims=True)
         return tf.broadcast_to(tf.logical_not(tf.math.is_finite(total)), tf.shape(part))
     most = tf.constant(_MOST_LOG if name.startswith("log") else _MOST, part.dtype)

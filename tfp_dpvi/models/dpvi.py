@@ -23,7 +23,8 @@ from tfp_dpvi.bayes.predictive import (
     over_draws_of_step,
     posterior_draws,
 )
-from tfp_dpvi.calibrated.posterior import Calibrated, Calibration
+from tfp_dpvi.calibrated.posterior import Calibrated
+from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction

@@ -1,14 +1,15 @@
 """Checks of single parameters: each warning appears where it is due, with the parameter's name, and not elsewhere."""
 
-import types
+import dataclasses
 
 import numpy as np
 import pytest
 from support.siblings import slow
 
-from tfp_dpvi.calibrated import parameters
+from tfp_dpvi.calibrated import checks as lib
+from tfp_dpvi.calibrated.checks import ParameterChecks, narrowing, scales, widths
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
-from tfp_dpvi.calibrated.parameters import ParameterChecks, narrowing, scales, widths
+from tfp_dpvi.calibrated.window import Window
 
 NAMES = ["a", "b", "sigma"]
 # Of intercept, slope and the logarithm of a scale: 1,200 records, outcomes of standard deviation 0.9.
@@ -26,9 +27,9 @@ FIELDS = ("reaches", "narrowing", "width")
 @pytest.mark.parametrize(
     ("name", "limit", "word"),
     [
-        ("reaches", parameters.MOST_REACHES, "reach"),
-        ("narrowing", parameters.MOST_NARROWING, "too narrow"),
-        ("width", parameters.MOST_WIDTH, "as wide as the prior"),
+        ("reaches", lib.MOST_REACHES, "reach"),
+        ("narrowing", lib.MOST_NARROWING, "too narrow"),
+        ("width", lib.MOST_WIDTH, "as wide as the prior"),
     ],
 )
 def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, word):
@@ -76,10 +77,10 @@ def test_a_posterior_that_is_the_prior_is_rarely_called_wider(kind, size):
     generator, draw = np.random.default_rng(0), DISTRIBUTIONS[kind]
     priors = [draw(generator, (4096, size)) for _ in range(4)]
     wider = sum(
-        np.any(widths(priors[number % 4], chains(draw, generator, size)) > parameters.MOST_WIDTH)
+        np.any(widths(priors[number % 4], chains(draw, generator, size)) > lib.MOST_WIDTH)
         for number in range(400)
     )
-    assert wider <= 400 * parameters.MOST_FALSE + 20
+    assert wider <= 400 * lib.MOST_FALSE + 20
 
 
 @pytest.mark.parametrize("size", [1, 20, 100])
@@ -87,7 +88,7 @@ def test_a_posterior_that_is_half_as_wide_again_is_called_wider(size):
     generator, draw = np.random.default_rng(0), DISTRIBUTIONS["normal"]
     prior = draw(generator, (4096, size))
     found = [widths(prior, 1.5 * chains(draw, generator, size)) for _ in range(1000 // size)]
-    assert np.mean(np.array(found) > parameters.MOST_WIDTH) > 0.8
+    assert np.mean(np.array(found) > lib.MOST_WIDTH) > 0.8
     np.testing.assert_allclose(widths(prior, 0.5 * prior), 0.5)
 
 
@@ -95,7 +96,7 @@ def test_a_posterior_that_is_half_as_wide_again_is_called_wider(size):
 
 
 def simulated(information):
-    """Returns the prior of a simulation with this information, with a ridge as `Pairs.curvature_prior` has."""
+    """Returns the prior of a simulation with this information, with a ridge as `SimulatedPairs.curvature_prior` has."""
     information = np.atleast_2d(information)
     matrix = np.diag(information[0]) if len(information) == 1 else information
     ridge = 1e-3 * np.trace(matrix) / len(matrix)
@@ -104,9 +105,10 @@ def simulated(information):
 
 
 def released(matrix, sd, score_sd=12.0):
-    return types.SimpleNamespace(
-        matrix=np.asarray(matrix), matrix_sd=sd, score_sd=score_sd, simulation=1.04
-    )
+    """Returns a window with these averages; nothing else of it is read."""
+    unread = dict.fromkeys(field.name for field in dataclasses.fields(Window))
+    parts = {"matrix": np.asarray(matrix), "matrix_sd": sd, "score_sd": score_sd}
+    return Window(**unread | parts | {"simulation": 1.04})
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e2, 1e4])
@@ -136,7 +138,7 @@ def test_a_release_that_outweighs_the_ridge_is_no_fault():
     prior = simulated(information)
     for sd, fault in ((60.0, True), (1.0, False), (0.0, False)):
         times = narrowing(released(np.diag(information), sd), prior, np.full(3, 1e-4), np.ones(3))
-        assert np.any(times > parameters.MOST_NARROWING) == fault
+        assert np.any(times > lib.MOST_NARROWING) == fault
 
 
 @pytest.mark.parametrize("simulates", [False, True])

@@ -1,0 +1,309 @@
+"""Checks of the posterior and of single parameters' intervals, from public and released values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import linalg, stats
+
+from tfp_dpvi.calibrated.curvature import CurvaturePrior
+from tfp_dpvi.calibrated.mixture import Mixture
+from tfp_dpvi.calibrated.window import Window
+
+MOST_DISTANCE = 1.3
+MOST_BEND = 1.0
+MOST_MISMATCH = 0.4
+LEAST_HALVES = 0.001
+# Below the largest kappa that the window states, 2.5.
+MOST_KAPPA_SEEN = 2.4
+
+# A vague prior of scale 100 on standardised data stays below it with a pilot.
+MOST_REACHES = 25.0
+MOST_NARROWING = 1.5
+MOST_WIDTH = 1.15
+# Probability that a posterior which is the prior is called wider, at most.
+MOST_FALSE = 0.03
+
+_TAIL = 0.05
+# Draws of chains that are worth one independent draw: measured 1.1 to 3.6.
+_DRAWS_OF_EACH = 4
+# Of a standard normal distribution.
+_QUARTILE = 0.6744897501960817
+# Standard deviations of the noise by which a coordinate's curvature is too small.
+_MISSING = 5.0
+_MUCH_NARROWER = 1.0 / 3.0
+_MOST_NAMES = 3
+_REMEDY = "rescale inputs and outcomes so that parameters are of order 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """Diagnostics of the posterior's intervals, from released values.
+
+    Attributes:
+      distance: Distance of the window's mean parameters from the posterior's mean, in posterior
+        standard deviations over sqrt(d).
+      halves: p-value of the difference of the window's halves.
+      kappa: Ratio of the curvature to the variance of clipped pairs: 1 without a clip, at most 2.5.
+      curvature_signal: The curvature's norm over that of its noise.
+      bend: Shift of the posterior's mean by the nonlinear score, in units of `distance`; NaN
+        without a pilot.
+      mismatch: Relative distance of the released curvature from that at the pilot's inputs; NaN
+        without a pilot.
+      parameters: Those of single parameters; None for models that were saved without them.
+    """
+
+    distance: float
+    halves: float
+    kappa: float
+    curvature_signal: float
+    bend: float = math.nan
+    mismatch: float = math.nan
+    parameters: ParameterChecks | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Returns a sentence for each check that failed."""
+        sentences = []
+        # A pilot's small bend makes the distance harmless.
+        if self.distance > MOST_DISTANCE and not self.bend <= MOST_BEND:
+            sentences.append(
+                f"training did not converge: its mean is {self.distance:.1f} posterior standard "
+                f"deviations off (limit {MOST_DISTANCE:g}); take more steps or a higher learning "
+                "rate next time"
+            )
+        if self.halves < LEAST_HALVES:
+            sentences.append(
+                f"the two halves of the window differ (p = {self.halves:.1g}): training did not "
+                "converge"
+            )
+        if self.mismatch > MOST_MISMATCH:
+            sentences.append(
+                "the released curvature is far from that at the pilot's inputs (mismatch "
+                f"{self.mismatch:.2g}): pass inputs to the pilot that resemble the private ones"
+            )
+        if self.kappa >= MOST_KAPPA_SEEN:
+            sentences.append(
+                f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time"
+            )
+        if self.parameters is not None:
+            sentences += self.parameters.warnings
+        return sentences
+
+    def to_array(self) -> np.ndarray:
+        """Returns the diagnostics of the whole posterior, to save."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "parameters"]
+        return np.array([getattr(self, name) for name in names])
+
+
+def check_posterior(
+    window: Window,
+    slopes: np.ndarray,
+    matrices: np.ndarray,
+    mixture: Mixture,
+    index: np.ndarray,
+    linear: Mixture | None = None,
+    mismatch: float = math.nan,
+) -> Checks:
+    """Returns the checks of a fit, without those of single parameters.
+
+    Args:
+      window: The released averages.
+      slopes: Draws of A, shape [K, d, d].
+      matrices: Draws of M, shape [K, d, d].
+      mixture: The posterior.
+      index: The coordinates that the likelihood reads, shape [d].
+      linear: The posterior for a linear score, if it is another.
+      mismatch: See `Checks`.
+    """
+    covariance = mixture.covariance[np.ix_(index, index)]
+
+    def distance_of(away: np.ndarray) -> float:
+        return math.sqrt(away @ linalg.solve(covariance, away, assume_a="pos") / len(away))
+
+    away = window.theta - mixture.mean[index]
+    bend = math.nan if linear is None else distance_of(linear.mean[index] - mixture.mean[index])
+    score, theta = window.half_difference
+    difference = score + slopes.mean(axis=0) @ theta
+    variance = (window.simulation - 1.0) * matrices.mean(axis=0)
+    variance = variance + window.score_sd**2 * np.eye(len(away))
+    variance *= window.half_variance
+    statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
+    halves = float(stats.chi2.sf(statistic, len(away)))
+    traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)
+    kappa = float(np.mean(traces))
+    return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
+
+
+def scales(draws: np.ndarray) -> np.ndarray:
+    """Returns the half widths of the central halves of draws, over that of a standard normal.
+
+    They exist for heavy tails too. NaN where a quantile is infinite.
+
+    Args:
+      draws: Shape [n, D].
+    """
+    first, third = _quantiles(draws, (0.25, 0.75))
+    return (third - first) / (2.0 * _QUARTILE)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ParameterChecks:
+    """Diagnostics of each coordinate, shape [D]; NaN where one does not apply.
+
+    Attributes:
+      names: Names of the coordinates.
+      reaches: The prior's scale over the distance that the optimizer can move a parameter in a fit.
+      narrowing: How many times the prior of the curvature alone narrows the posterior's interval.
+      width: The width of the posterior's 90 % interval over the prior's, see `widths`.
+    """
+
+    names: Sequence[str]
+    reaches: np.ndarray
+    narrowing: np.ndarray
+    width: np.ndarray
+
+    def to_array(self) -> np.ndarray:
+        """Returns the diagnostics as one array of shape [3, D], to save."""
+        return np.stack([self.reaches, self.narrowing, self.width])
+
+    @property
+    def warnings(self) -> list[str]:
+        """Returns a sentence for each check that failed, with the parameters' names."""
+        sentences = []
+        far = self._over(self.reaches, MOST_REACHES)
+        if far:
+            sentences.append(
+                f"the prior of {far} times as wide as what learning rate and steps can reach "
+                f"(limit {MOST_REACHES:g}): {_REMEDY}"
+            )
+        assumed = self._over(self.narrowing, MOST_NARROWING)
+        if assumed:
+            sentences.append(
+                "the released curvature does not show how informative the records are: what is "
+                f"assumed instead gives too narrow intervals, that of {assumed} times too narrow "
+                f"(limit {MOST_NARROWING:g}); {_REMEDY}"
+            )
+        wider = self._over(self.width, MOST_WIDTH)
+        if wider:
+            sentences.append(
+                f"the posterior of {wider} times as wide as the prior (limit {MOST_WIDTH:g}), "
+                "which records rarely do: training did not converge, or the likelihood does not fit"
+            )
+        return sentences
+
+    def _over(self, values: np.ndarray, limit: float) -> str:
+        """Returns the names of coordinates above a limit with the largest value, or nothing."""
+        which = np.flatnonzero(values > limit)  # False for NaN.
+        if not len(which):
+            return ""
+        names = [self.names[number] for number in which[:_MOST_NAMES]]
+        if len(which) > _MOST_NAMES:
+            names.append(f"{len(which) - _MOST_NAMES} more")
+        most = float(np.max(values[which]))
+        times = f"{most:,.0f}" if most >= 10.0 else f"{most:.2g}"
+        return f"{', '.join(names)} is {'up to ' if len(which) > 1 else ''}{times}"
+
+
+def widths(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Returns the widths of the posterior's 90 % intervals over the prior's.
+
+    A width is at most 1 where chance may have made it more.
+
+    If the posterior is the prior, then none is above 1 with probability 1 - `MOST_FALSE`, however
+    many parameters there are. How many of n independent draws lie beyond the prior's 95 % quantile
+    has a binomial distribution. Errors of both ends add up as independent ones do. That fails for
+    heavy tails, so it must hold too once the prior's distribution function has made the prior
+    normal.
+
+    Args:
+      before: Independent draws from the prior, shape [n, D].
+      after: Draws from the posterior, shape [m, D], of which a quarter counts as independent.
+    """
+    num = int(1.0 / (_DRAWS_OF_EACH / len(after) + 1.0 / len(before)))
+    # Bonferroni's bound.
+    level = MOST_FALSE / before.shape[1]
+    beyond = min(0.5, (stats.binom.isf(level, num, _TAIL) + 1.0) / num)
+    places = (_TAIL, beyond, 0.5, 1.0 - beyond, 1.0 - _TAIL)
+    prior, posterior = _quantiles(before, places), _quantiles(after, places)
+    wider = _least_width(posterior) > prior[-1] - prior[0]
+    centred = _normal_scores(before, posterior - posterior[2] + prior[2])
+    wider &= _least_width(centred) > -2.0 * stats.norm.ppf(_TAIL)
+    ratio = (posterior[-1] - posterior[0]) / (prior[-1] - prior[0])
+    return np.where(wider, ratio, np.minimum(ratio, 1.0))
+
+
+def _least_width(quantiles: np.ndarray) -> np.ndarray:
+    """Returns the distance of the outer of five quantiles, less what chance may have added."""
+    low, high = quantiles[0], quantiles[-1]
+    inner_low, inner_high = quantiles[1], quantiles[-2]
+    width: np.ndarray = high - low - np.hypot(high - inner_high, inner_low - low)
+    return width
+
+
+def _normal_scores(draws: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns values, shape [k, D], as those of a standard normal of the same rank among draws."""
+    ranks = [
+        np.searchsorted(np.sort(column), places)
+        for column, places in zip(draws.T, values.T, strict=True)
+    ]
+    scores: np.ndarray = stats.norm.ppf((np.array(ranks).T + 0.5) / (len(draws) + 1.0))
+    return scores
+
+
+def _quantiles(draws: np.ndarray, places: Sequence[float]) -> np.ndarray:
+    """Returns quantiles, shape [len(places), D]; NaN where they are infinite."""
+    with np.errstate(invalid="ignore"):
+        quantiles: np.ndarray = np.quantile(draws, places, axis=0)
+    return np.where(np.isfinite(quantiles), quantiles, math.nan)
+
+
+def narrowing(
+    window: Window, prior: CurvaturePrior, precision: np.ndarray, relative: np.ndarray
+) -> np.ndarray:
+    """Returns how many times the curvature's prior alone narrows each coordinate's interval.
+
+    Two faults count. A simulation's ridge stands for information in directions that the simulation
+    does not show. And the released curvature of a coordinate may be noise where the prior,
+    simulated or isotropic, has far more.
+
+    Args:
+      window: The released averages.
+      prior: The curvature's prior.
+      precision: The parameters' prior precisions, shape [d].
+      relative: The posterior's scales over the prior's, shape [d].
+
+    Returns:
+      Factors of shape [d], 1 where nothing is narrowed.
+    """
+    # Without noise the curvature is known.
+    if window.matrix_sd == 0.0:
+        return np.ones(len(precision))
+    released = np.diag(window.matrix)
+    expected = np.diag(prior.matrix) * (np.sum(released) / np.trace(prior.matrix))
+    is_noise = released < 2.0 * window.matrix_sd
+    is_missing = expected - released > _MISSING * window.matrix_sd
+    # A coordinate with little information, such as a small group, keeps much of its prior's width.
+    assumed = is_noise & is_missing & (relative < _MUCH_NARROWER)
+    times = np.where(assumed, 1.0 / np.maximum(relative, 1e-9), 1.0)
+    return np.maximum(times, _narrowing_by_ridge(window, prior, precision))
+
+
+def _narrowing_by_ridge(window: Window, prior: CurvaturePrior, precision: np.ndarray) -> np.ndarray:
+    """Returns the ratio of the standard deviations without and with the ridge, as simulated."""
+    size = len(precision)
+    # Below this noise the release outweighs the prior, ridge and all.
+    least_noise = prior.ridge * math.sqrt(2.0 / prior.degrees[-1])
+    if prior.curvature is None or window.matrix_sd < least_noise:
+        return np.ones(size)
+    variances = []
+    for removed in (prior.ridge, 0.0):
+        slope = prior.curvature - removed * np.eye(size)
+        matrix = prior.matrix - removed * np.eye(size)
+        covariance = window.score_covariance(matrix)
+        total = np.diag(precision) + slope @ np.linalg.solve(covariance, slope)
+        variances.append(np.diag(np.linalg.inv(total)))
+    return np.sqrt(np.maximum(variances[0] / variances[1], 1.0))

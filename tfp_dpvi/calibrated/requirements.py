@@ -1,0 +1,188 @@
+"""Requirements of the paired clip on a model: its settings, and rows that do not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, without_assertions
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
+from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.data import Records
+from tfp_dpvi.data.shapes import synthetic
+
+_NUM_TRIED = 5
+# Values of a row, to see whether it moves others.
+_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)
+# Larger ones may be lengths, which take memory.
+_INTEGERS = (*range(_NUM_TRIED), -1, 100)
+_NO_DRAWS = "the likelihood has no finite draws at synthetic inputs, to check its rows"
+_REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
+
+
+class CannotPairError(Exception):
+    """Raised with the reason if the paired clip does not apply."""
+
+
+def check_settings(gradients: str, num_draws: int) -> None:
+    """Checks that a `DPVI` with these settings can clip pairs.
+
+    Args:
+      gradients: "aligned" or "vectorized", as in `DPVI`.
+      num_draws: Draws of the parameters in each step.
+
+    Raises:
+      CannotPairError: It cannot.
+    """
+    if gradients != "aligned":
+        raise CannotPairError(
+            f"gradients={gradients!r} clips gradients in the surrogate's variables"
+        )
+    if num_draws != 1:
+        raise CannotPairError(f"num_draws={num_draws} averages before the clip")
+
+
+def check_rows(model: BayesianModel, records: Records) -> None:
+    """Checks that no row of the likelihood depends on another record, on synthetic records.
+
+    A row's twin and its density must not change if another row does, whichever it is and however
+    large, and its density must be that of the record alone.
+
+    Args:
+      model: Prior and likelihood of outcomes.
+      records: Records whose shapes and dtypes are read; their values are not.
+
+    Raises:
+      CannotPairError: A row depends on another one, or nothing can be drawn to see it.
+    """
+    generator = np.random.default_rng(0)
+    draw, is_alone = _trials(model)
+    x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
+    for number, start in enumerate((x, _numbered(x))):
+        before = draw(start)
+        if before is None or not all(map(_is_finite, before)) or not before[1].all():
+            # The numbers of rows may be no categories.
+            if number:
+                return
+            raise CannotPairError(_NO_DRAWS)
+        if not is_alone(start, before):
+            raise CannotPairError("the density of one record depends on other records of the batch")
+        for row in range(_NUM_TRIED):
+            others = np.arange(_NUM_TRIED) != row
+            for legal, moved in _moves(start, row, generator):
+                after = draw(moved)
+                if after is None and legal:
+                    raise CannotPairError(_NO_DRAWS)
+                if after is not None and not _same_rows(before, after, others):
+                    raise CannotPairError(
+                        "the twin of one record depends on other records of the batch"
+                    )
+        if all(part.dtype.kind == "f" for part in tf.nest.flatten(x)):
+            return
+
+
+def _trials(
+    model: BayesianModel,
+) -> tuple[
+    Callable[[Structure], list[np.ndarray] | None], Callable[[Structure, list[np.ndarray]], bool]
+]:
+    """Returns two functions of inputs: one simulates twins, one tries each record alone.
+
+    The first returns log densities, whether each twin can be used, and the parts of the twins; or
+    None if the likelihood refuses the inputs. The second takes them and returns whether the log
+    densities are those of the records alone.
+    """
+    params = model.prior.sample(seed=tf.constant([0, 1]))
+
+    @function_of_model
+    def run(x: Structure) -> list[tf.Tensor]:
+        with without_assertions():
+            distribution = model.distribution_at(params, x)
+            twins, usable = simulate_twins(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
+            return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
+
+    @function_of_model
+    def run_alone(x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
+        like = model.distribution_at(params, x).dtype
+
+        def log_prob(row: Structure) -> tf.Tensor:
+            inputs, twin = tf.nest.map_structure(lambda part: part[None], row)
+            distribution = model.distribution_at(params, inputs)
+            return distribution.log_prob(tf.nest.pack_sequence_as(like, twin))[0]
+
+        return map_apart(log_prob, (x, twins))
+
+    def draw(x: Structure) -> list[np.ndarray] | None:
+        try:
+            return [part.numpy() for part in run(tf.nest.map_structure(tf.constant, x))]
+        except _REFUSALS:
+            return None
+
+    def is_alone(x: Structure, drawn: list[np.ndarray]) -> bool:
+        try:
+            alone = run_alone(tf.nest.map_structure(tf.constant, x), drawn[2:]).numpy()
+        except tf.errors.OpError:
+            # A record reads another, which it lacks when alone.
+            return False
+        return np.allclose(alone, drawn[0], rtol=1e-3, atol=1e-3)
+
+    return draw, is_alone
+
+
+def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
+    """Returns whether arrays agree in all of these rows."""
+    return all(np.array_equal(a[rows], b[rows]) for a, b in zip(before, after, strict=True))
+
+
+def _numbered(records: Structure) -> Structure:
+    """Returns the records with integers that are the numbers of other rows."""
+
+    def numbered(part: np.ndarray) -> np.ndarray:
+        numbers = np.arange(_NUM_TRIED)[::-1].reshape(-1, *[1] * (part.ndim - 1))
+        return np.broadcast_to(numbers, part.shape).astype(part.dtype) if _counts(part) else part
+
+    return tf.nest.map_structure(numbered, records)
+
+
+def _moves(
+    records: Structure, row: int, generator: np.random.Generator
+) -> Iterator[tuple[bool, Structure]]:
+    """Yields whether the likelihood must allow the values of a row, and records with these values.
+
+    Rows are replaced by ordinary values, which it must allow, and by extreme ones.
+    """
+
+    def move(value: float | None, concerns: Callable[[np.ndarray], bool]) -> Structure:
+        def moved(part: np.ndarray) -> np.ndarray:
+            part = part.copy()
+            if value is not None and concerns(part):
+                part[row] = value
+            elif value is None and part.dtype.kind == "f":
+                part[row] = generator.uniform(size=part.shape[1:])
+            elif value is None:
+                part[row] = part[row] == 0
+            return part
+
+        return tf.nest.map_structure(moved, records)
+
+    yield True, move(None, lambda part: True)
+    # Floats and integers apart: an index that is out of range would hide what the floats do.
+    for value in _VALUES:
+        yield False, move(value, lambda part: part.dtype.kind == "f")
+    for value in _INTEGERS:
+        yield False, move(value, _signed if value < 0 else _counts)
+
+
+def _signed(part: np.ndarray) -> bool:
+    """Returns whether an array holds integers that may be negative."""
+    return part.dtype.kind == "i"
+
+
+def _counts(part: np.ndarray) -> bool:
+    """Returns whether an array holds integers; booleans have legal values only."""
+    return part.dtype.kind in "iu"
+
+
+def _is_finite(part: np.ndarray) -> bool:
+    return part.dtype.kind != "f" or bool(np.isfinite(part).all())
