@@ -1,4 +1,4 @@
-"""Checks of single parameters: each warning appears where it is due, with the parameter's name, and not elsewhere."""
+"""Checks of single parameters: each warning appears where it is due, with the name, only there."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tfp_dpvi.calibrated.curvature import CurvaturePrior
 from tfp_dpvi.calibrated.window import Window
 
 NAMES = ["a", "b", "sigma"]
-# Of intercept, slope and the logarithm of a scale: 1,200 records, outcomes of standard deviation 0.9.
+# Of intercept, slope and the logarithm of a scale: 1,200 records, outcomes of deviation 0.9.
 INFORMATION = np.array([1480.0, 1480.0, 2400.0])
 
 
@@ -73,7 +73,10 @@ def chains(draw, generator, size):
 @pytest.mark.parametrize("size", [1, 20, slow(100)])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_a_posterior_that_is_the_prior_is_rarely_called_wider(kind, size):
-    """At most 3 %, whatever the number of parameters; 20 more of 400 are 5.8 standard errors of a rate at that limit."""
+    """At most 3 %, whatever the number of parameters.
+
+    20 more of 400 are 5.8 standard errors of a rate at that limit.
+    """
     generator, draw = np.random.default_rng(0), DISTRIBUTIONS[kind]
     priors = [draw(generator, (4096, size)) for _ in range(4)]
     wider = sum(
@@ -92,11 +95,11 @@ def test_a_posterior_that_is_half_as_wide_again_is_called_wider(size):
     np.testing.assert_allclose(widths(prior, 0.5 * prior), 0.5)
 
 
-# ---------------------------------------------------------------------- what the curvature's prior adds
+# ---------------------------------------------------------------- what the curvature's prior adds
 
 
 def simulated(information):
-    """Returns the prior of a simulation with this information, with a ridge as `SimulatedPairs.curvature_prior` has."""
+    """Returns a simulation's prior with this information, and a ridge as `SimulatedPairs` adds."""
     information = np.atleast_2d(information)
     matrix = np.diag(information[0]) if len(information) == 1 else information
     ridge = 1e-3 * np.trace(matrix) / len(matrix)

@@ -1,4 +1,4 @@
-"""Draws of the curvature, and averages over the window. Everything seeded: no test has a false alarm."""
+"""Draws of the curvature, and averages over the window; seeded, so that no test alarms falsely."""
 
 import dataclasses
 
@@ -64,7 +64,10 @@ def test_the_gradient_is_that_of_the_density(prior):
 
 
 def test_the_mode_is_found_where_the_prior_is_sure():
-    """From the release alone, 50 coordinates with 1,600 degrees of freedom lie 1,000 nats below it after all steps."""
+    """From the release alone, 50 coordinates lie 1,000 nats below it after all steps.
+
+    They have 1,600 degrees of freedom.
+    """
     size = 50
     prior = CurvaturePrior(np.eye(size) * 100.0, (1600.0,), 0.3)
     seen = noisy(np.eye(size) * 120.0, 60.0, np.random.default_rng(0))
@@ -82,7 +85,7 @@ def drawn_from(prior, generator):
 
 
 def ranks(sd, stated=None, symmetric=True, prior=PRIOR):
-    """The rank of the true trace among the draws (simulation-based calibration, Talts et al. 2018)."""
+    """The rank of the true trace among the draws (Talts et al. 2018) is uniform."""
     generator, found = np.random.default_rng(1), []
     for _ in range(100):
         true = drawn_from(prior, generator)
@@ -176,7 +179,10 @@ WIDE, CLIP_OF = 6, 1.0
 
 
 def coverage(spectrum, signal, prior=None, num=40):
-    """Of 90 % intervals in all directions, parameters drawn from N(0, I), the score straight and its noise known."""
+    """Of 90 % intervals in all directions, for parameters drawn from N(0, I).
+
+    The score is linear, and its noise known.
+    """
     generator, covered = np.random.default_rng(0), []
     prior = prior or CurvaturePrior.isotropic(WIDE, NUM, CLIP_OF)
     for _ in range(num):
@@ -201,7 +207,8 @@ def coverage(spectrum, signal, prior=None, num=40):
         arrived += 0.3 * generator.normal(size=WIDE)
         zeros = np.zeros(WIDE)
         known = Window(
-            200, arrived, arrived[None], zeros[None], slope @ (truth - arrived) + error, noisy(matrix, sd, generator),
+            200, arrived, arrived[None], zeros[None],
+            slope @ (truth - arrived) + error, noisy(matrix, sd, generator),
             1.4 * np.trace(matrix), sd, sd, sd, 1.2, (zeros, zeros), 4.0, NUM * CLIP_OF**2 / 2,
         )  # fmt: skip
         terms = LinearLikelihood.from_window(

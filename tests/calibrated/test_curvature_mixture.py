@@ -1,4 +1,4 @@
-"""The calibrated posterior against closed forms, quadrature, and coverage over simulated releases."""
+"""The calibrated posterior against closed forms, quadrature, and coverage over simulations."""
 
 import dataclasses
 
@@ -109,7 +109,7 @@ def terms_of(precision, mean, index, num=32):
 
 
 def test_sampled_is_exact_for_a_normal_prior_and_parts_that_are_not_read():
-    """1,024 draws of 128 chains: means within 5 standard errors, standard deviations within 15 %; seeded."""
+    """1,024 draws of 128 chains: means within 5 standard errors, deviations within 15 %; seeded."""
     prior = np.array([[2.0, 0.9, 0.4], [0.9, 1.0, 0.2], [0.4, 0.2, 3.0]])
     terms = terms_of(np.array([[30.0, 10.0], [10.0, 8.0]]), np.array([1.0, -0.5]), np.array([0, 2]))
     generator = np.random.default_rng(0)
@@ -136,7 +136,7 @@ def test_sampled_against_quadrature_for_a_prior_that_is_not_normal():
 
 
 def test_refined_is_the_linear_posterior_where_nothing_bends():
-    """512 draws of 32 chains: means within 0.25 standard deviations, standard deviations within 20 %; seeded."""
+    """512 draws of 32 chains: means within 0.25 deviations, deviations within 20 %; seeded."""
     prior, mean = np.array([[2.0, 0.9], [0.9, 1.0]]), np.array([0.5, -1.0])
     linear = exact_mixture(
         terms_of(np.array([[9.0, 2.0], [2.0, 4.0]]), np.zeros(2), np.arange(2)), prior, prior @ mean
@@ -186,7 +186,7 @@ def test_shares_of_the_variance_are_those_of_the_formula():
     np.testing.assert_allclose(shares, [[9.0 * weight, 4.8 * weight, variance]], rtol=1e-5)
 
 
-# ---------------------------------------------------------------------- coverage over simulated releases
+# ---------------------------------------------------------------- coverage over simulated releases
 
 NUM, RATE, STEPS, CLIP = 2000, 0.2, 100, 1.0
 NOISE = ReleaseNoise(NUM, RATE, CLIP, gradient=25.0, matrix=8.0, scale=8.0)
@@ -195,9 +195,10 @@ TRUE_MATRIX = NUM * np.diag([0.12, 0.08, 0.05])
 
 
 def released(generator, truth, noise=NOISE):
-    """Sums over blocks of steps as a fit would release them that follows its own noisy scores; truth of shape [SIZE]."""
-    blocks = {name: np.zeros((20, *shape)) for name, shape in
-              {"steps": (), "theta": (SIZE,), "squares": (SIZE,), "gradient": (SIZE,), "matrix": (SIZE, SIZE)}.items()}  # fmt: skip
+    """Sums over blocks of steps, of a fit that follows its own noisy scores; truth is [SIZE]."""
+    shapes = {"steps": (), "matrix": (SIZE, SIZE)}
+    shapes |= dict.fromkeys(("theta", "squares", "gradient"), (SIZE,))
+    blocks = {name: np.zeros((20, *shape)) for name, shape in shapes.items()}
     scales = np.zeros(20)
     slope, root = KAPPA * TRUE_MATRIX, np.linalg.cholesky(TRUE_MATRIX)
     rate = 0.1 * np.linalg.inv(slope) * min(1.0, 25.0 / noise.gradient)
@@ -267,7 +268,7 @@ def test_kappa_of_one_widens_the_intervals_for_nothing():
 
 
 def test_as_the_budget_goes_to_nothing_the_prior_comes_back():
-    """The same draws of the prior as the truth has: coverage 0.9, and the prior's mean and covariance."""
+    """The truth is a draw of the prior: coverage 0.9, and the prior's mean and covariance."""
     nothing = ReleaseNoise(NUM, RATE, CLIP, gradient=25e4, matrix=8e4, scale=8e4)
     assert 0.85 <= coverage(noise=nothing) <= 0.95
     generator = np.random.default_rng(0)

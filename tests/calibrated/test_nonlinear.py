@@ -1,4 +1,4 @@
-"""The expected score of clipped pairs as a function of the parameters, against sums over both outcomes of every input."""
+"""The expected score of clipped pairs, against sums over both outcomes of every input."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def simulated():
 
 
 def sums(x, theta):
-    """E psi and E[psi delta^T] / 2 for y at theta and y' along the path, which differ only as x or -x."""
+    """E psi and E[psi delta^T] / 2 for y at theta and y' on the path; delta is x, -x or 0."""
     psi = x * np.minimum(1.0, CLIP / np.linalg.norm(x, axis=1, keepdims=True))
     p, other = (np.mean(1 / (1 + np.exp(-x @ np.atleast_2d(at).T)), axis=1) for at in (theta, PATH))
     differ = (p * (1 - other) + other * (1 - p)) / 2
@@ -38,7 +38,10 @@ def sums(x, theta):
 @pytest.mark.parametrize("away", [(0.8, 0.0), (-0.8, 0.3), (0.4, -0.6)])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
-    """With A = G(theta), what a release at theta shows, the score is m(theta). Seeded; 6 % is the simulation's error here."""
+    """With A = G(theta), what a release at theta shows, the score is m(theta).
+
+    Seeded; 6 % is the simulation's error here.
+    """
     x, simulator, score = simulated
     theta = AT + np.array(away)
     mean, slope = sums(x, theta)
@@ -56,7 +59,7 @@ def test_the_score_is_that_of_the_exact_sums(simulated, away, share):
 
 
 def test_the_first_slope_in_place_of_that_at_theta_is_caught(simulated):
-    """The release has half of the second order already: dividing by the slope at theta_bar counts it twice."""
+    """The release has half of the second order: the slope at theta_bar counts it twice."""
     x, *_ = simulated
     mean, slope = sums(x, AT + np.array([0.8, 0.0]))
     wrong = slope @ np.linalg.solve(sums(x, AT)[1], mean)

@@ -1,4 +1,4 @@
-"""The paired clip: its sums against NumPy, its mean at the truth, and what is released with it on neighbouring data sets."""
+"""The paired clip: its sums against NumPy, its mean at the truth, its releases on neighbours."""
 
 import functools
 
@@ -12,6 +12,7 @@ import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, curvature_releases, paired
 from tfp_dpvi.gradients import Clip, Released, joint_sensitivity
+from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.privacy import Sensitivity
 
 tfd = tfp.distributions
@@ -90,7 +91,7 @@ def test_a_bad_record_a_bad_twin_and_padding_count_for_nothing(bad):
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_neighbours_move_all_releases_by_no_more_than_is_stated(scale):
-    """C3: each release by its own A and D, and all of them together, over their noise, by the joint ones."""
+    """C3: each release by its own A and D; all together, over their noise, by the joint ones."""
     clip = Clip(CLIP)
     releases = curvature_releases(2, clip)
     joint = joint_sensitivity(releases, Sensitivity())
@@ -115,7 +116,7 @@ def test_neighbours_move_all_releases_by_no_more_than_is_stated(scale):
 
 
 def test_the_statements_are_reached_and_not_merely_bounds():
-    """A long record has |psi| = C, |psi psi'| / 2 = C^2 / 2 and 1.5 C^2: smaller statements would be wrong."""
+    """A long record has |psi| = C, |psi psi'| / 2 = C^2 / 2 and 1.5 C^2: the bounds are met."""
     x, y, twins = np.array([[1e3, 0.0]]), np.array([1e3]), np.array([0.0])
     gradient, (matrix, away) = sums_of(x, y, twins, np.ones(1, bool))
     assert np.linalg.norm(gradient) == pytest.approx(CLIP)
@@ -131,7 +132,10 @@ def test_the_statements_are_reached_and_not_merely_bounds():
 
 
 def test_shares_of_the_budget():
-    """The curvature takes 10 % and the scale 2 % of 1 / z^2: the joint multiplier is the gradient's times sqrt(0.88)."""
+    """The curvature takes 10 % and the scale 2 % of 1 / z^2.
+
+    The joint multiplier is the gradient's times sqrt(0.88).
+    """
     joint = joint_sensitivity(curvature_releases(7, Clip(2.0)), Sensitivity())
     assert 1 / joint.add_or_remove == pytest.approx(np.sqrt(0.88))
 
@@ -251,7 +255,7 @@ def test_the_flat_clip_has_not(kind):
 
 
 def test_a_clip_after_averaging_several_twins_is_caught():
-    """Scores are skewed, and their difference from a mean of others is too: one twin a record, as stated."""
+    """Scores are skewed, and so is their difference from a mean of others: one twin a record."""
 
     def mutate(step, clip):
         theta = step.public
@@ -274,3 +278,12 @@ def test_a_clip_after_averaging_several_twins_is_caught():
         return paired(losses, several, theta, clip).clipped_sum
 
     assert score_of_mean("poisson", "paired", 0.5, mutate) < statistics.ALPHA
+
+
+@pytest.mark.parametrize(
+    "release", curvature_releases(2, Clip(1.0)), ids=lambda release: release.name
+)
+def test_an_engine_that_forms_no_gradients_is_refused(release):
+    unformed = PerExample(tf.zeros(3), tf.zeros(3, tf.bool), tf.ones(3, tf.bool))
+    with pytest.raises(ValueError, match=f"{release.name} needs each record's gradient"):
+        release.sum_of(unformed)

@@ -1,4 +1,7 @@
-"""Likelihoods, priors and records that the paired clip, the default, must take, set aside or refuse; nothing hangs or is lost."""
+"""Likelihoods, priors and records that the paired clip must take, set aside or refuse.
+
+Nothing hangs or is lost.
+"""
 
 import logging
 
@@ -35,7 +38,7 @@ def refused(caplog):
 
 
 def test_a_record_that_makes_the_likelihood_nan_counts_nothing_and_does_not_hang():
-    """TFP's Poisson sampler never ends at a rate that is NaN; here the logarithm of a negative exposure."""
+    """TFP's Poisson sampler never ends at a rate that is NaN, here of a negative exposure."""
 
     def likelihood(params, x):
         assert x.shape.as_list()[1] == 4  # A tensor.

@@ -175,9 +175,10 @@ def test_predictions_follow_the_last_fit():
 
 
 def test_without_noise_and_clip_it_is_the_exact_posterior_but_for_simulation():
-    """Conjugate linear regression, full batches: covariance from P0 + A (B + R)^-1 A, with B = M (1 + 1 / n).
+    """Conjugate linear regression, full batches: covariance from P0 + A (B + R)^-1 A.
 
-    The mean differs from the exact one by the simulation's own error, of variance V / n; checked at 6 standard errors.
+    Here B = M (1 + 1 / n). The mean differs from the exact one by the simulation's own error, of
+    variance V / n; checked at 6 standard errors.
     """
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1000, WIDTH)).astype("float32")
@@ -203,7 +204,7 @@ def test_without_noise_and_clip_it_is_the_exact_posterior_but_for_simulation():
     assert np.all(np.abs(found.mixture.mean - mean) < 6 * sd / np.sqrt(70))
 
 
-@pytest.mark.slow  # `posterior/test_mixture.py` has the mixture of no budget.
+@pytest.mark.slow  # `test_curvature_mixture.py` has the mixture of no budget.
 def test_with_no_budget_the_prior_comes_back():
     model = model_of(noise=1e6, rate=0.001)
     x, y, _ = records(200, 1)
@@ -213,7 +214,8 @@ def test_with_no_budget_the_prior_comes_back():
     np.testing.assert_allclose(drawn.std(axis=0), 1.0, atol=0.1)
 
 
-@pytest.mark.slow  # `test_coordinates_go_there_and_back` and `posterior/test_mixture.py` have its parts.
+# `test_coordinates_go_there_and_back` and `test_curvature_mixture.py` have its parts.
+@pytest.mark.slow
 def test_constrained_parameters_stay_in_their_support_and_unread_ones_follow_the_prior():
     """`s` is positive; `unused` is not read by the likelihood and keeps its prior, a Gamma."""
 
@@ -272,7 +274,7 @@ def covered(clipping, num=60, simulates=False):
 
 
 def test_intervals_cover_the_truth():
-    """P(Binomial(30, 0.9) < 17) = 3e-7: the false alarm of a posterior that covers its nominal 0.9."""
+    """P(Binomial(30, 0.9) < 17) = 3e-7: the false alarm of a posterior that covers 0.9."""
     assert scipy.stats.binom.cdf(16, 30, 0.9) < 1e-6
     assert covered("paired", num=30) >= 17
 
@@ -489,7 +491,10 @@ def test_coordinates_go_there_and_back(make):
 
 @pytest.mark.parametrize(("epsilon", "share"), [slow(0.1, 1.0), (8.0, 2.0)])
 def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
-    """The median where noise counts most. A pair's gradient is x or nothing, and x where outcomes are sure is rare among pairs."""
+    """The median where noise counts most.
+
+    A pair's gradient is x or nothing, and x where outcomes are sure is rare among pairs.
+    """
     x = np.random.default_rng(0).normal(size=(4000, WIDTH))
     model = dpvi.DPVI(prior, likelihood, clipping="paired")
     settings = {"num_records": 5000, "epsilon": epsilon, "delta": 1e-5}
@@ -582,7 +587,7 @@ def test_the_pilot_refuses_what_it_cannot_simulate():
 
 
 def test_equally_informed_groups_have_equal_intervals():
-    """Their simulation with 1,024 pairs, 51 a group, was taken as exact: the widest was 1.9 times the narrowest."""
+    """A simulation of 1,024 pairs, 51 a group, taken as exact would make one 1.9 times as wide."""
     num = 20
     groups = tfd.JointDistributionNamed({"mean": tfd.Sample(tfd.Normal(0.0, 1.0), num)})
     model = dpvi.DPVI(groups, lambda params, x: tfd.Normal(tf.gather(params["mean"], x), 0.5))
@@ -596,11 +601,11 @@ def test_equally_informed_groups_have_equal_intervals():
     assert spread.max() < 1.5 * spread.min()
 
 
-# ---------------------------------------------------------------------- parameters of very different scales
+# ---------------------------------------------------------------- parameters of very different scales
 
 
 def incomes(unit, simulates=False):
-    """Returns a fitted model of 400 incomes in a unit of so many dollars, with weak priors in that unit."""
+    """Returns a fitted model of 400 incomes in a unit of dollars, with weak priors."""
 
     priors = {"a": tfd.Normal(0.0, 1e5 / unit), "s": tfd.Normal(float(np.log(1e4 / unit)), 1.0)}
 

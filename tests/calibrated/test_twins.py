@@ -1,4 +1,4 @@
-"""Twins of extreme records: every sampler ends, the record counts for nothing, and no other record notices."""
+"""Twins of extreme records: every sampler ends, and the record counts for nothing."""
 
 import functools
 
@@ -74,7 +74,7 @@ FAMILIES = {
     ),
     "own": OwnSampler,
 }
-# With XLA, TFP and TensorFlow take other code; their kernels for some families exist without it only.
+# With XLA, TFP and TensorFlow take other code; some families have kernels without it only.
 XLA_TOO = ("gamma", "student", "poisson-rate", "joint", "own", "von-mises-fisher")
 QUICK = ("gamma", "binomial", "categorical", "joint", "own")
 
@@ -107,7 +107,7 @@ def test_every_sampler_ends_and_no_other_record_notices(family, jit_compile):
 
 
 def test_a_sampler_whose_rows_are_no_records_is_refused():
-    """It is unknown whom an extreme number belongs to: marking all would let one record drop the others."""
+    """It is unknown whose an extreme number is: marking all would let one record drop others."""
 
     @tf.function(autograph=False)
     def draw(x):
@@ -146,7 +146,7 @@ def zero_inflated(params, x):
 
 @functools.cache
 def sums_of(likelihood, dtype, jit_compile):
-    """Compiled: x, y, mask -> the clipped sum of pairs, with the same random numbers in every call."""
+    """Compiled: x, y, mask -> the clipped sum of pairs, with equal random numbers in each call."""
     model = dpvi.DPVI(prior, likelihood)
     model.compile(dpvi.optimizers.DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0))
     model.make_data(np.full((NUM, 1), 0.1, dtype), np.ones(NUM, dtype), batch_size=NUM)
@@ -167,7 +167,7 @@ def sums_of(likelihood, dtype, jit_compile):
     [(gamma, False), slow(gamma, True), slow(zero_inflated, False), slow(zero_inflated, True)],
 )
 def test_replay_with_an_extreme_record(likelihood, jit_compile):
-    """C3, C8: it moves the sum by exactly zero, or by at most a clip; the others' parts stay to the bit."""
+    """C3, C8: it moves the sum by exactly zero or at most a clip; other parts stay to the bit."""
     run = sums_of(likelihood, "float32", jit_compile)
     x, y = np.full((NUM, 1), 0.1, "float32"), np.ones(NUM, "float32")
     mask = np.ones(NUM, bool)
