@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.gradients.base import PerExample
@@ -20,6 +20,8 @@ from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.gradients.step import StepGradient
 from tfp_dpvi.gradients.vmap import clipped_sum
 from tfp_dpvi.privacy import Sensitivity
+
+_Values = TypeVar("_Values")
 
 # Blocks of steps, of equal length, over which released values are averaged.
 NUM_BLOCKS = 20
@@ -214,7 +216,7 @@ class ClippedAway(JointRelease):
         return total + _in_block(released, released.mean)
 
 
-def _formed(name: str, values: Any) -> Any:
+def _formed(name: str, values: _Values | None) -> _Values:
     """Returns values of each record's gradient, which some engines never form."""
     if values is None:
         raise ValueError(f"{name} needs each record's gradient: use an engine that forms it.")

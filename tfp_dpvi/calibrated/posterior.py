@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.calibrated import curvature
@@ -167,7 +167,7 @@ class Calibrator:
         return ParameterChecks(self._coordinates.names, reaches, unknown, unknown)
 
     def __call__(
-        self, accumulated: dict[str, Any], mechanism: Mechanism, reach: float = math.nan
+        self, accumulated: dict[str, Structure], mechanism: Mechanism, reach: float = math.nan
     ) -> Calibrated | None:
         """Returns the posterior given the released values.
 

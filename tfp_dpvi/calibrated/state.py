@@ -33,7 +33,7 @@ class _Decision:
       calibrator: The computation of posteriors, or None if the paired clip does not apply.
     """
 
-    kind: tuple[object, ...] | None = None
+    kind: tuple[str, bool, str, int] | None = None
     calibrator: Calibrator | None = None
 
 
