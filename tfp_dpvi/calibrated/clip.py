@@ -174,12 +174,12 @@ class ClippedAway(JointRelease):
     Its excess over the trace of the curvature was clipped away.
 
     Args:
-      bound: The clip C, or `math.inf`.
+      clip: The clip of a pair's difference, perhaps off.
       noise_ratio: The release's noise multiplier over the gradient's.
 
     ```python
     >>> from tfp_dpvi.calibrated import ClippedAway
-    >>> ClippedAway(bound=1.0, noise_ratio=6.0).sensitivity.add_or_remove
+    >>> ClippedAway(Clip(1.0), noise_ratio=6.0).sensitivity.add_or_remove
     1.5
 
     ```
@@ -199,7 +199,6 @@ class ClippedAway(JointRelease):
         self.noise_ratio = noise_ratio
         most = _CAP / 2.0 * clip.unit**2
         self.sensitivity = Sensitivity(most, most)
-        self._bound = bound
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
