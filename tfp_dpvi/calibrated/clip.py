@@ -179,6 +179,7 @@ class ClippedAway(JointRelease):
 
     ```python
     >>> from tfp_dpvi.calibrated import ClippedAway
+    >>> from tfp_dpvi.gradients import Clip
     >>> ClippedAway(Clip(1.0), noise_ratio=6.0).sensitivity.add_or_remove
     1.5
 
