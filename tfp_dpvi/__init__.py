@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 if "tensorflow" not in sys.modules:
-    # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines without a GPU too.
-    # Python exceptions are not affected. To see native messages again, set the variable to 0, 1 or 2.
+    # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines
+    # without a GPU too. Python exceptions are not affected. To see native messages again, set the
+    # variable to 0, 1 or 2.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _deprecation.install()

@@ -98,8 +98,7 @@ def renamed(module: str, name: str) -> Any:
     new = NAMES.get(module, {}).get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    package, _, new_name = new.partition(":")
-    new_name = new_name or name
+    package, new_name = new.split(":") if ":" in new else (new, name)
     warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
     return getattr(importlib.import_module(package), new_name)
 

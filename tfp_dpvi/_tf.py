@@ -303,6 +303,10 @@ def is_same_plain(before: object, value: object) -> bool:
     """Returns whether two values are equal numbers, strings or None, of one type.
 
     Other objects may have changed inside, even if they are one and the same.
+
+    Args:
+      before: The value that an attribute has.
+      value: The value that is assigned.
     """
     plain = isinstance(value, bool | int | float | str | None)
     return plain and type(before) is type(value) and before == value
@@ -430,7 +434,10 @@ def _with_called(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def _function(graph: tf.Graph | None, name: str) -> Any:
-    """Returns a function that a graph calls, or None: persistent tapes hide a branch's in the outer graph."""
+    """Returns a function that a graph calls, or None.
+
+    Persistent tapes hide the functions of a branch in the outer graph.
+    """
     while isinstance(graph, tf.Graph):
         function = graph._get_function(name)
         if function is not None:
@@ -498,7 +505,10 @@ def without_assertions() -> Iterator[None]:
 
 
 def _may_raise(operation: tf.Operation) -> bool:
-    """Returns whether an operation checks values: not those that are constant, nor in a guard that always holds."""
+    """Returns whether an operation checks values.
+
+    Constant values do not count, nor does a guard that always holds.
+    """
     if not (_CALLING.match(operation.type) or _RAISING.match(operation.type)):
         return False
     if "AssertGuard" in operation.name and tf.get_static_value(operation.inputs[0]) is not None:

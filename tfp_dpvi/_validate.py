@@ -40,7 +40,10 @@ def shown(value: Unchecked) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, for other libraries' have many; without text, its type."""
+    """Returns the first line of an error's text, or its type without one.
+
+    Errors of other libraries have many lines.
+    """
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

@@ -594,7 +594,11 @@ class DPModel(Model):
         )
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """See `train_step`. Raises `RuntimeError`: a batch that the caller chose is no random sample."""
+        """See `train_step`.
+
+        Raises:
+          RuntimeError: A batch that the caller chose is no random sample.
+        """
         raise RuntimeError(
             "train_on_batch: a batch chosen by the caller is no random sample. Call fit, which "
             "samples."

@@ -309,7 +309,8 @@ class Database:
             yield
         except ImportError as error:
             raise LedgerError(
-                f"{self.shown!r} needs a driver ({check.first_line(error)}): pip install 'tfp-dpvi[postgresql]'."
+                f"{self.shown!r} needs a driver ({check.first_line(error)}): pip install "
+                "'tfp-dpvi[postgresql]'."
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error

@@ -369,7 +369,8 @@ class LedgerView:
         ) as error:  # fmt: skip
             raise LedgerError(
                 f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme "
-                f"that is not registered ({check.first_line(error)}).\nRegister it, or restore the newest copy."
+                f"that is not registered ({check.first_line(error)}).\n"
+                "Register it, or restore the newest copy."
             ) from error
 
     @property

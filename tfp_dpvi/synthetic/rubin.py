@@ -11,7 +11,8 @@ import scipy.stats
 
 _WARNING = (
     "rubin: intervals of regression coefficients, correlations and the like are too narrow: they "
-    "leave out the bias of the model that\ngenerated the rows (see `caveats`). For means and shares "
+    "leave out the bias of the model that\n"
+    "generated the rows (see `caveats`). For means and shares "
     "of columns, also within levels of another, pass means_or_shares=True."
 )
 _CAVEAT = (

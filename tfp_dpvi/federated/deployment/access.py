@@ -121,7 +121,7 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
 
 
 def _passed(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Yields all folders and links that the system passes on its way to a path, and what is there."""
+    """Yields all folders and links on the system's way to a path, and what is there."""
     os.stat(path)  # Raises where links go in a circle.
     at, ahead = pathlib.Path(), [*reversed(pathlib.Path(path).absolute().parts)]
     while ahead:
@@ -165,12 +165,12 @@ class _Checked(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        found = (
+        specs = (
             finder.find_spec(fullname, path, target)
             for finder in sys.meta_path
             if finder is not self
         )
-        spec = next((one for one in found if one is not None), None)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None:
             files = [spec.origin, spec.cached] if spec.has_location else []
             for place in (*files, *(spec.submodule_search_locations or ())):
