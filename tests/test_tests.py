@@ -7,7 +7,8 @@ import pathlib
 import re
 
 TESTS = pathlib.Path(__file__).resolve().parent
-FOLDERS = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support"}
+# Tests import `support`, and the example `data`, whose name one folder shares.
+FOLDERS = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support", "data"}
 STATE = re.compile(r"\w\._dp\b")  # What a model remembers of its fits.
 
 

@@ -1,7 +1,11 @@
-"""Old public names and module paths: each works for one minor version, with a warning that names the new one."""
+"""Old public names and module paths.
+
+Each works for one minor version, with a warning that names the new one.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -29,11 +33,15 @@ MODULES = {
         "models.calibrated": "calibrated.posterior",
         "models.coordinates": "bayes.coordinates",
         "models.dpvae": "networks.dpvae",
+        "models.group_terms": "networks.group_terms",
         "models.inference_data": "bayes.inference_data",
         "models.keras_model": "networks.keras_model",
         "models.latents": "networks.latents",
+        "models.layered": "networks.layered",
+        "models.pairing": "calibrated.pairing",
         "models.predictive": "bayes.predictive",
         "models.simulation": "calibrated.simulation",
+        "models.spread": "bayes.divergence",
         "models.summary": "calibrated.summary",
         "models.synthesizer": "synthetic.synthesizer",
         "models.table": "synthetic.model",
@@ -48,13 +56,14 @@ MODULES = {
     }.items()
 }
 
-#: Names that moved in 0.3, by the package that had them.
+#: Names that moved in 0.3, by the module that had them.
 NAMES: dict[str, dict[str, str]] = {
     "tfp_dpvi.gradients": {
         **dict.fromkeys(_GHOST, "tfp_dpvi.ghost"),
         **dict.fromkeys(_PAIRED, "tfp_dpvi.calibrated"),
         "layers_of": "tfp_dpvi._tf",
     },
+    "tfp_dpvi.gradients.layers": {"layers_of": "tfp_dpvi._tf"},
     "tfp_dpvi.models": {
         "DPVAE": "tfp_dpvi.networks",
         "DPKerasModel": "tfp_dpvi.networks",
@@ -63,6 +72,7 @@ NAMES: dict[str, dict[str, str]] = {
         "Synthesizer": "tfp_dpvi.synthetic",
         "pilot": "tfp_dpvi.calibrated",
     },
+    "tfp_dpvi.models.simulation": dict.fromkeys(("Pilot", "pilot"), "tfp_dpvi.calibrated"),
 }
 
 
@@ -77,22 +87,35 @@ def renamed(module: str, name: str) -> Any:
       AttributeError: The module never had this name.
     """
     new = NAMES.get(module, {}).get(name)
+    if new is None and f"{module}.{name}" in MODULES:
+        return importlib.import_module(f"{module}.{name}")
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{new}.{name}", stacklevel=4)
+    _warn(f"{module}.{name}", f"{new}.{name}")
     return getattr(importlib.import_module(new), name)
 
 
-def _warn(old: str, new: str, stacklevel: int) -> None:
-    warnings.warn(
+def _warn(old: str, new: str) -> None:
+    """Warns at the line that used the old name, whatever Python's import system does in between."""
+    frame = sys._getframe()
+    while frame.f_back is not None and (
+        frame.f_code.co_filename == __file__
+        or frame.f_code.co_name == "__getattr__"
+        or "importlib" in frame.f_code.co_filename
+    ):
+        frame = frame.f_back
+    warnings.warn_explicit(
         f"{old} is now {new}; the old name goes in version 0.4.",
         FutureWarning,
-        stacklevel=stacklevel,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds this library's own old module paths, after every other finder; no other name is its business."""
+    """Finds this library's own old module paths, after every other finder, and nothing else."""
 
     def find_spec(
         self,
@@ -110,9 +133,10 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         new = importlib.import_module(MODULES[module.__name__])
-        _warn(module.__name__, new.__name__, stacklevel=2)
+        _warn(module.__name__, new.__name__)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
+        module.__dict__["__getattr__"] = functools.partial(renamed, module.__name__)
 
 
 def install() -> None:

@@ -18,7 +18,7 @@ from support.toy import Toy, records, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.calibrated.simulation import Pilot
+from tfp_dpvi.calibrated import Pilot
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan
 
 tfd = tfp.distributions
