@@ -1,11 +1,12 @@
 """Settings of every test process, and what the run cost.
 
-The random numbers of a test follow from its name, so that none fails by chance: starting weights, noise, records. A fixture of
-a module follows the test that asks for it first; processes that a test starts have keys from the operating system.
-`TFP_DPVI_TEST_SEED=7 make test` takes others, and hypothesis its own, to see which tests may fail by chance.
+The random numbers of a test follow from its name, so that none fails by chance: starting weights,
+noise, records. A fixture of a module follows the test that asks for it first; processes that a test
+starts have keys from the operating system. `TFP_DPVI_TEST_SEED=7 make test` takes others, and
+hypothesis its own, to see which tests may fail by chance.
 
-A run ends with the CPU seconds of all its processes and with the tests that took most of them. CPU seconds, unlike the
-clock, are the same on a machine that has other things to do.
+A run ends with the tests that took most CPU seconds and with those of all its processes. Unlike the
+clock, they are nearly the same on a machine that has other things to do.
 """
 
 from __future__ import annotations
@@ -29,20 +30,23 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
-# What `make test` may cost on one core of 2026; more is printed as such, and fails nothing: machines differ.
+# What `make test` may cost on an idle machine; more is printed, and fails nothing: machines differ.
 MOST_SECONDS = 1150
 MOST_SECONDS_OF_A_TEST = 8
 NUM_SLOWEST = 20
 
 
 def cpu_seconds():
-    """Returns what this process used so far, with the processes that it started and that have ended."""
+    """Returns what this process used so far, and those that it started and that have ended."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(part.ru_utime + part.ru_stime for part in used)
 
 
 class Costs:
-    """The CPU seconds of each test, its fixtures included: measured where it runs, added up where the run is reported."""
+    """The CPU seconds of each test, its fixtures included.
+
+    They are measured in the process that runs it, and added up in the one that reports.
+    """
 
     def __init__(self):
         self.before = cpu_seconds()
@@ -64,7 +68,7 @@ class Costs:
         self.of_tests[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter):
-        """After the workers have ended, so that they are among the processes that this one started."""
+        """Called after the workers have ended, whose seconds are those of children then."""
         total, over = cpu_seconds(), " (over the limit)"
         terminalreporter.section(f"slowest {NUM_SLOWEST} tests, in CPU seconds", sep="=")
         for name, used in self.of_tests.most_common(NUM_SLOWEST):
@@ -85,7 +89,7 @@ def pytest_report_header():
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: Python's collector need not walk over it again and again."""
+    """What was imported and collected stays: Python's collector need not walk over it again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -93,7 +97,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Before a test's fixtures are made. The library asks `os.urandom` for its keys, and finds a stream of this test's."""
+    """Before a test's fixtures are made: `os.urandom`, which keys come from, is the test's own."""
     stream = random.Random(f"{SEED} {item.nodeid}")
     keras.utils.set_random_seed(stream.getrandbits(31))
     _random.os = types.SimpleNamespace(urandom=stream.randbytes)

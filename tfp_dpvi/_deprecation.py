@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 import warnings
@@ -97,7 +98,8 @@ def renamed(module: str, name: str) -> Any:
 
 def _warn(old: str, new: str) -> None:
     """Warns at the line that used the old name, whatever Python's import system does in between."""
-    frame = sys._getframe()
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames.
     while frame.f_back is not None and (
         frame.f_code.co_filename == __file__
         or frame.f_code.co_name == "__getattr__"
