@@ -29,13 +29,11 @@ SLOW = (
     "guides/vae_researcher.md",
 )  # 7 to 20 s each; the README runs.
 NEEDS = {"guides/arviz.md": "arviz"}
-WARNS = {"guides/data_steward.md": "ignore:rubin"}  # The page explains the warning.
 
 
 def marks(page):
     """Returns the marks of a page's test."""
-    filters = [pytest.mark.filterwarnings(WARNS[page])] if page in WARNS else []
-    return filters + ([pytest.mark.slow] if page in SLOW else [])
+    return [pytest.mark.slow] if page in SLOW else []
 
 
 @pytest.mark.parametrize(

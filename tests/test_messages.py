@@ -276,13 +276,6 @@ class Indexed(Toy):
         return tf.square(tf.gather(self.w, x) - tf.cast(y, self.w.dtype))
 
 
-class Asserting(Toy):
-    """Checks its records by an assertion, which prints them."""
-
-    def record_loss(self, x, y=1.0):
-        return tfd.Poisson(tf.exp(self.w[0]), validate_args=True).log_prob(y)
-
-
 def gathered(params, x):
     return tfd.Normal(tf.gather(params, x), 1.0)
 
@@ -295,18 +288,12 @@ def dpvi_of(likelihood, size=5):
 
 INDICES = numbers((N,), "int64", 4711)
 WITHHELD = ["values", "__context__"]
-STEPS = {
-    "an index": (Indexed, INDICES, labels()),
-    "an assertion": (Asserting, GOOD, numbers((N,), value=-NUMBER)),
-}
 
 
-@pytest.mark.parametrize("case", STEPS)
-def test_a_step_that_fails(case, capfd):
-    kind, x, y = STEPS[case]
-    model = kind()
+def test_a_step_that_fails(capfd):
+    model = Indexed()
     model.compile(adam(1.0), delta=1e-5, jit_compile=False)
-    check_silent(lambda: model.fit(x, y, verbose=0), capfd, "A step failed", *WITHHELD)
+    check_silent(lambda: model.fit(INDICES, labels(), verbose=0), capfd, "A step failed", *WITHHELD)
     assert model.privacy_ledger.num_releases == 1
 
 

@@ -165,7 +165,7 @@ STEPS = {
 # Releases that are no steps always take the operating system's words; the steps behind a message only now.
 SINGLE = {
     "preprocessing.py": moments,
-    "models/table.py": counts,
+    "synthetic/model.py": counts,
     "federated/on_messages.py": functools.partial(message, **SECURE),
 }
 DRAWERS = {"optimizers/dp_keras.py", *SINGLE}

@@ -131,7 +131,7 @@ class TestKeras:
         assert "call" not in vars(layer)
 
     def test_no_public_word_in_a_saved_model(self, tmp_path):
-        """`ExportedModel`: TensorFlow's `save` asks none of the methods by which a Keras model is written."""
+        """`refuses_saved_model`: TensorFlow's `save` asks none of the methods by which a Keras model is written."""
 
         class Own(_tf.Model):
             def call(self, x):
@@ -146,7 +146,8 @@ class TestKeras:
         model(tf.ones([1, 2]))
         tf.saved_model.save(model, str(tmp_path / "model"))
 
-        class Exported(_tf.ExportedModel):
+        @_tf.refuses_saved_model
+        class Exported(_tf.Model):
             def call(self, x):
                 return x
 

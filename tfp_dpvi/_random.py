@@ -252,7 +252,7 @@ def _on_grid(
 def _at_once(
     draws: tf.Tensor, sums: Sequence[tf.Tensor], deviations: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns the same as `_on_grid`, in one operation on all small sums."""
+    """Returns the same as `_on_grid`, in one operation on all sums: faster, if they are small enough to be copied."""
     sizes = [part.shape.num_elements() for part in sums]
     flat = tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in sums], axis=0)
     repeated = [tf.fill([size], each) for size, each in zip(sizes, deviations, strict=True)]

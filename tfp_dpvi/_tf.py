@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import mmap
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -219,20 +220,27 @@ def calls_seen(
                 object.__delattr__(layer, "call")
 
 
-class ExportedModel(Model):
-    """A Keras model that refuses `tf.saved_model.save` and points to its `export`.
+_ModelClass = TypeVar("_ModelClass", bound=type)
 
-    TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of weights use the same method and
-    still work.
+
+def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
+    """Lets `tf.saved_model.save` refuse a class of Keras models and point to its `export`; a class decorator.
+
+    TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of
+    weights use the same method and still work.
     """
+    inherited = getattr(cls, "_trackable_children")  # noqa: B009  (A type has none for mypy.)
 
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+    def children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if save_type == "savedmodel":
             raise ValueError(
                 f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no privacy report. Use model.export(path) "
                 "for a\nSavedModel of the learned functions, or model.save('model.keras') to continue training later."
             )
-        return dict(super()._trackable_children(save_type, **kwargs))
+        return dict(inherited(self, save_type, **kwargs))
+
+    setattr(cls, "_trackable_children", children)  # noqa: B010
+    return cls
 
 
 def steps_per_execution(model: Model) -> tf.Variable:
@@ -243,6 +251,15 @@ def steps_per_execution(model: Model) -> tf.Variable:
 def mapped_file(array: np.ndarray) -> mmap.mmap | None:
     """Returns the memory map behind an array, or None; NumPy exposes only the file's name."""
     return getattr(array, "_mmap", None)
+
+
+def is_same_plain(before: object, value: object) -> bool:
+    """Returns whether two values are equal numbers, strings or None, of one type.
+
+    Other objects may have changed inside, even if they are one and the same.
+    """
+    plain = isinstance(value, bool | int | float | str | None)
+    return plain and type(before) is type(value) and before == value
 
 
 def refuse_setting(owner: object, name: str, value: object, settings: frozenset[str]) -> None:
@@ -261,10 +278,9 @@ def refuse_setting(owner: object, name: str, value: object, settings: frozenset[
     if not is_setting or not tf.executing_eagerly():
         return
     before = getattr(owner, name, None)
-    plain = bool | int | float | str
-    if before is value or (
-        isinstance(before, plain) and isinstance(value, plain) and before == value
-    ):
+    # The same container may have been changed in place, as by `setting += 1`.
+    same = before is value and not isinstance(value, np.ndarray | list | dict | set)
+    if same or is_same_plain(before, value):
         return
     raise RuntimeError(
         f"{type(owner).__name__}.{name} was assigned while fit runs, whose compiled step has read "
@@ -345,12 +361,20 @@ def _with_called(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
         yield operation
         for value in operation.node_def.attr.values():
             for called in [value.func, *value.list.func]:
-                function = (
-                    operation.graph._get_function(called.name) if called.name not in seen else None
-                )
+                function = None if called.name in seen else _function(operation.graph, called.name)
                 seen.add(called.name)
                 if function is not None:
                     waiting += function.graph.get_operations()
+
+
+def _function(graph: tf.Graph | None, name: str) -> Any:
+    """Returns a function that a graph calls, or None: persistent tapes hide a branch's in the outer graph."""
+    while isinstance(graph, tf.Graph):
+        function = graph._get_function(name)
+        if function is not None:
+            return function
+        graph = getattr(graph, "outer_graph", None)
+    return None
 
 
 def argument_names(operation: tf.Operation) -> list[str]:
@@ -375,6 +399,49 @@ def replace_inputs(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> None
             operation._update_input(index, after)
 
 
+_CALLING = re.compile("(Stateless)?(If|Case|While)$|(Stateful)?PartitionedCall$")
+_RAISING = re.compile("Assert$|CheckNumerics(V2)?$")
+# The name of what `tf.debugging.Assert` makes: an If, under a persistent tape in a function.
+_GUARD = re.compile(r"AssertGuard(_\d+)?(/(Stateful)?PartitionedCall(_\d+)?)?$")
+
+
+@contextlib.contextmanager
+def without_assertions() -> Iterator[None]:
+    """Lets the assertions that are added to the graph meanwhile always hold, as XLA does.
+
+    An assertion that fails ends a fit, and who sees that learns of the record. TensorFlow has no
+    public way to leave out the assertions of functions that it traces.
+
+    Raises:
+      ValueError: There is one inside of a function, branch or loop, which cannot be changed, or a
+        `tf.debugging.check_numerics`.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    num_known = len(graph.get_operations())
+    yield
+    for operation in graph.get_operations()[num_known:]:
+        if operation.type == "Assert" or _GUARD.search(operation.name):
+            replace_inputs(operation, [tf.constant(True), *operation.inputs[1:]])
+        elif _may_raise(operation):
+            raise ValueError(
+                "A loss, layer or likelihood has an assertion in a tf.function, branch or loop, or "
+                "a check_numerics:\nsome record would end the fit. Take it out "
+                "(tf.debugging; validate_args=True of distributions)."
+            )
+
+
+def _may_raise(operation: tf.Operation) -> bool:
+    """Returns whether an operation checks values: not those that are constant, nor in a guard that always holds."""
+    if not (_CALLING.match(operation.type) or _RAISING.match(operation.type)):
+        return False
+    if "AssertGuard" in operation.name and tf.get_static_value(operation.inputs[0]) is not None:
+        return False
+    return any(
+        _RAISING.match(part.type) and tf.get_static_value(part.inputs[0]) is None
+        for part in operations_within(operation)
+    )
+
+
 def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
     """Returns `tf.function(function)` for a closure that each model creates, without the warning about frequent retracing.
 
@@ -388,6 +455,8 @@ def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
 def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
     """Runs `tf.vectorized_map(function, elements)` such that no element reaches another's values.
 
+    Assertions of the function are left out: see `without_assertions`.
+
     Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own: see `_convert_segments`
     and `_convert_product`.
     """
@@ -396,8 +465,9 @@ def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Fo
     def traced(element: _Element) -> _Found:
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
-        # Converts slices to tensors before their segment sums are searched for.
-        found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
+        with without_assertions():
+            # Converts slices to tensors before their segment sums are searched for.
+            found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
         for operation in operations_since(graph, num_known):
             if operation.type in _CONVERTERS and not hasattr(operation, "pfor_converter"):
                 operation.pfor_converter = _CONVERTERS[operation.type]

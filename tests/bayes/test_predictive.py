@@ -327,6 +327,18 @@ def test_quantiles_invert_the_mixtures_distribution_function(kind):
         np.testing.assert_array_equal(predictive.interval(0.8), tf.gather(quantiles, [0, 2]))
 
 
+class UnknownBelow(tfd.Normal):
+    """Its distribution function is NaN below its support, which starts at 1."""
+
+    def _cdf(self, value):
+        return tf.where(value < 1.0, np.nan, super()._cdf(value))
+
+
+def test_quantiles_are_found_where_a_distribution_function_is_unknown_below_them():
+    mixture = PosteriorPredictive(lambda loc: UnknownBelow(loc, 1.0), tf.constant([3.0]), 1)
+    assert float(mixture.quantile(0.5)) == pytest.approx(3.0, rel=1e-5)
+
+
 def test_outcomes_that_are_independent_have_quantiles_each():
     several = PosteriorPredictive(
         lambda w: tfd.Independent(

@@ -183,3 +183,54 @@ def test_a_likelihood_whose_rows_depend_on_each_other_is_not_paired(mixing, capl
     (sentence,) = refused(caplog)
     assert "depends on other records" in sentence
     assert model.calibration.pairing is None
+
+
+def of_row(x):
+    """The number of the row that an index names, from the third on."""
+    named = tf.minimum(x["group"], tf.size(x["group"]) - 1)
+    return tf.where(x["group"] > 1, tf.gather(x["a"], named), x["a"])
+
+
+GROUPED = {
+    "row": of_row,
+    "largest": lambda x: x["a"] * tf.where(tf.reduce_max(x["group"]) > 3, 2.0, 1.0),
+    "smallest": lambda x: x["a"] * tf.where(tf.reduce_min(x["group"]) < 0, 2.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("mixing", ["row", slow("largest"), "smallest"])
+def test_integers_through_which_rows_depend_on_each_other_are_seen(mixing, caplog):
+    def likelihood(params, x):
+        return tfd.Normal(params["w"][0] * GROUPED[mixing](x), 1.0)
+
+    x = {"a": np.ones(NUM, "float32"), "group": np.zeros(NUM, "int32")}
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.make_data(x, x["a"], batch_size=NUM)
+    (sentence,) = refused(caplog)
+    assert "depends on other records" in sentence
+
+
+@pytest.mark.parametrize("dtype", ["int32", slow("uint8"), slow("bool")])
+def test_integers_that_are_categories_are_paired(dtype, caplog):
+    """Two of them: TensorFlow refuses others as indices."""
+
+    def likelihood(params, x):
+        return tfd.Normal(tf.gather(params["w"][:2], tf.cast(x["group"], tf.int32)) + x["a"], 1.0)
+
+    x = {"a": np.ones(NUM, "float32"), "group": np.zeros(NUM, dtype)}
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    model.make_data(x, x["a"], batch_size=NUM)
+    assert model.calibration.pairing is not None
+
+
+def test_assertions_hide_no_dependence(caplog):
+    def likelihood(params, x):
+        scale = tf.where(tf.reduce_min(x) < -1e3, 2.0, 1.0)
+        return tfd.Gamma(tf.exp(params["w"][0]), x[:, 0] * scale, validate_args=True)
+
+    x = np.ones((NUM, 1), "float32")
+    model = compiled(dpvi.DPVI(prior, likelihood))
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.make_data(x, x[:, 0], batch_size=NUM)
+    assert "depends on other records" in refused(caplog)[0]

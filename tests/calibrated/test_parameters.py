@@ -4,10 +4,11 @@ import types
 
 import numpy as np
 import pytest
+from support.siblings import slow
 
 from tfp_dpvi.calibrated import parameters
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
-from tfp_dpvi.calibrated.parameters import ParameterChecks, Ranges, narrowing
+from tfp_dpvi.calibrated.parameters import ParameterChecks, narrowing, scales, widths
 
 NAMES = ["a", "b", "sigma"]
 # Of intercept, slope and the logarithm of a scale: 1,200 records, outcomes of standard deviation 0.9.
@@ -46,16 +47,48 @@ def test_many_parameters_are_counted():
     assert all(" of w[0], w[1], w[2], 6 more is " in sentence for sentence in many.warnings)
 
 
-def test_ranges_are_those_of_a_normal_distribution_and_exist_for_a_cauchy():
-    """65,536 draws: standard errors of 0.5 % and, for the Cauchy's width, 1.3 %; the limits are six of them."""
+def test_scales_are_those_of_a_normal_distribution_and_exist_for_a_cauchy():
+    """65,536 draws: a standard error of 0.5 %; the limit is six of them."""
     generator = np.random.default_rng(0)
     draws = np.stack([3.0 * generator.normal(size=2**16), generator.standard_cauchy(2**16)], axis=1)
-    ranges = Ranges.of(draws)
-    np.testing.assert_allclose(ranges.scale, [3.0, 1.0 / 0.6745], rtol=0.03)
-    np.testing.assert_allclose(ranges.width, [2.0 * 1.645 * 3.0, 2.0 * 6.314], rtol=0.08)
-    infinite = Ranges.of(np.full((9, 1), -np.inf))
-    assert np.isnan(infinite.scale).all()
-    assert np.isnan(infinite.width).all()
+    np.testing.assert_allclose(scales(draws), [3.0, 1.0 / 0.6745], rtol=0.03)
+    infinite = np.full((9, 1), -np.inf)
+    assert np.isnan(scales(infinite)).all()
+    assert np.isnan(widths(infinite, infinite)).all()
+
+
+DISTRIBUTIONS = {
+    "normal": lambda generator, shape: generator.normal(size=shape),
+    "skew": lambda generator, shape: np.log(generator.gamma(0.5, size=shape)),
+    "cauchy": lambda generator, shape: generator.standard_cauchy(shape),
+}
+
+
+def chains(draw, generator, size):
+    """Draws as a posterior's, of which every fourth is new."""
+    return np.repeat(draw(generator, (128, size)), 4, axis=0)
+
+
+@pytest.mark.parametrize("size", [1, 20, slow(100)])
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_a_posterior_that_is_the_prior_is_rarely_called_wider(kind, size):
+    """At most 3 %, whatever the number of parameters; 20 more of 400 are 5.8 standard errors of a rate at that limit."""
+    generator, draw = np.random.default_rng(0), DISTRIBUTIONS[kind]
+    priors = [draw(generator, (4096, size)) for _ in range(4)]
+    wider = sum(
+        np.any(widths(priors[number % 4], chains(draw, generator, size)) > parameters.MOST_WIDTH)
+        for number in range(400)
+    )
+    assert wider <= 400 * parameters.MOST_FALSE + 20
+
+
+@pytest.mark.parametrize("size", [1, 20, 100])
+def test_a_posterior_that_is_half_as_wide_again_is_called_wider(size):
+    generator, draw = np.random.default_rng(0), DISTRIBUTIONS["normal"]
+    prior = draw(generator, (4096, size))
+    found = [widths(prior, 1.5 * chains(draw, generator, size)) for _ in range(1000 // size)]
+    assert np.mean(np.array(found) > parameters.MOST_WIDTH) > 0.8
+    np.testing.assert_allclose(widths(prior, 0.5 * prior), 0.5)
 
 
 # ---------------------------------------------------------------------- what the curvature's prior adds

@@ -343,6 +343,41 @@ def test_it_falls_back_to_the_flat_clip_and_says_so_once(reason, settings, extra
     assert model.privacy_plan.metrics == ()
 
 
+@pytest.mark.parametrize(("name", "value"), [("num_draws", 2), slow("gradients", "vectorized")])
+def test_a_setting_that_rules_pairs_out_later_is_seen(name, value, caplog):
+    model = model_of()
+    x, y, _ = records(60, 0)
+    model.make_data(x, y, batch_size=30)
+    assert model.calibration.pairing is not None
+    setattr(model, name, value)
+    with caplog.at_level(logging.WARNING, logger=internals.LOG.name):
+        model.make_data(x, y, batch_size=30)
+    assert model.calibration.pairing is None
+    assert name in caplog.text
+
+
+class DrawsFew(tfd.Normal):
+    def _sample_n(self, n, seed=None):
+        if n > 100:
+            raise ValueError("too many at once")
+        return super()._sample_n(n, seed)
+
+
+def test_a_prior_that_does_not_draw_many_values_at_once_breaks_no_fit():
+    """What compares with the prior is left out."""
+
+    def like(params, x):
+        return tfd.Normal(params * x[:, 0], 1.0)
+
+    model = model_of(make=lambda: DrawsFew(0.0, 1.0), like=like, accountant="rdp")
+    x, y, _ = records(60, 0)
+    model.fit(x, y, batch_size=60, epochs=20, verbose=0)
+    checks = model.posterior_summary().checks
+    assert model.posterior is not model.surrogate_posterior
+    assert np.isnan(checks.parameters.reaches).all()
+    assert np.isnan(checks.parameters.width).all()
+
+
 @pytest.mark.slow  # As in `test_pairing.py`.
 def test_a_window_of_a_few_steps_is_none():
     model = model_of()

@@ -6,6 +6,7 @@ Another app's code, run as the SuperNode's user, gets nothing.
 import json
 import os
 import pathlib
+import py_compile
 import shutil
 import socket
 import stat
@@ -186,9 +187,51 @@ def test_nobody_else_can_put_another_file_in_its_place(tmp_path, mode, above):
 
 def test_a_working_directory_may_lie_in_a_folder_with_the_sticky_bit(folder):
     check_unchangeable("the working directory", folder)
-    folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="other users may change"):
-        check_unchangeable("the working directory", folder)
+    for mode in (0o777, 0o1777):  # The sticky bit keeps nobody from adding a module.
+        folder.chmod(mode)
+        with pytest.raises(PermissionError, match="other users may change"):
+            check_unchangeable("the working directory", folder)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o1666])
+@pytest.mark.parametrize("way", ["link/ledger", "second", "first/../second"])
+def test_every_folder_that_a_chain_of_links_passes_is_checked(tmp_path, mode, way):
+    """Whoever may write to one of them can put another link there; the sticky bit of a file protects nothing."""
+    for name in ("start", "middle", "end"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "end" / "ledger"
+    path.touch()
+    path.chmod(mode)
+    (tmp_path / "middle" / "folder").symlink_to("../end")
+    (tmp_path / "middle" / "file").symlink_to(path)
+    (tmp_path / "start" / "link").symlink_to("../middle/folder")
+    (tmp_path / "start" / "second").symlink_to("../middle/file")
+    (tmp_path / "start" / "first").symlink_to(tmp_path / "middle" / "folder")
+    given = tmp_path / "start" / way.replace("first/../", "first/../start/")
+    assert given.samefile(path)
+    if mode != 0o600:
+        with pytest.raises(PermissionError, match=r"may change .*/end/ledger;"):
+            check_unchangeable("--ledger", given)
+        return
+    check_unchangeable("--ledger", given)
+    (tmp_path / "middle").chmod(0o777)
+    with pytest.raises(PermissionError, match=r"may change .*/middle; forbid it: chmod go-w"):
+        check_unchangeable("--ledger", given)
+
+
+@root
+def test_a_link_of_another_user_is_refused_although_the_folder_is_sticky(folder):
+    """Its owner can replace it there."""
+    (folder / "ledger").touch(mode=0o600)
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "link"
+    link.symlink_to(folder / "ledger")
+    check_unchangeable("--ledger", link)
+    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(PermissionError, match="/shared/link belongs to another user"):
+        check_unchangeable("--ledger", link)
 
 
 @pytest.mark.parametrize("name", ["b", "ledger"])
@@ -254,6 +297,34 @@ def test_a_worker_does_not_start_on_code_that_others_can_change(command, capsys,
     assert said.startswith(argument)
     assert "chmod go-w" in said
     assert "study_of_others" not in sys.modules  # It has not run.
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("changeable", ["the module", "its bytecode", "a namespace"])
+def test_modules_that_a_study_imports_are_checked_before_they_run(
+    command, capsys, late, changeable, tmp_path_factory, monkeypatch
+):
+    """Wherever they are, also when the study's function imports them."""
+    name = f"helper_{late}_{changeable.replace(' ', '_')}"
+    imports = f"import {name}.inner" if changeable == "a namespace" else f"import {name}"
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    code = elsewhere / f"{name}.py"
+    if changeable == "a namespace":
+        (elsewhere / name).mkdir()
+        code = elsewhere / name / "inner.py"
+        (elsewhere / name).chmod(0o777)
+    code.write_text("raise AssertionError('it has run')\n")
+    code.chmod(0o666 if changeable == "the module" else 0o600)
+    if changeable == "its bytecode":
+        pathlib.Path(py_compile.compile(str(code))).chmod(0o666)
+    study = command["--data"].parent / f"study_of_{name}.py"
+    study.write_text(f"def make_study():\n    {imports}\n" if late else imports)
+    assert start({**command, "--study": f"study_of_{name}:make_study"}) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("--study=")
+    assert str(elsewhere) in said
+    assert name not in sys.modules
 
 
 @pytest.mark.parametrize(

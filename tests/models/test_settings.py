@@ -182,6 +182,37 @@ def test_a_setting_assigned_between_fits_is_used_by_the_next():
     assert np.abs(moves[2]).max() < 1e-6
 
 
+def test_only_a_changed_setting_makes_the_next_fit_trace_its_step_anew():
+    """An array that was changed in place is another setting, although it is the same object."""
+
+    class Counting(Pulled):
+        calls = 0
+
+        def record_loss(self, x, y=1.0):
+            self.calls += 1
+            return super().record_loss(x, y) + self.offset[0]
+
+    model = Counting(seed=1)
+    model.offset = np.zeros(1, "float32")
+    model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
+
+    def traces():
+        before = model.calls
+        model.fit(X, Y, **QUIET)
+        return model.calls > before
+
+    assert traces()
+    model.strength = model.strength
+    model.target = 1.0  # The class has it.
+    assert not traces()
+    model.strength = 0.5
+    assert traces()
+    model.offset += 1.0
+    assert traces()
+    with internals.as_in_fit(model), pytest.raises(RuntimeError, match="offset was assigned"):
+        model.offset += 1.0
+
+
 def test_a_clipping_assigned_between_fits_is_used_by_the_next():
     model = normal_means()
     data = model.make_data(X, Y.astype("float32"), batch_size=50)

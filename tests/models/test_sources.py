@@ -13,7 +13,7 @@ from support.toy import adam, records, toy, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.data import by_column
+from tfp_dpvi.data import RecordSource, by_column
 
 tfd = tfp.distributions
 N, D = 300, 3
@@ -223,6 +223,46 @@ def test_an_hdf5_dataset_is_streamed(tmp_path, monkeypatch):
             data, Y, batch_size=20, steps_per_epoch=3, sampling="fixed_size", stream=True, verbose=0
         )
     assert made.privacy_ledger.num_releases == 3
+
+
+@pytest.mark.parametrize("kind", ["source", "lazy", "memmap"])
+def test_what_is_too_large_is_predicted_and_evaluated_by_batches(kind, tmp_path, monkeypatch):
+    """With what `fit` streams by default; Keras would read a memory map whole."""
+    make = {"source": Rows, "lazy": Lazy, "memmap": lambda rows: memmap(tmp_path, rows)}[kind]
+    prior = tfd.Sample(tfd.Normal(0.0, 1.0), D)
+    made = dpvi.DPVI(prior, lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0), seed=1)
+    made.compile(adam(1.0), delta=1e-5, jit_compile=False)
+    y = Y.astype("float32")
+    made.fit(X, y, batch_size=50, verbose=0)
+    options = {"sample_weight": np.linspace(0.0, 2.0, N), "verbose": 0}
+    predicted, evaluated = made.predict(X), made.evaluate(X, y, **options)
+
+    monkeypatch.setattr(*internals.RESIDENT_BYTES, 1000)
+    read = []
+    take = RecordSource.take
+    monkeypatch.setattr(
+        RecordSource,
+        "take",
+        lambda self, indices, rows: read.append(rows) or take(self, indices, rows),
+    )
+    x = make(X)
+    np.testing.assert_allclose(made.predict(x, 64), predicted, rtol=1e-5)
+    assert made.evaluate(x, y, 64, **options) == pytest.approx(evaluated, rel=1e-5)
+    assert max(read) == 64
+    assert sum(read) >= 2 * N
+    assert getattr(x, "whole", 0) == 0
+    with pytest.raises(ValueError, match=r"x has shape \[1\], but the model was fitted"):
+        made.predict(Rows(X[:, 0]))
+
+
+def test_columns_of_sources_are_predicted_and_evaluated_by_batches():
+    layers = [keras.layers.Lambda(lambda x: x["a"]), keras.layers.Dense(1)]
+    made = dpvi.DPKerasModel(keras.Sequential(layers))
+    made.compile(adam(1.0), loss="mean_squared_error", delta=1e-5, jit_compile=False)
+    y, x = Y.astype("float32"), {"a": Rows(X)}
+    np.testing.assert_allclose(made.predict(x, 64), made.predict({"a": X}), rtol=1e-5)
+    evaluated = made.evaluate({"a": X}, y, verbose=0)
+    assert made.evaluate(x, y, 64, verbose=0) == pytest.approx(evaluated, rel=1e-5)
 
 
 def test_an_hdf5_group_is_a_dict_of_its_datasets(tmp_path):

@@ -47,3 +47,9 @@ def test_earlier_steps_of_the_optimizer_count():
     assert largest_move(optimizer, 50) == pytest.approx(both, rel=1e-5)
     still = dpvi.optimizers.DPKerasAdamOptimizer(0.0, l2_norm_clip=1.0)
     assert np.isnan(largest_move(still, 50))
+
+
+def test_a_momentum_of_one_goes_far():
+    """Speeds then add up: after n steps the sum of 1 to n, of which this is twice."""
+    optimizer = dpvi.optimizers.DPKerasSGDOptimizer(0.1, momentum=1.0, l2_norm_clip=CLIP)
+    assert largest_move(optimizer, STEPS) == pytest.approx(0.1 * CLIP * STEPS**2)

@@ -186,6 +186,12 @@ def test_a_damaged_file_of_an_older_format_is_not_updated(path):
     assert _is_refused(path, "damaged")
 
 
+def test_a_format_set_back_by_hand_does_not_leave_the_digest_out(path):
+    """Only a file without the column of digests is read without one."""
+    _alter(path, "UPDATE ledger SET format = 3; UPDATE budgets SET epsilon = 100.0")
+    assert _is_refused(path)
+
+
 def test_a_newer_format_is_refused(path):
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE ledger SET format = ?", (database.FORMAT + 1,))
@@ -562,6 +568,33 @@ def test_urls_that_lead_nowhere_are_refused_without_their_password(url):
         PrivacyLedger(url)
     assert "geheim" not in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
+
+
+MANY_LINES = (
+    "no pq wrapper available.\nAttempts made:\n- couldn't import 'c'\n- couldn't import 'python'"
+)
+
+
+def test_a_drivers_error_of_many_lines_becomes_one(monkeypatch):
+    """As that of psycopg without libpq."""
+
+    def without_driver(*args, **kwargs):
+        raise ImportError(MANY_LINES)
+
+    monkeypatch.setattr(sa, "create_engine", without_driver)
+    with pytest.raises(
+        LedgerError, match=r"needs a driver \(no pq wrapper available\.\)"
+    ) as caught:
+        PrivacyLedger("postgresql://h/x")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_plans_error_of_many_lines_leaves_two(path, monkeypatch):
+    def unreadable(text):
+        raise ValueError(MANY_LINES)
+
+    monkeypatch.setattr("tfp_dpvi.privacy.ledger_state._plan_of", unreadable)
+    assert _is_refused(path, "no pq wrapper")
 
 
 # In a process of its own, which may be nobody: root writes wherever it likes.

@@ -54,6 +54,13 @@ def _elsewhere(config, steps):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_a_file_does_not_rename_the_data_set_of_a_ledger_that_this_process_has():
+    ledger = PrivacyLedger(dataset_id="survey")
+    for other in (None, "another"):
+        assert PrivacyLedger.from_config({**_saved(ledger), "dataset_id": other}) is ledger
+        assert ledger.dataset_id == "survey"
+
+
 def test_loading_an_older_file_forgets_nothing_that_this_process_spent():
     """Fault 4: save, fit on, delete the model, load the older file: what was fitted in between was gone."""
     ledger = PrivacyLedger(

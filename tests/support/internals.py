@@ -177,7 +177,7 @@ def without_the_look_at_xla():
 
 def traced_steps(model):
     """The compiled functions that a model's fits have made since `compile`; None for one that XLA refused."""
-    return list(model._dp.compiled._made.values())
+    return list(model._dp.compiled.steps._made.values())
 
 
 def graphs_of(step):
@@ -187,7 +187,7 @@ def graphs_of(step):
 
 def steps_by_xla(model):
     """Of each step that was made or tried: whether by XLA."""
-    return [jit for *_, jit in model._dp.compiled._made]
+    return [jit for *_, jit in model._dp.compiled.steps._made]
 
 
 def mark_executions(path):
@@ -273,7 +273,7 @@ def _groups_of(model):
 
 def mechanism_of(model):
     """The mechanism of the model's last fit, with its noise."""
-    return model._dp.mechanism
+    return None if model._dp.released is None else model._dp.released.mechanism
 
 
 def settings_of(model):
@@ -282,7 +282,7 @@ def settings_of(model):
 
 
 def validation_metrics_of(model):
-    return [metric.name for metric in model._dp.validation_metrics]
+    return [metric.name for metric in model._dp.compiled.validation_metrics]
 
 
 def seed_of(model):
@@ -291,7 +291,7 @@ def seed_of(model):
 
 def given_to(model):
     """What the constructor was given, by name."""
-    return model._model.given
+    return model._model.arguments
 
 
 def is_generative(model):
@@ -316,7 +316,8 @@ def most_releases(model, plan):
 @contextlib.contextmanager
 def as_in_fit(model):
     """What assignments see while `fit` runs, without one."""
-    model._dp.running = mock.Mock(settings=frozenset(vars(model)), steps_ahead=0)
+    model._dp.running = mock.Mock(steps_ahead=0)
+    model._dp.running.learner.settings = frozenset(vars(model))
     try:
         with model.optimizer.settings_held():
             yield

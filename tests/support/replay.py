@@ -1,15 +1,79 @@
 """Replay on neighbouring data sets: the measured difference of the sum against the stated sensitivity (C3, C8)."""
 
+import dataclasses
 import math
 
 import numpy as np
 
 from support.subject import REAL
-from tfp_dpvi import audit
 from tfp_dpvi._tf import tf
+from tfp_dpvi.audit.replayed import rounding, with_row
 from tfp_dpvi.gradients import Clip
 
 WIDTH = 5  # Coordinates of a record in the tests of raw vectors.
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """The effect of one record on a sum, measured on neighbouring records with the same randomness.
+
+    Attributes:
+      presence: distance of the sum with the record and without it.
+      other_presence: likewise for the record that replaces it.
+      replacement: distance of the sums with either record.
+      finite: whether all three sums are.
+      full, removed, replaced: the sums.
+    """
+
+    presence: float
+    other_presence: float
+    replacement: float
+    finite: bool
+    full: list
+    removed: list
+    replaced: list
+
+
+def distance(parts, others):
+    """Returns the joint l2 distance of two sums."""
+    squares = [
+        float(np.sum(np.square(np.asarray(a, np.float64) - np.asarray(b, np.float64))))
+        for a, b in zip(parts, others, strict=True)
+    ]
+    return math.sqrt(sum(squares))
+
+
+def differences(sums, records, other, at):
+    """Returns how far a sum moves if record `at` is removed, or replaced by record `at` of `other`.
+
+    The removed record is masked at its index, so that all other records keep their random numbers.
+
+    Args:
+      sums: `(records, mask) -> parts of the sum`; the same randomness in every call.
+      records: structure of arrays with one row for each record.
+      other: likewise, with the same shapes.
+      at: the index of the record.
+
+    Returns:
+      The distances, in the unit of the sum.
+    """
+    num = len(tf.nest.flatten(records)[0])
+    mask = np.ones(num, bool)
+    without = mask.copy()
+    without[at] = False
+    full = sums(records, mask)
+    removed = sums(records, without)
+    replaced = sums(with_row(records, other, at, at), mask)
+    finite = all(bool(np.all(np.isfinite(p))) for p in (*full, *removed, *replaced))
+    return Differences(
+        distance(full, removed),
+        distance(replaced, removed),
+        distance(full, replaced),
+        finite,
+        full,
+        removed,
+        replaced,
+    )
 
 
 def raw_sums(subject=REAL, *, jit_compile=False):
@@ -54,9 +118,9 @@ def check_neighbours(sums, records, other, at, clip, sensitivity=(1.0, 2.0)):
       clip: the clip.
       sensitivity: A and D as stated, in clips.
     """
-    moved = audit.differences(lambda rows, mask: sums(rows, mask, clip), records, other, at)
+    moved = differences(lambda rows, mask: sums(rows, mask, clip), records, other, at)
     full, removed = moved.full, moved.removed
-    allowed = audit.rounding(
+    allowed = rounding(
         np.asarray(full[0]).dtype, len(records["x"]), sum(np.size(part) for part in full)
     )
     a, d = ((stated + allowed) * clip for stated in sensitivity)

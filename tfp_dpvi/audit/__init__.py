@@ -3,20 +3,16 @@
 from tfp_dpvi.audit.bounds import Errors, Guesses
 from tfp_dpvi.audit.draws import Randomness, randomness
 from tfp_dpvi.audit.lower_bounds import LowerBound, lower_bound
-from tfp_dpvi.audit.neighbours import Differences, differences, rounding
 from tfp_dpvi.audit.replayed import Measured, Replay, replay
 
 __all__ = [
-    "Differences",
     "Errors",
     "Guesses",
     "LowerBound",
     "Measured",
     "Randomness",
     "Replay",
-    "differences",
     "lower_bound",
     "randomness",
     "replay",
-    "rounding",
 ]

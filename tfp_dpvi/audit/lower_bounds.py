@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -388,13 +389,16 @@ def _rate(step: ObservedStep) -> float:
 
 
 def _thresholds(present: np.ndarray, absent: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Returns the thresholds with the best bounds on training runs: for a curve, and for one pair of epsilon and delta.
+    """Returns thresholds with good bounds on training runs: for a curve, and for one pair of epsilon and delta.
 
-    The bounds are those that the training runs themselves allow: few of them, so that rare errors count for little.
+    The bounds are those that the training runs themselves allow: few of them, so that rare errors
+    count for little. Of the thresholds whose bound for the curve is within two standard errors of
+    the best, the middle one is taken: the best itself is often so by chance.
     """
     scores = np.unique(np.concatenate([present, absent]))
     places = np.concatenate([scores[:1], (scores[1:] + scores[:-1]) / 2.0, scores[-1:] + 1.0])
-    risk, num = (1.0 - confidence) / 2.0, len(absent)
+    risk = (1.0 - confidence) / 2.0
+    num = len(absent)
     wrong = np.stack(
         [
             num - np.searchsorted(np.sort(absent), places),
@@ -403,5 +407,6 @@ def _thresholds(present: np.ndarray, absent: np.ndarray, confidence: float) -> t
     )
     rates = np.where(wrong < num, stats.beta.isf(risk, wrong + 1, np.maximum(num - wrong, 1)), 1.0)
     curve = -special.ndtri(rates).sum(axis=0)
+    good = np.flatnonzero(curve >= curve.max() - 2.0 / math.sqrt(num))
     pairs = np.log(np.maximum(1.0 - rates[::-1], 1e-300) / rates).max(axis=0)
-    return float(places[np.argmax(curve)]), float(places[np.argmax(pairs)])
+    return float(places[good[len(good) // 2]]), float(places[np.argmax(pairs)])

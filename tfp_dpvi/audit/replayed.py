@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.audit.canaries import converted
-from tfp_dpvi.audit.neighbours import rounding, with_row
 from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import Sensitivity
@@ -264,3 +264,19 @@ def _extremes(records: dict[str, Structure]) -> dict[str, Structure]:
         return taken
 
     return tf.nest.map_structure(rows, records)
+
+
+def rounding(dtype: np.dtype | type, num_records: int, num_coordinates: int) -> float:
+    """Returns an allowance for rounding, in clips: of a record's scale, and of sums of `num_records` vectors."""
+    return float(np.finfo(dtype).eps) * (8 + math.sqrt(num_coordinates) + 2 * num_records)
+
+
+def with_row(records: Structure, other: Structure, at: int, row: int) -> Structure:
+    """Returns a copy of records whose record `at` is record `row` of other records of the same structure."""
+
+    def put(part: np.ndarray, source: np.ndarray) -> np.ndarray:
+        changed = np.array(part)
+        changed[at] = source[row]
+        return changed
+
+    return tf.nest.map_structure(put, records, other)

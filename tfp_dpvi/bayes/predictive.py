@@ -185,11 +185,12 @@ class PosteriorPredictive(Derived):
         kind = self._kind_of_parameters()
         value = tf.cast(value, kind) + tf.zeros(one.batch_shape_tensor(), kind)
 
-        def below(
-            place: tf.Tensor,
-        ) -> tf.Tensor:  # NaN, as outside the support of a draw, counts as below.
+        def below(place: tf.Tensor) -> tf.Tensor:
             point = tf.cast(place if bijector is None else bijector.forward(place), dtype)
-            return tf.logical_not(self._cdf(point) >= value)
+            cdf = self._cdf(point)
+            # NaN, as outside the support of a draw, counts as below. TensorFlow rewrites
+            # `not (a >= b)` to `a < b`, which is false for NaN.
+            return tf.math.is_nan(cdf) | (cdf < value)
 
         def step(low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
             grown = tf.where(

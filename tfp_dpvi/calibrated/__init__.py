@@ -3,7 +3,7 @@
 Read the files in this order: `twins` and `pairing` simulate an outcome for each record; `clip` bounds
 the difference and releases it with its curvature; `window` averages what was released; `curvature`
 and `mixture` compute the posterior; `simulation` and `nonlinear` improve it by simulated records;
-`parameters` checks it; `posterior` puts these together, `pilot` chooses the settings, and `summary`
+`parameters` checks it; `posterior` puts these together, `pilots` chooses the settings, and `summary`
 prints the result.
 """
 
@@ -14,7 +14,7 @@ from tfp_dpvi.calibrated.clip import (
     curvature_releases,
     paired,
 )
-from tfp_dpvi.calibrated.pilot import Pilot, pilot
+from tfp_dpvi.calibrated.pilots import Pilot, pilot
 
 __all__ = [
     "NUM_BLOCKS",

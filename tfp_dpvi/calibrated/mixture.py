@@ -20,6 +20,7 @@ DensityOfChains = Callable[[int], LogDensity]
 _CHAINS_OF_EACH, _KEPT, _CHAINS = 4, 8, 32
 MOST_MISMATCH = 0.4
 _BANDWIDTH = 0.25  # Standard deviation of a kernel over that of all draws.
+_SHRUNK = math.sqrt(1.0 - _BANDWIDTH**2)  # Distances of the kernels' means over those of the draws.
 _STEP = 1e-2  # Of a numerical derivative, in posterior standard deviations.
 
 
@@ -46,6 +47,12 @@ class Mixture:
         """Returns draws, shape [num, d], with distances to the mean multiplied by `wider`."""
         draws = self.draws_of(generator.integers(len(self.locs), size=num), generator)
         return self.mean + wider * (draws - self.mean)
+
+    def unsmoothed(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns draws, shape [n, d]: those of chains without their kernels, which widen a heavy tail's middle."""
+        if len(self.scales) == 1 < len(self.locs):
+            return self.mean + (self.locs - self.mean) / _SHRUNK
+        return self.sample(num, generator)
 
     def draws_of(self, picks: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns a draw from each of these components, shape [n, d]."""
@@ -182,9 +189,7 @@ def _root_of(draws: np.ndarray) -> np.ndarray:
 def _kernels(draws: np.ndarray) -> Mixture:
     """Returns a mixture of narrow normals at draws, shrunk to keep mean and covariance (Liu and West 2001)."""
     mean = draws.mean(axis=0)
-    return Mixture(
-        mean + math.sqrt(1.0 - _BANDWIDTH**2) * (draws - mean), _BANDWIDTH * _root_of(draws)[None]
-    )
+    return Mixture(mean + _SHRUNK * (draws - mean), _BANDWIDTH * _root_of(draws)[None])
 
 
 @dataclasses.dataclass(frozen=True)

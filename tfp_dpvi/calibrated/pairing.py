@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, tfd
+from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, tfd, without_assertions
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
-from tfp_dpvi.calibrated.clip import paired
-from tfp_dpvi.calibrated.clip import curvature_releases
+from tfp_dpvi.calibrated.clip import curvature_releases, paired
 from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of, synthetic
@@ -22,6 +21,8 @@ MOST_COORDINATES = 50  # That a likelihood reads. For more, noise dominates thei
 
 _NUM_TRIED = 5
 _VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)  # Of a row, to see whether it moves others.
+_INTEGERS = (*range(_NUM_TRIED), -1, 100)  # Larger ones may be lengths, which take memory.
+_NO_DRAWS = "the likelihood has no finite draws at synthetic inputs, to check its rows"
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
 
 
@@ -216,13 +217,13 @@ class Pairing:
         """
         generator = np.random.default_rng(0)
         params = self._model.prior.sample(seed=tf.constant([0, 1]))
-        x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
 
         @function_of_model
         def run(x: Structure) -> list[tf.Tensor]:
-            distribution = self._model.distribution_at(params, x)
-            twins, usable = _simulated(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
-            return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
+            with without_assertions():
+                distribution = self._model.distribution_at(params, x)
+                twins, usable = _simulated(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
+                return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
 
         @function_of_model
         def run_alone(x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
@@ -235,50 +236,91 @@ class Pairing:
 
             return map_apart(log_prob, (x, twins))
 
-        def tried(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses x.
+        def drawn(x: Structure) -> list[np.ndarray] | None:  # None if the likelihood refuses x.
             try:
                 return [part.numpy() for part in run(tf.nest.map_structure(tf.constant, x))]
             except _REFUSALS:
                 return None
 
-        before = tried(x)
-        if before is None or not all(map(_is_finite, before)) or not before[1].all():
-            raise CannotPairError(
-                "the likelihood has no finite draws at synthetic inputs, to check its rows"
-            )
-        alone = run_alone(tf.nest.map_structure(tf.constant, x), before[2:]).numpy()
-        if not np.allclose(alone, before[0], rtol=1e-3, atol=1e-3):
-            raise CannotPairError("the density of one record depends on other records of the batch")
-        for row in (0, _NUM_TRIED // 2, _NUM_TRIED - 1):
-            others = np.arange(_NUM_TRIED) != row
-            for value in (None, *_VALUES):
-                after = tried(_moved(x, row, value, generator))
-                if after is None and value is None:
-                    raise CannotPairError(
-                        "the likelihood has no finite draws at synthetic inputs, to check its rows"
-                    )
-                if after is not None and not all(
-                    np.array_equal(a[others], b[others]) for a, b in zip(before, after, strict=True)
-                ):
-                    raise CannotPairError(
-                        "the twin of one record depends on other records of the batch"
-                    )
+        def are_alone(x: Structure, found: list[np.ndarray]) -> bool:
+            try:
+                alone = run_alone(tf.nest.map_structure(tf.constant, x), found[2:]).numpy()
+            except tf.errors.OpError:  # A record reads another, which it lacks when alone.
+                return False
+            return np.allclose(alone, found[0], rtol=1e-3, atol=1e-3)
+
+        x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
+        for number, start in enumerate((x, _numbered(x))):
+            before = drawn(start)
+            if before is None or not all(map(_is_finite, before)) or not before[1].all():
+                if number:  # Its integers may be no categories.
+                    return
+                raise CannotPairError(_NO_DRAWS)
+            if not are_alone(start, before):
+                raise CannotPairError(
+                    "the density of one record depends on other records of the batch"
+                )
+            for row in range(_NUM_TRIED):
+                others = np.arange(_NUM_TRIED) != row
+                for legal, moved in _moves(start, row, generator):
+                    after = drawn(moved)
+                    if after is None and legal:
+                        raise CannotPairError(_NO_DRAWS)
+                    if after is not None and not all(
+                        np.array_equal(a[others], b[others])
+                        for a, b in zip(before, after, strict=True)
+                    ):
+                        raise CannotPairError(
+                            "the twin of one record depends on other records of the batch"
+                        )
+            if all(part.dtype.kind == "f" for part in tf.nest.flatten(x)):
+                return
 
 
-def _moved(
-    records: Structure, row: int, value: float | None, generator: np.random.Generator
-) -> Structure:
-    """Returns the records with one row replaced: its floats are `value`, or new numbers in [0, 1)."""
+def _numbered(records: Structure) -> Structure:
+    """Returns the records with integers that are the numbers of other rows."""
 
-    def move(part: np.ndarray) -> np.ndarray:
-        part, floats = part.copy(), part.dtype.kind == "f"
-        if value is None:
-            part[row] = generator.uniform(size=part.shape[1:]) if floats else 1 - part[row]
-        elif floats:
-            part[row] = value
-        return part
+    def numbered(part: np.ndarray) -> np.ndarray:
+        numbers = np.arange(_NUM_TRIED)[::-1].reshape(-1, *[1] * (part.ndim - 1))
+        return np.broadcast_to(numbers, part.shape).astype(part.dtype) if _counts(part) else part
 
-    return tf.nest.map_structure(move, records)
+    return tf.nest.map_structure(numbered, records)
+
+
+def _moves(
+    records: Structure, row: int, generator: np.random.Generator
+) -> Iterator[tuple[bool, Structure]]:
+    """Yields the records with one row replaced, by values that it must allow and by extreme ones, and whether it must."""
+
+    def move(value: float | None, concerns: Callable[[np.ndarray], bool]) -> Structure:
+        def moved(part: np.ndarray) -> np.ndarray:
+            part = part.copy()
+            if value is not None and concerns(part):
+                part[row] = value
+            elif value is None and part.dtype.kind == "f":
+                part[row] = generator.uniform(size=part.shape[1:])
+            elif value is None:
+                part[row] = part[row] == 0
+            return part
+
+        return tf.nest.map_structure(moved, records)
+
+    yield True, move(None, lambda part: True)
+    # Floats and integers apart: an index that is out of range would hide what the floats do.
+    for value in _VALUES:
+        yield False, move(value, lambda part: part.dtype.kind == "f")
+    for value in _INTEGERS:
+        yield False, move(value, _signed if value < 0 else _counts)
+
+
+def _signed(part: np.ndarray) -> bool:
+    """Returns whether an array holds integers that may be negative."""
+    return part.dtype.kind == "i"
+
+
+def _counts(part: np.ndarray) -> bool:
+    """Returns whether an array holds integers; booleans have no other values than the legal ones."""
+    return part.dtype.kind in "iu"
 
 
 def _is_finite(part: np.ndarray) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates, LogDensity
-from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import curvature
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated import window as windows
@@ -20,7 +20,7 @@ from tfp_dpvi.calibrated.curvature import CurvaturePrior
 from tfp_dpvi.calibrated.mixture import Checks, Mixture
 from tfp_dpvi.calibrated.nonlinear import Bend
 from tfp_dpvi.calibrated.pairing import CannotPairError, Pairing, check_settings
-from tfp_dpvi.calibrated.parameters import ParameterChecks, Ranges, narrowing
+from tfp_dpvi.calibrated.parameters import ParameterChecks, narrowing, scales, widths
 from tfp_dpvi.calibrated.simulation import Pairs, PairSimulator
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
@@ -38,7 +38,8 @@ _NUM_PLACES, _PAIRS_A_COORDINATE = 64, 5
 _NUM_PAIRS, _ROUNDS, _SHAPE_PLACES = 1024, 8, 16
 # Numbers of points at which the bend is simulated: on the path, and from the posterior without it.
 _FROM_PATH, _GUESSES, _WIDER = 4, 12, 1.5
-_NUM_DRAWS = 16_384  # That compare the posterior with the prior.
+# Draws that compare the posterior with the prior, and their numbers in all, which bound the memory.
+_NUM_DRAWS, _MOST_NUMBERS = 4096, 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +96,24 @@ class Calibrator:
         )
 
     @functools.cached_property
-    def _prior_ranges(self) -> Ranges:
-        return Ranges.of(self._coordinates.prior_draws(_NUM_DRAWS))
+    def _prior_draws(self) -> np.ndarray:
+        """The prior's draws; NaN if it does not draw so many, which leaves out the checks that need them."""
+        num = self._coordinates.num
+        try:
+            return self._coordinates.prior_draws(min(_NUM_DRAWS, max(64, _MOST_NUMBERS // num)))
+        except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
+            LOG.info("The prior does not draw many values at once: %s", error)
+            return np.full((64, num), math.nan)
+
+    @functools.cached_property
+    def _prior_scales(self) -> np.ndarray:
+        return scales(self._prior_draws)
 
     def parameter_checks(self, reach: float) -> ParameterChecks:
         """Returns what is known before a fit that can move a parameter by `reach`: public values alone."""
         unknown = np.full(self._coordinates.num, math.nan)
         reaches = unknown.copy()
-        reaches[self._index] = self._prior_ranges.scale[self._index] / reach
+        reaches[self._index] = self._prior_scales[self._index] / reach
         return ParameterChecks(self._coordinates.names, reaches, unknown, unknown)
 
     def __call__(
@@ -172,16 +183,16 @@ class Calibrator:
                 linear, mixture = mixture, mixtures.refined_mixture(mixture, curve, generator)
             except FAILURES as error:
                 LOG.info("The simulation failed (%s): the posterior assumes a linear score.", error)
-        before, after = self._prior_ranges, Ranges.of(mixture.sample(_NUM_DRAWS, generator))
+        before, after = self._prior_scales, mixture.unsmoothed(_NUM_DRAWS, generator)
         narrowed = np.full(coordinates.num, math.nan)
-        relative = (after.scale / before.scale)[index]
-        narrowed[index] = narrowing(window, prior, before.scale[index] ** -2, relative)
+        relative = (scales(after) / before)[index]
+        narrowed[index] = narrowing(window, prior, before[index] ** -2, relative)
         checks = dataclasses.replace(
             mixtures.check(window, slopes, matrices, mixture, index, linear, mismatch),
             parameters=dataclasses.replace(
                 self.parameter_checks(reach),
                 narrowing=narrowed,
-                width=after.width / before.width,
+                width=widths(self._prior_draws, after),
             ),
         )
         shares = mixtures.variance_shares(
@@ -296,7 +307,7 @@ class Calibration:
         self.simulator: PairSimulator | None = None  # A pilot's.
         self._kind: object = None
         self._calibrator: Calibrator | None = None
-        self._loaded: Calibrated | None = None
+        self.loaded: Calibrated | None = None  # From a file.
         self._made: tuple[object, Calibrated | None] = (None, None)
         self._reach = math.nan  # Of the last fit.
 
@@ -349,11 +360,14 @@ class Calibration:
         )
 
     def posterior(
-        self, accumulated: dict[str, Structure], mechanism: Mechanism | None
+        self, accumulated: dict[str, Structure], mechanism: Mechanism
     ) -> Calibrated | None:
-        """Returns the calibrated posterior of the last fit, or of the file that the model was loaded from; else None."""
-        if mechanism is None:
-            return self._loaded
+        """Returns the calibrated posterior of the last fit, or None if there is none; warns of what its checks say.
+
+        Args:
+          accumulated: The fit's accumulators over released values, by name.
+          mechanism: The mechanism that released them.
+        """
         if self._made[0] is not accumulated:
             calibrator = self._current()
             if "curvature" not in accumulated or calibrator is None:
@@ -381,8 +395,9 @@ class Calibration:
 
     def load(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        coordinates = Coordinates(self._model.prior)
-        self._loaded = Calibrated.from_arrays(arrays, coordinates) if arrays else None
+        self.loaded = None
+        if arrays:
+            self.loaded = Calibrated.from_arrays(arrays, Coordinates(self._model.prior))
 
     def use(self, simulator: PairSimulator) -> None:
         """Sets a pilot's simulator for the posteriors of later fits."""

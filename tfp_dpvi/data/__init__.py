@@ -2,7 +2,7 @@
 
 from tfp_dpvi.data.dataset import DatasetData
 from tfp_dpvi.data.records import ArrayData, Data, Records, by_column, make_records
-from tfp_dpvi.data.streaming import RecordSource, StreamedData, wants_stream
+from tfp_dpvi.data.streaming import RecordSource, RowBatches, StreamedData, wants_stream
 
 __all__ = [
     "ArrayData",
@@ -10,6 +10,7 @@ __all__ = [
     "DatasetData",
     "RecordSource",
     "Records",
+    "RowBatches",
     "StreamedData",
     "by_column",
     "make_records",

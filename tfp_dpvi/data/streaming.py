@@ -16,7 +16,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
-from tfp_dpvi._tf import Structure, mapped_file, tf
+from tfp_dpvi._tf import Structure, keras, mapped_file, tf
 from tfp_dpvi.data.records import Calls, Key, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
@@ -190,6 +190,27 @@ class RecordSource:
             )
         filled[order] = found
         return filled
+
+
+class RowBatches(keras.utils.Sequence):
+    """All records of a source in their order, a batch at a time, for `predict` and `evaluate`."""
+
+    def __init__(self, source: RecordSource, batch_size: int) -> None:
+        self._source, self._size = source, batch_size
+
+    @property
+    def probe(self) -> Records:
+        """One record of zeros."""
+        return self._source.probe
+
+    def __len__(self) -> int:
+        return math.ceil(self._source.num / self._size)
+
+    def __getitem__(self, number: int) -> tuple[Structure, ...]:
+        first = number * self._size
+        rows = np.arange(first, min(first + self._size, self._source.num))
+        taken = self._source.take(rows, len(rows))
+        return tuple(taken[name] for name in ("x", "y", "sample_weight") if name in taken)
 
 
 def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:

@@ -7,12 +7,17 @@ user.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.abc
+import importlib.machinery
 import os
 import pathlib
 import socket
 import stat
 import struct
-from collections.abc import Collection
+import sys
+import types
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import Connection
 
 _SO_PEERGROUPS = 59  # Of Linux; Python has no name for it.
@@ -95,14 +100,15 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
     Raises:
       PermissionError: another user may.
     """
-    linked, real = pathlib.Path(path).absolute(), pathlib.Path(path).resolve()
+    real = pathlib.Path(path).resolve()
     # In a folder with the sticky bit, as /tmp, no user replaces what belongs to another. But each
-    # may put a journal beside a ledger there.
-    holds_the_file = set() if real.is_dir() else {linked.parent, real.parent}
-    for part in {real, *linked.parents, *real.parents}:
-        status = part.stat()
-        sticky = status.st_mode & stat.S_ISVTX and part not in holds_the_file
-        if status.st_mode & 0o022 and not sticky:
+    # may put a journal beside a ledger there, or a module beside a study.
+    holder = real if real.is_dir() else real.parent
+    for part in _passed(path):
+        status = part.lstat()
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX and part != holder
+        # The mode of a link means nothing.
+        if status.st_mode & 0o022 and not sticky and not stat.S_ISLNK(status.st_mode):
             raise PermissionError(
                 f"{name}={str(path)!r}: other users may change {part}; forbid it: chmod go-w {part}"
             )
@@ -111,3 +117,62 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
                 f"{name}={str(path)!r}: {part} belongs to another user; "
                 "it must be this one's or root's."
             )
+
+
+def _passed(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields all folders and links that the system passes on its way to a path, and what is there."""
+    os.stat(path)  # Raises where links go in a circle.
+    at, ahead = pathlib.Path(), [*reversed(pathlib.Path(path).absolute().parts)]
+    while ahead:
+        part = ahead.pop()
+        at = at.parent if part == ".." else at / part  # The root replaces what was before it.
+        yield at
+        if at.is_symlink():
+            ahead += reversed(pathlib.Path(os.readlink(at)).parts)
+            at = at.parent
+
+
+@contextlib.contextmanager
+def checked_imports(name: str) -> Iterator[None]:
+    """While active, a module that another user may change is refused before its code runs.
+
+    Modules that were imported before are not checked.
+
+    Args:
+      name: of the argument that leads to the imports.
+
+    Raises:
+      PermissionError: another user may change a module, its bytecode or its package's folder.
+    """
+    finder = _Checked(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Checked(importlib.abc.MetaPathFinder):
+    """Finds what the finders after it find, and checks it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        found = (
+            finder.find_spec(fullname, path, target)
+            for finder in sys.meta_path
+            if finder is not self
+        )
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None:
+            files = [spec.origin, spec.cached] if spec.has_location else []
+            for place in (*files, *(spec.submodule_search_locations or ())):
+                if place is not None and os.path.exists(place):
+                    check_unchangeable(self._name, place)
+        return spec

@@ -90,8 +90,9 @@ class Hospital:
         """Checks the records, calibrates, and traces the step."""
         if self._refiner.private != (self.epsilon is not None):
             raise ValueError(
-                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass an epsilon and an optimizer with a finite "
-                "l2_norm_clip and no noise_multiplier,\nor, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
+                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass epsilon, a finite "
+                "l2_norm_clip and no noise_multiplier;\n"
+                "or, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
             )
         data = self._refiner.data(x, y, num_records)
         self.num_records, self._tensors = data.num_records, data.tensors
@@ -151,7 +152,7 @@ class Hospital:
             with self._round():
                 change = self._change(task)
         except BudgetExhaustedError as error:
-            reason = f"the budget of {self.name} is spent: {str(error).splitlines()[0]}"[:MOST_TEXT]
+            reason = f"the budget of {self.name} is spent: {check.first_line(error)}"[:MOST_TEXT]
         repeated = (task.study, self.name, task.request, task.number)
         how = "" if self.epsilon is None else self._plan.randomness
         return Reply(*repeated, change, self.spent, self.delta, reason, how)

@@ -210,7 +210,7 @@ def _factor(name: str, value: Any, prior: Factor) -> Factor:
         parts = [field.name for field in dataclasses.fields(Factor)]
         factor = Factor(**check.fields(name, value, needed=parts, known=parts))
     except (TypeError, ValueError, OverflowError) as error:
-        raise MessageError(f"{name} is no factor: {error}") from None
+        raise MessageError(f"{name} is no factor: {check.first_line(error)}") from None
     shapes = [[one.shift.shape, one.precision.shape] for one in (factor, prior)]
     need(
         shapes[0] == shapes[1],

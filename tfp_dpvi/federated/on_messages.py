@@ -70,8 +70,9 @@ class MessageHospital(Hospital):
         signal = study.num_shards * study.num_hospitals
         if noise > _MOST_NOISE * signal:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: over {study.num_hospitals} hospitals the noise has length {noise:.3g} C, and {study.num_shards} "
-                f"shards each make a signal of at most {signal} C, of which it may be half.\nUse privacy='worker', or more shards."
+                f"epsilon={self.epsilon:g}: the noise has length {noise:.3g} C, and {study.num_shards} "
+                f"shards each make a signal of at most {signal} C.\n"
+                "The noise may be half of that: use privacy='worker', or more shards."
             )
 
     def _change(self, task: Task) -> Factor:

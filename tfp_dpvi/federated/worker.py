@@ -14,8 +14,8 @@ user, a member of the socket's group.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
-import importlib.util
 import logging
 import os
 import pathlib
@@ -168,17 +168,8 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
         access.check_private("--data", options.data)
     module, _, function = options.study.partition(":")
     sys.path.insert(0, os.getcwd())
-    if protected:  # Before any of its code runs.
-        package = importlib.util.find_spec(module.split(".")[0])
-        places = (
-            [] if package is None else [package.origin, *(package.submodule_search_locations or [])]
-        )
-        for place in filter(None, places):
-            access.check_unchangeable("--study", place)
-    code = importlib.import_module(module)
-    if protected and code.__file__ is not None:
-        access.check_unchangeable("--study", code.__file__)
-    study = getattr(code, function)()
+    with access.checked_imports("--study") if protected else contextlib.nullcontext():
+        study = getattr(importlib.import_module(module), function)()
     with np.load(options.data, allow_pickle=False) as held:
         x, y = held["x"], held.get("y")
     with PrivacyLedger(options.ledger) as ledger:

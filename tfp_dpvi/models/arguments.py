@@ -18,6 +18,7 @@ from tfp_dpvi.data import (
     DatasetData,
     Records,
     RecordSource,
+    RowBatches,
     StreamedData,
     by_column,
     make_records,
@@ -74,7 +75,25 @@ def make_data(
     validate: bool = True,
     stream: bool | None = None,
 ) -> Data:
-    """Builds and checks the model on the records' shapes; returns the records of `fit` with their sampler."""
+    """Returns the records of a fit with their sampler, after checks of the model on their shapes.
+
+    Args:
+      model: The model, whose variables are created.
+      x: As in `DPModel.fit`.
+      y: As in `DPModel.fit`.
+      sample_weight: As in `DPModel.fit`.
+      batch_size: The expected batch size B.
+      num_records: The public number of records N.
+      sampling: "poisson", "fixed_size", or a dataset's declared sampling.
+      sampling_probability: For a dataset of Poisson batches.
+      steps_per_epoch: By default ceil(N / B).
+      physical_batch_size: The number of records whose gradients are in memory at a time.
+      validate: Whether to refuse values that are not finite or impossible under the model.
+      stream: Whether to read rows from their source as steps draw them.
+
+    Raises:
+      TypeError, ValueError: An argument that does not fit; no privacy was spent.
+    """
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
@@ -89,8 +108,10 @@ def make_data(
         return data
     if is_batches(x):
         raise TypeError(
-            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, which fit samples itself,\n"
-            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare how they were drawn."
+            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, "
+            "which fit samples itself,\n"
+            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare "
+            "how they were drawn."
         )
     if sampling_probability is not None:
         raise ValueError(
@@ -129,14 +150,15 @@ def make_data(
 
 
 def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
-    """Creates the model's variables and checks that the records, which `fit` samples itself or not, fit it."""
+    """Creates the model's variables, and checks that the records fit it."""
     with model.distribute_strategy.scope():
         model.prepare(records)
     model.check_records(records)
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
     if replicas > 1 and whole:
         raise ValueError(
-            f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} replicas split each batch: fit "
+            f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} "
+            "replicas split each batch: fit "
             "it outside the strategy's scope."
         )
     if not sampled and (whole or Workers(model.distribute_strategy).several):
@@ -151,8 +173,36 @@ def is_batches(data: object) -> bool:
     return isinstance(data, tf.data.Dataset | keras.utils.Sequence | Iterator)
 
 
+def in_batches(
+    x: Structure | None,
+    y: Structure | None,
+    sample_weight: np.ndarray | None,
+    batch_size: int | None,
+    dtype: np.dtype,
+) -> RowBatches | None:
+    """Returns records that `fit` would stream by default as batches; None for all others.
+
+    Args:
+      x: As in `DPModel.fit`.
+      y: As in `DPModel.fit`.
+      sample_weight: Weights, shape [n], or None.
+      batch_size: The number of rows of a batch, by default 1024.
+      dtype: The float type that records are cast to.
+    """
+    if is_batches(x) or not wants_stream((x, y), None):
+        return None
+    x, y = by_column("x", x), by_column("y", y)
+    return RowBatches(RecordSource(x, y, sample_weight, dtype), batch_size or 1024)
+
+
 def check_like(x: Structure, specs: Structure, name: str) -> None:
-    """Raises unless new records have the structure and shapes of the fit's, given as `tf.TensorSpec`s."""
+    """Raises `ValueError` unless new records have the structure and shapes of the fit's.
+
+    Args:
+      x: The new records, arrays.
+      specs: `tf.TensorSpec`s of the fit's records.
+      name: "x" or "y", for the message.
+    """
     if isinstance(x, dict) != isinstance(specs, dict):
         ours, theirs = ("columns", "one array") if isinstance(x, dict) else ("one array", "columns")
         fix = f"{name}.to_numpy()" if isinstance(x, dict) else "a dict or table of the same columns"
@@ -160,13 +210,20 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
     for part, spec in zip(tf.nest.flatten(x), tf.nest.flatten(specs), strict=False):
         if spec.shape.rank is not None and part.ndim == spec.shape.rank - 1:
             raise ValueError(
-                f"{name} has shape {list(part.shape)}, but the model was fitted to records of shape {spec.shape[1:].as_list()}: pass a "
+                f"{name} has shape {list(part.shape)}, but the model was fitted to records of "
+                f"shape {spec.shape[1:].as_list()}: pass a "
                 f"batch, for instance {name}[None] for one record."
             )
 
 
 def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> Validation | None:
     """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
+
+    Args:
+      data: As in `DPModel.fit`.
+      public: Whether the records are declared public.
+      unsafe: Whether the user accepts exact losses of private records.
+      dtype: The float type that records are cast to.
 
     Raises:
       ValueError: private data that are not declared unsafe, or an unsupported form.
@@ -175,8 +232,10 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
         return None
     if not (public or unsafe):
         raise ValueError(
-            "validation_data: exact validation losses (and early stopping on them) are unaccounted releases of those records.\nPass "
-            "validation_is_public=True if they are public, or unsafe_validation=True to accept that (docs/sharp_edges.md)."
+            "validation_data: exact validation losses (and early stopping on them) are unaccounted "
+            "releases of those records.\nPass "
+            "validation_is_public=True if they are public, or unsafe_validation=True to accept "
+            "that (docs/sharp_edges.md)."
         )
     unusable = isinstance(data, Iterator)
     if isinstance(data, tf.data.Dataset):
@@ -186,18 +245,20 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
         unusable = scalar or data.cardinality() == tf.data.INFINITE_CARDINALITY
     if unusable:
         raise ValueError(
-            f"validation_data is a {type(data).__name__} of single records, or endless, or exhausted after one epoch: pass "
-            "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a keras.utils.Sequence."
+            f"validation_data is a {type(data).__name__} of single records, or endless, or "
+            "exhausted after one epoch: pass "
+            "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a "
+            "keras.utils.Sequence."
         )
     if is_batches(data):
         return data
     if not isinstance(data, tuple | list) or len(data) not in (1, 2, 3):
         raise ValueError(
-            f"validation_data must be (x, y) or (x, y, sample_weight), or a dataset of such batches, got {type(data).__name__}; "
+            "validation_data must be (x, y) or (x, y, sample_weight), or a dataset of such "
+            f"batches, got {type(data).__name__}; "
             "for a model without y pass (x, None)."
         )
-    x, y, weight = (*data, None, None)[:3]
-    checked = make_records(x, y, weight, dtype=dtype, validate=True)
+    checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True)
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()
@@ -210,30 +271,43 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
 def check_checkpoints(
     callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]
 ) -> None:
-    """Raises if a `ModelCheckpoint` would fail to save after an epoch, when privacy has been spent."""
-    for one in callbacks:
-        if isinstance(one, keras.callbacks.ModelCheckpoint) and not one.save_weights_only:
+    """Raises if a `ModelCheckpoint` would fail to save after the first epoch.
+
+    Privacy would have been spent by then.
+
+    Args:
+      callbacks: The user's callbacks.
+      save: Writes the model to a path.
+    """
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.ModelCheckpoint):
+            continue
+        if not callback.save_weights_only:
             with tempfile.TemporaryDirectory() as folder:
-                save(os.path.join(folder, os.path.basename(one.filepath)))
+                save(os.path.join(folder, os.path.basename(callback.filepath)))
 
 
 def validation_metrics(metrics: Any) -> list[Metric]:
-    """Returns Keras metric objects from objects, functions and names; `ValueError` for a name that is ambiguous."""
+    """Returns Keras metric objects from objects, functions and names.
+
+    Raises:
+      ValueError: A name that is ambiguous or not unique.
+    """
     objects = []
     refuse_keras_3("validation_metrics", list(metrics or ()))
     for metric in metrics or ():
         if metric in ("accuracy", "acc"):
             raise ValueError(
-                f"validation_metrics={metric!r} is ambiguous: pass binary_accuracy if predict returns the mean of 0/1 outcomes, or "
+                f"validation_metrics={metric!r} is ambiguous: pass binary_accuracy if predict "
+                "returns the mean of 0/1 outcomes, or "
                 "sparse_categorical_accuracy for class probabilities."
             )
-        found = keras.metrics.get(metric)
-        if not isinstance(found, Metric):
-            found = keras.metrics.MeanMetricWrapper(
-                found, name=getattr(found, "__name__", "metric")
-            )
-        objects.append(found)
-    names = [one.name for one in objects]
+        resolved = keras.metrics.get(metric)
+        if not isinstance(resolved, Metric):
+            name = getattr(resolved, "__name__", "metric")
+            resolved = keras.metrics.MeanMetricWrapper(resolved, name=name)
+        objects.append(resolved)
+    names = [metric.name for metric in objects]
     if len({"loss", "epsilon", *names}) < len(names) + 2:
         raise ValueError(
             f"validation_metrics have the names {names}: pass a unique name=, not loss or epsilon."

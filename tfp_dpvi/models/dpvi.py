@@ -41,35 +41,55 @@ _LOO_ERROR = 0.05
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
-class DPVI(base.DistributionModel):
-    """Differentially private variational inference (Jälkö, Dikmen and Honkela 2017, arXiv:1610.08749).
+class DPVI(base.DPModel):
+    """Differentially private variational inference: a posterior for any TFP prior and likelihood.
 
-    Minimises `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q. The gradients of the
-    records' terms are clipped, summed and released with noise; the KL term depends on no record and is added exactly.
+    The method is that of Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749. It minimises
+    `(1/N) [sum_i -E_q log p(record_i | params) + KL(q || prior)]` over the surrogate posterior q.
+    The gradients of the records' terms are clipped, summed and released with noise; the KL term
+    depends on no record and is added exactly.
 
     Args:
-      prior: public TFP distribution over the parameters, joint or single, or a function without arguments that returns it
-        (needed to save the model, see `dpvi.register`). Its float dtype is the model's.
-      likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP distribution of a
-        whole record, for `fit(x)`. `params` is one draw of the prior's structure, `x` a batch of records; the distribution's
-        `log_prob` of a batch of n records has shape [n].
-      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the parameters, or a function
-        of the prior that returns one.
-      gradients: "aligned" (default) releases the records' clipped gradients in the parameters and pulls the noisy sum back to
-        the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961); "vectorized" releases those in the variables, as in
-        the 2017 paper. The guarantee is the same at the same clip and noise multiplier.
-      clipping: "paired" (default) clips the difference of a record's gradient and that of a record simulated by the
-        likelihood, which has mean zero at the true parameters for every clip; it gives a calibrated `posterior`. If it does not
-        apply, `fit` warns and uses "flat", which clips the record's own gradient and biases the posterior.
-      num_draws: Monte Carlo draws of the parameters in each step, shared by its records and averaged before the clip.
+      prior: public TFP distribution over the parameters, joint or single, or a function without
+        arguments that returns it (needed to save the model, see `dpvi.register`). Its float dtype
+        is the model's.
+      likelihood: `likelihood(params, x)` -> TFP distribution of `y`; or `likelihood(params)` -> TFP
+        distribution of a whole record, for `fit(x)`. `params` is one draw of the prior's structure,
+        `x` a batch of records; the distribution's `log_prob` of n records has shape [n].
+      surrogate_posterior: "mean_field", "full_rank", "asvi", a trainable TFP distribution over the
+        parameters, or a function of the prior that returns one.
+      gradients: "aligned" (default) releases the records' clipped gradients in the parameters and
+        pulls the noisy sum back to the surrogate's variables (Jälkö et al. 2022, arXiv:2210.15961);
+        "vectorized" releases those in the variables, as in the 2017 paper. The guarantee is the
+        same at the same clip and noise multiplier.
+      clipping: "paired" (default) clips the difference of a record's gradient and that of a record
+        simulated by the likelihood, which has mean zero at the true parameters for every clip; it
+        gives a calibrated `posterior`. If it does not apply, `fit` warns and uses "flat", which
+        clips the record's own gradient and biases the posterior.
+      num_draws: Monte Carlo draws of the parameters in each step, shared by its records and
+        averaged before the clip. More than one rules out `clipping="paired"`, and `fit` says so.
       num_predictive_draws: posterior draws in `predict`, `predictive` and `evaluate`.
       seed: see `DPModel`.
       name: name of the model.
 
+    ```python
+    >>> import tfp_dpvi as dpvi
+    >>> from tfp_dpvi._tf import tf, tfd
+    >>> model = dpvi.DPVI(
+    ...     tfd.Sample(tfd.Normal(0.0, 4.0), 2),
+    ...     lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)),
+    ... )
+    >>> model.compile("adam", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    >>> model.posterior.event_shape
+    TensorShape([2])
+
+    ```
+
     #### Formal guarantee
 
-    As for `DPModel`. A record's term affects the released values only through the clipped sum. Norms and gradients use the same
-    draws (contract C5), independent of the records given the released variables; a twin depends on its record's x alone.
+    As for `DPModel`. A record's term affects the released values only through the clipped sum.
+    Norms and gradients use the same draws (contract C5), independent of the records given the
+    released variables; a twin depends on its record's x alone.
     """
 
     def __init__(
@@ -87,7 +107,7 @@ class DPVI(base.DistributionModel):
         seed: int | None = None,
         name: str | None = None,
     ) -> None:
-        given = {
+        arguments_of_init = {
             "prior": prior,
             "likelihood": likelihood,
             "surrogate_posterior": surrogate_posterior,
@@ -110,7 +130,7 @@ class DPVI(base.DistributionModel):
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
         bayesian_model = BayesianModel(prior, likelihood)
         calibration = Calibration(bayesian_model, surrogate)
-        self._model = ModelParts(bayesian_model, surrogate, calibration, given)
+        self._model = ModelParts(bayesian_model, surrogate, calibration, arguments_of_init)
         # The variables instead of the distribution, whose TFP caches weight files cannot save.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
@@ -140,8 +160,13 @@ class DPVI(base.DistributionModel):
         return self._model.surrogate
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`; prior, likelihood and surrogate must be registered functions (`dpvi.register`)."""
-        parts = {name: serialization.encode(part, name) for name, part in self._model.given.items()}
+        """See `DPModel.get_config`.
+
+        Prior, likelihood and surrogate must be registered functions (`dpvi.register`).
+        """
+        parts = {
+            name: serialization.encode(part, name) for name, part in self._model.arguments.items()
+        }
         names = ("gradients", "clipping", "num_draws", "num_predictive_draws")
         return {
             **super().get_config(),
@@ -149,22 +174,24 @@ class DPVI(base.DistributionModel):
             "parts": parts,
         }
 
+    @classmethod
+    def complete_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """See `DPModel.complete_config`: files from before the paired clip have the flat one."""
+        return {"clipping": "flat", **config}
+
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient of the bound, with one draw of the parameters per step."""
+        """See `Hooks.clipped_gradient`: of the evidence bound, at draws that a step shares."""
         pairing = self.calibration.pairing_for(self.clip) if self.clipping == "paired" else None
         if pairing is not None:
             return pairing.gradient(
                 spec, self.surrogate_posterior, self.trainable_variables, self.clip
             )
-        variables, clip, num_draws = self.trainable_variables, self.clip, self.num_draws
-        surrogate, prior, aligned = (
-            self.surrogate_posterior,
-            self.prior,
-            self.gradients == "aligned",
-        )
-        model, together = self.bayesian_model, num_draws > 1 and self._model.draws_together
+        variables, clip = self.trainable_variables, self.clip
+        surrogate, model = self.surrogate_posterior, self.bayesian_model
+        aligned, num_draws = self.gradients == "aligned", self.num_draws
+        together = num_draws > 1 and self._model.draws_together
 
         def draw(key: tf.Tensor) -> StepGradient:
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as outer:
@@ -173,14 +200,16 @@ class DPVI(base.DistributionModel):
                     surrogate, num_draws, key, together=together
                 )
                 divergence = (
-                    tf.reduce_mean(log_q - over_draws_of_step(prior.log_prob, draws))
+                    tf.reduce_mean(log_q - over_draws_of_step(model.prior.log_prob, draws))
                     / spec.num_records
                 )
             exact = outer.gradient(divergence, variables, unconnected_gradients="zero")
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                of_draw = lambda params: model.record_log_prob(params, record)  # noqa: E731
-                loss = -tf.reduce_mean(over_draws_of_step(of_draw, draws))
+                def log_prob(params: Structure) -> tf.Tensor:
+                    return model.record_log_prob(params, record)
+
+                loss = -tf.reduce_mean(over_draws_of_step(log_prob, draws))
                 return loss * record["sample_weight"] if "sample_weight" in record else loss
 
             parts = tf.nest.flatten(draws)
@@ -192,18 +221,25 @@ class DPVI(base.DistributionModel):
         return ClippedGradient(draw, clip, identity=(aligned, num_draws))
 
     def distribution_at(self, params: Structure, x: Structure | None) -> tfd.Distribution:
-        """Returns the likelihood's distribution; see `BayesianModel.distribution_at`."""
+        """Returns the likelihood's distribution at parameters: see `BayesianModel.distribution_at`.
+
+        Args:
+          params: One value of the prior's structure.
+          x: A batch of records, or None for a model of whole records.
+        """
         return self.bayesian_model.distribution_at(params, x)
 
     def check_records(self, records: Records) -> None:
-        """Traces the likelihood on the records' shapes, to find mistakes before privacy is spent."""
+        """See `Hooks.check_records`: traces the likelihood on the records' shapes."""
         if self.generative and records.y is not None:
             raise ValueError(
-                "y was passed, but the likelihood takes only (params), for whole records: call fit(x)."
+                "y was passed, but the likelihood takes only (params), for whole records: call "
+                "fit(x)."
             )
         if not self.generative and records.y is None:
             raise ValueError(
-                "y is missing: the likelihood takes (params, x) and returns a distribution of y. Call fit(x, y), or define "
+                "y is missing: the likelihood takes (params, x) and returns a distribution of y. "
+                "Call fit(x, y), or define "
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
         checks.check_no_locals(self.prior, records)
@@ -222,7 +258,7 @@ class DPVI(base.DistributionModel):
         return self._model.spread.fault() if thorough and fault is None else fault
 
     def check_labels(self, records: Records) -> None:
-        """See `DPModel`: refuses outcomes outside the likelihood's support, as far as TFP's `validate_args` detects them."""
+        """See `Hooks.check_labels`: outcomes outside the support, as far as TFP detects them."""
         checks.check_labels(self.bayesian_model, records)
 
     # ------------------------------------------------------------------ the learned model
@@ -234,9 +270,11 @@ class DPVI(base.DistributionModel):
 
     @property
     def posterior(self) -> tfd.Distribution:
-        """The posterior over the prior's structure: the calibrated one after a fit with the paired clip, else the surrogate.
+        """The posterior over the prior's structure.
 
-        The calibrated one includes the noise in its spread, and the clip does not bias its mean. It costs no privacy.
+        After a fit with the paired clip it is the calibrated one, and else the surrogate. The
+        calibrated one includes the noise in its spread, and the clip does not bias its mean. It
+        costs no privacy.
         """
         calibrated = self._calibrated()
         return self.surrogate_posterior if calibrated is None else calibrated.distribution
@@ -256,17 +294,27 @@ class DPVI(base.DistributionModel):
         self._calibrated()
 
     def _calibrated(self) -> Calibrated | None:
-        running = self._dp.running is not None  # A fit that will replace the posterior.
-        return (
-            None
-            if running
-            else self.calibration.posterior(self._dp.accumulated, self._dp.mechanism)
-        )
+        state = self._dp
+        if state.running is not None:  # A fit that will replace the posterior.
+            return None
+        released = state.released
+        if released is None:
+            return self.calibration.loaded
+        return self.calibration.posterior(released.accumulated, released.mechanism)
 
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
-        """Returns a table of `posterior`, from draws: means, quantiles, and shares of noise, data and prior in each variance."""
+        """Returns a table of `posterior`.
+
+        It has means, standard deviations, quantiles, and for a calibrated posterior the shares of
+        noise, data and prior in each variance.
+
+        Args:
+          num_draws: The number of draws that the table is computed from.
+          seed: Their seed.
+        """
         draws = posterior_draws(self.posterior, num_draws, seed)
-        fitted = self._dp.plan is not None or self._dp.progress.steps > 0
+        account = self.privacy_account
+        fitted = account.plan is not None or account.progress.steps > 0
         return summarise(draws, Coordinates(self.prior), self._calibrated(), fitted)
 
     def released_logs(
@@ -284,7 +332,8 @@ class DPVI(base.DistributionModel):
 
     def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Loads the variables of `save_own_variables`."""
-        arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118  (an HDF5 group)
+        # An HDF5 group iterates over nothing else.
+        arrays = {name: np.array(store[name]) for name in store.keys()}  # noqa: SIM118
         saved = {
             name.removeprefix(_SAVED): arrays.pop(name)
             for name in [*arrays]
@@ -294,14 +343,17 @@ class DPVI(base.DistributionModel):
         self._replace_posterior(saved)
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
-        """Sets the weights; outside a fit also drops the calibrated posterior, which belongs to other weights."""
+        """Sets the weights.
+
+        Outside a fit it also drops the calibrated posterior, which belongs to other weights.
+        """
         super().set_weights(weights)
         if self._dp.running is None:
             self._replace_posterior({})
 
     def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        self._dp.accumulated, self._dp.mechanism = {}, None
+        self._dp.released = None
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
 
@@ -316,28 +368,43 @@ class DPVI(base.DistributionModel):
         calibrated = self._calibrated()
         if calibrated is not None:
             return tuple(
-                f"do not trust the posterior's intervals: {one}."
-                for one in calibrated.checks.warnings
+                f"do not trust the posterior's intervals: {sentence}."
+                for sentence in calibrated.checks.warnings
             )
         return (
-            "the posterior's spread includes neither the noise that was added for privacy nor the bias of clipping, and at "
-            "small budgets the records inform it little: its intervals are not calibrated.",
+            "the posterior's spread includes neither the noise that was added for privacy nor the "
+            "bias of clipping, and at small budgets the records inform it little: its intervals "
+            "are not calibrated.",
         )
 
     def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
-        """Returns `num` draws from `posterior`, by default `num_predictive_draws`: post-processing, at no cost.
+        """Returns draws from `posterior`: post-processing, at no cost.
 
-        They have the prior's structure, with the draws in the first dimension. `seed` makes them repeatable.
+        Args:
+          num: The number of draws, by default `num_predictive_draws`.
+          seed: Makes the draws repeatable.
+
+        Returns:
+          The prior's structure, with the draws in the first dimension.
         """
         return posterior_draws(self.posterior, num or self.num_predictive_draws, seed)
 
     def predictive(
         self, x: Structure | None = None, *, num_draws: int | None = None, seed: int | None = 0
     ) -> PosteriorPredictive:
-        """Returns the posterior predictive distribution of `y` for n new records `x`, or of a whole record.
+        """Returns the posterior predictive distribution for new records, or of a whole record.
 
-        A TFP mixture over `num_draws` posterior draws (default `num_predictive_draws`) with batch shape [n], or that of one
-        record. The seed of the draws is fixed by default, so that predictions repeat. They depend on released values alone.
+        Args:
+          x: n new records, or None for a model of whole records.
+          num_draws: The number of posterior draws, by default `num_predictive_draws`.
+          seed: Seed of the draws; fixed by default, so that predictions repeat.
+
+        Returns:
+          A TFP mixture over the draws with batch shape [n], or that of one record. It depends on
+          released values and `x` alone.
+
+        Raises:
+          ValueError: `x` for a model of whole records, or none for another.
         """
         inputs = self._inputs_of(x)
         num = num_draws or self.num_predictive_draws
@@ -350,17 +417,24 @@ class DPVI(base.DistributionModel):
             raise ValueError(
                 "x was passed, but this model generates whole records: leave it out."
                 if self.generative
-                else "x is missing: this model predicts y from x. Pass records, as in predictive(x), for instance public ones."
+                else "x is missing: this model predicts y from x. Pass records, as in "
+                "predictive(x), for instance public ones."
             )
         return None if x is None else self.as_inputs(x)
 
     def prior_predictive(
         self, x: Structure | None = None, num: int = 500, *, seed: int | None = 0
     ) -> Structure:
-        """Returns draws from the prior predictive distribution for n public records `x`, to check the prior before `fit`.
+        """Returns draws from the prior predictive distribution, to check the prior before `fit`.
 
-        Each of the `num` draws has its own parameters: array of shape [num, n, ...] ([num, ...] for one whole record each), or
-        a structure of arrays like the likelihood's events.
+        Args:
+          x: n public records, or None for a model of whole records.
+          num: The number of draws, each with its own parameters.
+          seed: Seed of the draws.
+
+        Returns:
+          Array of shape [num, n, ...] ([num, ...] for one whole record each), or a structure of
+          arrays like the likelihood's events.
         """
         arguments.check_counts(num=num or 0)
         inputs = self._inputs_of(x)
@@ -376,22 +450,26 @@ class DPVI(base.DistributionModel):
         num_draws: int = 1000,
         seed: int = 0,
     ) -> inference_data.InferenceData:
-        """Returns the posterior as ArviZ's `InferenceData`, for summaries, plots and model comparison (extra `arviz`).
+        """Returns the posterior as ArviZ's `InferenceData` (extra `arviz`).
 
-        Groups: posterior, prior, posterior_predictive and prior_predictive (for `x_public`, or whole records); with public
-        outcomes also observed_data and log_likelihood, for `az.plot_ppc` and `az.loo`. Draws are independent, in four chains.
+        It serves summaries, plots and model comparison. Its groups are posterior, prior,
+        posterior_predictive and prior_predictive (for `x_public`, or whole records); with public
+        outcomes also observed_data and log_likelihood, for `az.plot_ppc` and `az.loo`. Draws are
+        independent, in four chains.
 
         Args:
           x_public: records that you declare public, or synthetic inputs.
-          y_public: their outcomes, which you declare public; a model of whole records takes only `x_public`.
-          unsafe_records: private records, (x, y) or (x,), whose exact log-likelihoods become the group log_likelihood. They
-            are *not private*, and the ledger records it.
+          y_public: their outcomes, which you declare public; a model of whole records takes only
+            `x_public`.
+          unsafe_records: private records, (x, y) or (x,), whose exact log-likelihoods become the
+            group log_likelihood. They are *not private*, and the ledger records it.
           num_draws: number of draws from each of prior and posterior.
           seed: seed of the draws.
 
         #### Formal guarantee
 
-        Without `unsafe_records`, a function of released values and of records declared public, at no further cost.
+        Without `unsafe_records`, a function of released values and of records declared public, at
+        no further cost.
         """
         model = self.bayesian_model
         inference_data.import_arviz()  # Raises before the ledger records an exposure.
@@ -409,35 +487,51 @@ class DPVI(base.DistributionModel):
     def loo(
         self, x_public: Structure | None = None, y_public: Structure | None = None, **settings: Any
     ) -> Any:
-        """Returns ArviZ's PSIS-LOO (`az.loo`) of records declared public, which must be among those of the fit.
+        """Returns ArviZ's PSIS-LOO (`az.loo`) of public records, which must be among the fit's.
 
-        Arguments as in `to_inference_data`; without public records it raises and says what private ones would cost.
+        Args:
+          x_public: As in `to_inference_data`.
+          y_public: As in `to_inference_data`.
+          **settings: Other arguments of `to_inference_data`.
+
+        Raises:
+          ValueError: No public records; the message says what private ones would cost.
         """
         observed = x_public if self.generative else y_public
         if observed is None and "unsafe_records" not in settings:
-            num, delta = self._dp.num_records or 1000, self.privacy_delta or 1e-5
+            num, delta = self.privacy_account.num_records or 1000, self.privacy_delta or 1e-5
             public = "x_public" if self.generative else "x_public, y_public"
             price = PrivacyPlan(FullBatch(), _LOO_ERROR * num / _LOO_RANGE, 1).epsilon(delta)
             raise ValueError(
                 "loo: PSIS-LOO shows exact log densities of records, which no epsilon covers: pass "
                 f"public ones, loo({public}).\nOnly the mean of {num} private ones, clipped to a "
-                f"range of {_LOO_RANGE:g} nats, with a standard error of {_LOO_ERROR:g}, would cost "
-                f"epsilon {price:.2g} at delta {delta:g}."
+                f"range of {_LOO_RANGE:g} nats, with a standard error of {_LOO_ERROR:g}, would "
+                f"cost epsilon {price:.2g} at delta {delta:g}."
             )
         data = self.to_inference_data(x_public, y_public, **settings)
         return inference_data.import_arviz().loo(data)
 
     def sample_predictive(self, num: int, *, seed: int | None = None) -> Structure:
-        """Returns synthetic records of a generative model: post-processing of the released posterior, at no further cost.
+        """Returns synthetic records of a generative model: post-processing, at no further cost.
 
-        Each of the `num` records, shape [num, ...] or a structure of arrays, uses one of `num_predictive_draws` posterior
-        draws, picked at random. Raises `ValueError` for a model that predicts y from x. `seed` makes draws repeatable.
+        Each record uses one of `num_predictive_draws` posterior draws, picked at random.
+
+        Args:
+          num: The number of records.
+          seed: Makes the draws repeatable.
+
+        Returns:
+          Array of shape [num, ...], or a structure of arrays.
+
+        Raises:
+          ValueError: The model predicts y from x.
         """
         arguments.check_counts(num=num or 0)
         if not self.generative:
             raise ValueError(
-                "sample_predictive: this model predicts y from x and generates no whole records. Use "
-                "predictive(x).sample() for outcomes, or define likelihood(params), a distribution of whole records."
+                "sample_predictive: this model predicts y from x and generates no whole records. "
+                "Use predictive(x).sample() for outcomes, or define likelihood(params), a "
+                "distribution of whole records."
             )
         keys = _random.split(tf.constant(_random.new_key(seed)), 2)
         drawn = self.predictive(seed=int(keys[0][0])).sample(num, seed=_random.tfp_seed(keys[1]))
@@ -445,22 +539,37 @@ class DPVI(base.DistributionModel):
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `DPModel`."""
-        return exporting.of_posterior(self, inputs)
+        return exporting.posterior_signatures(
+            self.bayesian_model,
+            inputs,
+            posterior=lambda: self.posterior,
+            predict=self.call,
+            losses=self.test_losses,
+            num_draws=self.num_predictive_draws,
+        )
 
     def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
-        """Returns the posterior predictive mean (class probabilities for categorical likelihoods) of a batch of records."""
+        """Returns the posterior predictive mean of a batch of records.
+
+        Args:
+          inputs: n records.
+          training: As in Keras; changes nothing.
+
+        Returns:
+          Tensor of shape [n, ...]; class probabilities for categorical likelihoods.
+        """
         del training
         if self.generative:
             raise ValueError(
-                "predict: this model generates whole records and predicts nothing from x. Use predictive() for the "
-                "distribution, or predictive().log_prob(x) for scores."
+                "predict: this model generates whole records and predicts nothing from x. Use "
+                "predictive() for the distribution, or predictive().log_prob(x) for scores."
             )
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         means = over_draws(lambda params: mean_of(self.distribution_at(params, inputs)), draws)
         return tf.reduce_mean(means, axis=0)
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns negative log predictive densities."""
+        """See `Hooks.test_losses`: negative log predictive densities."""
         draws = posterior_draws(self.posterior, self.num_predictive_draws, 0)
         logs = over_draws(lambda params: self.bayesian_model.log_prob(params, x, y), draws)
         return tf.math.log(tf.cast(self.num_predictive_draws, logs.dtype)) - tf.reduce_logsumexp(
@@ -470,12 +579,12 @@ class DPVI(base.DistributionModel):
 
 @dataclasses.dataclass(eq=False)
 class ModelParts:
-    """Bayesian model and surrogate, hidden from Keras, which tracks only the surrogate's variables."""
+    """Bayesian model and surrogate, hidden from Keras, which tracks only variables."""
 
     bayesian_model: BayesianModel
     surrogate: tfd.Distribution
     calibration: Calibration
-    given: dict[str, Any]  # The constructor's arguments.
+    arguments: dict[str, Any]  # Of the constructor.
 
     @functools.cached_property
     def draws_together(self) -> bool:

@@ -1,138 +1,101 @@
-"""`evaluate`, `predict` and `summary` of a private model, and metrics of records outside the training data."""
+"""`evaluate`, `predict` and metrics of records outside the training data."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _tf
-from tfp_dpvi._tf import Metric, Structure, in_mode, keras, tf
-from tfp_dpvi.models import saving
+from tfp_dpvi._tf import Metric, Model, Structure, keras, tf
+from tfp_dpvi.models.hooks import Hooks
+from tfp_dpvi.models.state import State
 
 
-class EvaluatedModel(saving.SavedModel):
-    """The part of `DPModel` that evaluates."""
+def shown_metrics(state: State) -> list[Metric]:
+    """Returns epsilon spent, the loss, the privatised metrics and the validation metrics."""
+    own: list[Metric] = [state.epsilon_metric, state.loss_metric]
+    if state.compiled is None:
+        return own
+    private = [each for each in state.compiled.private_metrics if isinstance(each, Metric)]
+    return [*own, *private, *state.compiled.validation_metrics]
 
-    @property
-    def record_dtype(self) -> np.dtype:
-        """The float type that records are cast to."""
-        return np.dtype(self.dtype)
 
-    @property
-    def metrics(self) -> list[Metric]:
-        """Epsilon spent, the privatised metrics and the validation metrics."""
-        if not hasattr(self, "_dp"):
-            return []
-        shown = [one for one in self._dp.private_metrics if isinstance(one, Metric)]
-        return [self._dp.epsilon_metric, self._dp.loss_metric, *shown, *self._dp.validation_metrics]
+def names_of_results(state: State) -> list[str]:
+    """Returns the names of the values that `evaluate` returns, in order."""
+    validation = () if state.compiled is None else state.compiled.validation_metrics
+    return [_shown_name(state, metric) for metric in (state.loss_metric, *validation)]
 
-    @property
-    def metrics_names(self) -> list[str]:
-        """The names of the values that `evaluate` returns, in order."""
-        return (
-            []
-            if not hasattr(self, "_dp")
-            else [self._loss_name, *map(self._name_of, self._dp.validation_metrics)]
-        )
 
-    @property
-    def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:
-        """The trainable variables by part of the model, for TensorBoard; for subclasses."""
-        return {"weights": self.trainable_variables}
+def _shown_name(state: State, metric: Metric) -> str:
+    return f"unsafe_{metric.name}" if state.unsafe_validation else str(metric.name)
 
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints Keras's summary; a model whose layers have their shapes need not be built first."""
-        layers = _tf.layers_within(self, include_self=False)
-        if layers and all(layer.built for layer in layers):
-            self.built = True
-        super().summary(*args, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert  # As in `fit`.
-    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
-        """Evaluates one batch: the mean of the records' losses, and the validation metrics."""
-        x, y, weight = tf.nest.map_structure(self._cast, keras.utils.unpack_x_y_sample_weight(data))
-        state = self._dp
-        state.loss_metric.update_state(self.test_losses(x, y), sample_weight=weight)
-        results = {self._loss_name: state.loss_metric.result()}
-        compared = self._checked(x, y) if state.validation_metrics else ()
-        for metric in state.validation_metrics:
-            metric.update_state(*compared, sample_weight=weight)
-            results[self._name_of(metric)] = metric.result()
+def test_batch(model: Hooks, state: State, data: Structure) -> dict[str, tf.Tensor]:
+    """Evaluates one batch.
+
+    Args:
+      model: The model.
+      state: Its state, whose metrics are updated.
+      data: Records as Keras hands them over: x, (x, y) or (x, y, sample_weight).
+
+    Returns:
+      The mean of the records' losses and the validation metrics so far, by name.
+    """
+    parts = keras.utils.unpack_x_y_sample_weight(data)
+    dtype = model.record_dtype
+    *record, weight = tf.nest.map_structure(lambda part: _as_in_fit(part, dtype), parts)
+    x, y = record
+    state.loss_metric.update_state(model.test_losses(x, y), sample_weight=weight)
+    results = {_shown_name(state, state.loss_metric): state.loss_metric.result()}
+    metrics = () if state.compiled is None else state.compiled.validation_metrics
+    if not metrics:
         return results
+    target, prediction = _for_metrics(model.compared(x, y), y is not None)
+    for metric in metrics:
+        metric.update_state(target, prediction, sample_weight=weight)
+        results[_shown_name(state, metric)] = metric.result()
+    return results
 
-    def _cast(self, part: tf.Tensor | None) -> tf.Tensor | None:
-        """Casts a part of records as `fit` does."""
-        part = None if part is None else tf.convert_to_tensor(part)
-        numbers = part is not None and (part.dtype.is_floating or part.dtype.is_bool)
-        return tf.cast(part, self.record_dtype) if numbers else part
 
-    def _checked(self, x: Structure, y: Structure | None) -> list[tf.Tensor]:
-        """Returns target and prediction with the shapes that Keras metrics need."""
-        compared = self._compared(x, y)
-        if any(map(tf.nest.is_nested, compared)):
-            raise ValueError(
-                "validation_metrics compare one array y with one output of predict: this model has several."
-            )
-        truth, prediction = map(tf.convert_to_tensor, compared)
-        if y is None and not truth.shape.is_compatible_with(prediction.shape):
-            raise ValueError(
-                f"validation_metrics compare y with predict's output, but y is missing, and the output of shape {prediction.shape} "
-                f"is no reconstruction of x of shape {truth.shape}: pass y, or leave them out of compile."
-            )
-        return [
-            part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (truth, prediction)
-        ]
+def _as_in_fit(part: tf.Tensor | None, dtype: np.dtype) -> tf.Tensor | None:
+    """Casts a part of records as `fit` does."""
+    if part is None:
+        return None
+    part = tf.convert_to_tensor(part)
+    return tf.cast(part, dtype) if part.dtype.is_floating or part.dtype.is_bool else part
 
-    @abc.abstractmethod
-    def record_loss(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
-        """See `DPModel`."""
 
-    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns the losses of a batch of records, shape [n]."""
-        records = (x,) if y is None else (x, y)
-        losses = _tf.map_apart(
-            lambda record: in_mode(lambda: self.record_loss(*record), training=False), records
+def _for_metrics(compared: tuple[Structure, tf.Tensor], has_y: bool) -> list[tf.Tensor]:
+    """Returns target and prediction with the shapes that Keras metrics need."""
+    if any(map(tf.nest.is_nested, compared)):
+        raise ValueError(
+            "validation_metrics compare one array y with one output of predict: this model has "
+            "several."
         )
-        _tf.clear_losses(self)
-        return losses
+    target, prediction = map(tf.convert_to_tensor, compared)
+    if not has_y and not target.shape.is_compatible_with(prediction.shape):
+        raise ValueError(
+            "validation_metrics compare y with predict's output, but y is missing, and the output "
+            f"of shape {prediction.shape} "
+            f"is no reconstruction of x of shape {target.shape}: pass y, or leave them out of "
+            "compile."
+        )
+    return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (target, prediction)]
 
-    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """Returns target and prediction for validation metrics, or x and its reconstruction."""
-        return x if y is None else y, in_mode(lambda: self(x), training=False)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns exact losses and metrics of records: *not private* unless the records are public."""
-        y = args[1] if args[1:] else kwargs.get("y")
-        if y is None and kwargs.get("sample_weight") is not None:
-            raise ValueError(
-                "sample_weight was passed without y, and Keras drops it: use batches (x, None, weight)."
-            )
-        with self._one_step_an_execution(), _tf.without_values("evaluate failed"):
-            return super().evaluate(*args, **kwargs)
+@contextlib.contextmanager
+def a_batch_an_execution(model: Model) -> Iterator[None]:
+    """While active, Keras runs one batch per execution.
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's outputs."""
-        with self._one_step_an_execution(), _tf.without_values("predict failed"):
-            return super().predict(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _one_step_an_execution(self) -> Iterator[None]:
-        """While active, Keras runs one batch per execution: a function traced for several would drop the remainder."""
-        counter = _tf.steps_per_execution(self) or tf.Variable(1)  # None before `compile`.
-        before = counter.numpy()
-        counter.assign(1)
-        try:
-            yield
-        finally:
-            counter.assign(before)
-
-    @property
-    def _loss_name(self) -> str:
-        return self._name_of(self._dp.loss_metric)
-
-    def _name_of(self, metric: Metric) -> str:
-        return f"unsafe_{metric.name}" if self._dp.unsafe_validation else str(metric.name)
+    A function that is traced for several would drop the remainder.
+    """
+    counter: Any = _tf.steps_per_execution(model) or tf.Variable(1)  # None before `compile`.
+    before = counter.numpy()
+    counter.assign(1)
+    try:
+        yield
+    finally:
+        counter.assign(before)

@@ -254,7 +254,7 @@ class Autoencoder(LayeredModel):
         self,
         x: Structure,
         batch_size: int | None = None,
-        verbose: int = 0,
+        verbose: int | str = 0,
         *,
         y: Structure | None = None,
         **kwargs: Any,
@@ -324,7 +324,8 @@ class Autoencoder(LayeredModel):
         self._check_y(y)
         return self._terms(x, tf.constant(_random.new_key(0)), 1, y=y).losses
 
-    def _compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+    def compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """See `Hooks.compared`: records and their reconstructions."""
         return x, self((x, y) if self._parts_of_model.conditional else x)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tfp_dpvi._tf import Structure, tf, tfp
 from tfp_dpvi.bayes.predictive import mean_of
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models.exporting import named, of_draws, of_records
+from tfp_dpvi.models.exporting import draw_signature, named, record_signature
 
 
 def of_autoencoder(model: Any, inputs: dict[str, Structure]) -> list[ExportedFunction]:
@@ -48,8 +48,8 @@ def of_autoencoder(model: Any, inputs: dict[str, Structure]) -> list[ExportedFun
     if "y" in inputs:
         drawn += ", given `y` with one row for each of the `num` records or one for all"
     return [
-        of_draws("sample_predictive", sample_predictive, drawn, inputs.get("y")),
-        of_records("predict", predict, inputs, meaning),
-        of_records("encode", encode, inputs, coded),
-        of_records("decode", decode, {**beside, "z": latent}, decoded),
+        draw_signature("sample_predictive", sample_predictive, drawn, inputs.get("y")),
+        record_signature("predict", predict, inputs, meaning),
+        record_signature("encode", encode, inputs, coded),
+        record_signature("decode", decode, {**beside, "z": latent}, decoded),
     ]

@@ -37,5 +37,7 @@ def largest_move(optimizer: DPOptimizer, num_steps: int) -> float:
         return math.nan
     total = mean_rate * num_steps
     if isinstance(optimizer, keras.optimizers.SGD):
-        total *= optimizer.clip.bound / (1.0 - optimizer.momentum)
+        # A gradient moves a variable in all later steps, with momentum 1 by as much in each.
+        fading = max(1.0 - optimizer.momentum, 1.0 / max(num_steps, 1))
+        total *= optimizer.clip.bound / fading
     return total

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import event, pool
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.errors import LedgerError
 
 #: Format version of the tables below; later versions are refused.
@@ -276,15 +277,13 @@ class Database:
             yield
         except ImportError as error:
             raise LedgerError(
-                f"{self.shown!r} needs a driver ({error}): pip install 'tfp-dpvi[postgresql]'."
+                f"{self.shown!r} needs a driver ({check.first_line(error)}): pip install 'tfp-dpvi[postgresql]'."
             ) from error
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             cause = getattr(error, "orig", None) or error
-            what = next(
-                iter(str(cause).splitlines()), type(cause).__name__
-            )  # A server's errors have many lines.
             raise LedgerError(
-                f"{self.shown!r} is not a usable privacy ledger: {what}. Nothing was written."
+                f"{self.shown!r} is not a usable privacy ledger: {check.first_line(cause)}. "
+                "Nothing was written."
             ) from error
 
     def check(self, connection: sa.Connection) -> None:
@@ -357,6 +356,12 @@ def _create(connection: sa.Connection, dataset_id: str | None) -> None:
     _write_digest(connection)
 
 
+def has_digest(connection: sa.Connection) -> bool:
+    """Returns whether the tables have a place for a digest, whatever format they say they have."""
+    columns = sa.inspect(connection).get_columns(LEDGER.name)
+    return LEDGER.c.digest.name in [column["name"] for column in columns]
+
+
 def _is_older(connection: sa.Connection) -> bool:
     return connection.execute(sa.select(LEDGER.c.format)).scalar() in (2, WITHOUT_DIGEST)
 
@@ -416,7 +421,9 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
             f"path={str(where)!a} is no regular file: pass a file's path in an existing folder."
         )
     except (OSError, RuntimeError, ValueError) as error:
-        raise LedgerError(f"path={str(where)!a} is not a path: {error}.") from error
+        raise LedgerError(
+            f"path={str(where)!a} is not a path: {check.first_line(error)}."
+        ) from error
 
 
 def _make_file(path: pathlib.Path, dataset_id: str) -> None:

@@ -396,6 +396,7 @@ class PrivacyLedger(LedgerView):
     def _merge(self, config: Json, *, stands_in: bool = False) -> None:
         """Merges another copy of a ledger in memory. Each process has its own rows, of which the larger counts."""
         others, has_budget = 0, self.budget is not None
+        name = self.dataset_id or config["dataset_id"]  # A ledger's is its for good.
         with self._change() as connection:
             for one in config["charges"]:
                 if one["writer"] == self._writer:
@@ -419,7 +420,7 @@ class PrivacyLedger(LedgerView):
                     "renyi_order": order[0] if order else None,
                 }
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
-            ledger: dict[str, Value] = {"dataset_id": config["dataset_id"]}
+            ledger: dict[str, Value] = {"dataset_id": name}
             if not stands_in:  # From here on it is the saved one, registered by its identity.
                 ledger["ledger_id"] = config["ledger_id"]
                 if others:

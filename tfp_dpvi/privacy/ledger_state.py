@@ -24,6 +24,7 @@ from tfp_dpvi.privacy.database import (
     Contents,
     Database,
     change_one,
+    has_digest,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -165,8 +166,9 @@ class LedgerState:
         """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation."""
         if self.relation is not None and self.relation is not relation:
             raise UnsupportedPairError(
-                f"neighboring_relation={relation.name}, but the ledger has releases under {self.relation.name}, and "
-                "such guarantees do not compose:\nfit under the ledger's neighboring relation, or use another ledger."
+                f"neighboring_relation={relation.name} and the ledger's {self.relation.name} give "
+                "guarantees that do not compose:\n"
+                "fit under the ledger's neighboring relation, or use another ledger."
             )
 
 
@@ -244,7 +246,7 @@ class LedgerView:
         if self._known is None and not self._database.in_memory:
             self._database.check(connection)
         contents = self._contents(connection, identity)
-        if identity["format"] != WITHOUT_DIGEST:
+        if identity["format"] != WITHOUT_DIGEST or has_digest(connection):
             digest = connection.execute(_DIGEST).scalar()
             if digest != contents.digest:
                 raise LedgerError(
@@ -299,7 +301,8 @@ class LedgerView:
             ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError,
         ) as error:  # fmt: skip
             raise LedgerError(
-                f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme that is not registered ({error}).\n"
+                f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme that is "
+                f"not registered ({check.first_line(error)}).\n"
                 "Register it, or restore the newest copy."
             ) from error
 

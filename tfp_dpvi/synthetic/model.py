@@ -56,7 +56,7 @@ class TableModel(DPVI):
         parts = {
             "table": self.table,
             "layout": None if self.layout is None else self.layout.to_config(),
-            "prior": self._model.given["prior"],
+            "prior": self._model.arguments["prior"],
             "surrogate_posterior": "mean_field",
         }
         return {
@@ -74,7 +74,7 @@ class TableModel(DPVI):
         self, releases: Sequence[tuple[str, float, float]], num_records: int
     ) -> list[PrivacyPlan]:
         """Returns the plans of releases (purpose, norm, share of the budget), in addition to all that is in the ledger."""
-        target, ledger = self._dp.target, self._dp.ledger
+        target, ledger = self.privacy_target, self.privacy_ledger
         assert target is not None
         plans = plan_counts(
             releases,
@@ -105,7 +105,7 @@ class TableModel(DPVI):
         state = self._dp
         assert state.target is not None
         key = _random.noise_key(counts.size, state.seed, number)
-        with state.ledger.reserved(
+        with state.account.ledger.reserved(
             plan, seeded=state.seed is not None, budgets=state.target.budgets
         ):
             exact = tf.constant(counts, tf.float64)
@@ -136,12 +136,11 @@ class TableModel(DPVI):
             )
 
         run(tf.constant(_random.new_key(state.seed)))
-        state.plan, state.num_records, state.num_records_declared = (
-            plan,
-            released.num_records,
-            declared,
-        )
-        state.inputs = input_specs(
+        account = state.account
+        account.plan = plan
+        account.num_records = released.num_records
+        account.num_records_declared = declared
+        account.inputs = input_specs(
             Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1)
         )
         self.predict_function = self.test_function = None

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import scipy.stats
 
 _WARNING = (
-    "rubin: the intervals were tested for means and shares of columns, also within levels of "
-    "another. For regression coefficients,\ncorrelations and the like they are too narrow: they "
-    "leave out the bias of the model that generated the rows. See `caveats`."
+    "rubin: intervals of regression coefficients, correlations and the like are too narrow: they "
+    "leave out the bias of the model that\ngenerated the rows (see `caveats`). For means and shares "
+    "of columns, also within levels of another, pass means_or_shares=True."
 )
 _CAVEAT = (
     "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
@@ -71,7 +71,9 @@ class RubinEstimate:
         return self.estimate - half, self.estimate + half
 
 
-def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
+def rubin(
+    estimates: npt.ArrayLike, variances: npt.ArrayLike, *, means_or_shares: bool = False
+) -> RubinEstimate:
     """Combines one analysis of m synthetic sets, each sampled with its own posterior draw (`Synthesizer.sample_many`).
 
     For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal of
@@ -82,9 +84,8 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     the synthetic rows has no bias for the estimate. That was tested for means and shares of
     columns, also within levels of another column. It is false for regression coefficients,
     correlations and other estimates of dependence, which a mixture of binned columns weakens:
-    such intervals often miss the real value. The function cannot know what it is given, so it warns (Python shows a warning once for each place of a
-    call), and `caveats` of the result repeats it. `warnings.filterwarnings("ignore", "rubin")`
-    silences the warning.
+    such intervals often miss the real value. The function cannot know what it is given, so it warns
+    unless `means_or_shares` says so, and `caveats` of the result repeats it.
 
     A `DPVI`'s surrogate does not include the noise of the fit: with few records or a small epsilon,
     intervals are too short.
@@ -93,13 +94,15 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
     sets = synthesizer.sample_many(10)
     means = [table["age"].mean() for table in sets]
     variances = [table["age"].var() / len(table["age"]) for table in sets]
-    combined = dpvi.synthetic.rubin(means, variances)
+    combined = dpvi.synthetic.rubin(means, variances, means_or_shares=True)
     print(combined.interval(), combined.caveats)
     ```
 
     Args:
       estimates: array of shape [m, ...], one estimate for each set, m >= 2.
       variances: likewise, the squared standard errors from the analysis of each set.
+      means_or_shares: whether all are means or shares of columns, perhaps within levels of another
+        column, for which the intervals were tested. Otherwise the function warns.
 
     Returns:
       The combined estimate, with its variance, intervals and caveats.
@@ -121,7 +124,8 @@ def rubin(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> RubinEstimate:
         )
     if (u < 0.0).any():
         raise ValueError("variances has negative entries: pass squared standard errors.")
-    warnings.warn(_WARNING, stacklevel=2)
+    if not means_or_shares:
+        warnings.warn(_WARNING, stacklevel=2)
     m = len(q)
     between, within = q.var(axis=0, ddof=1), u.mean(axis=0)
     spread = (1.0 + 1.0 / m) * between

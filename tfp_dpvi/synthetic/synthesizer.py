@@ -293,7 +293,7 @@ class Synthesizer:
         return self.model.privacy_report(delta)
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
-        layout, num = self.model.layout, self.model._dp.num_records
+        layout, num = self.model.layout, self.model.privacy_account.num_records
         if layout is None or num is None:
             raise RuntimeError(
                 f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5)."

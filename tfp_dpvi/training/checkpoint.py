@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from tfp_dpvi._tf import Optimizer, learning_rate_variable, tf
 from tfp_dpvi.callbacks import Backup, PrivateBackupAndRestore
 from tfp_dpvi.privacy import PrivacyPlan
-from tfp_dpvi.training.fit import State
+from tfp_dpvi.training.account import Account
+from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.mechanism import Mechanism
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -24,27 +25,27 @@ class Checkpoint:
         backup: PrivateBackupAndRestore,
         optimizer: Optimizer,
         variables: Sequence[tf.Variable],
-        state: State,
+        account: Account,
+        target: PrivacyTarget,
+        *,
+        seeded: bool,
     ) -> None:
-        if state.ledger.path is None:
+        if account.ledger.path is None:
             raise ValueError(
                 "PrivateBackupAndRestore needs a ledger on disk: one in memory is lost with a killed process.\n"
                 'Use compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
-        self._backup, self._ledger, self._progress, target = (
-            backup,
-            state.ledger,
-            state.progress,
-            state.target,
-        )
-        self._optimizer, self._variables = optimizer, variables
-        assert target is not None
+        self._backup = backup
+        self._ledger = account.ledger
+        self._progress = account.progress
+        self._optimizer = optimizer
+        self._variables = variables
         self._public = {
             "epsilon, delta, noise_multiplier, planned_epochs": [
                 target.epsilon, target.delta, target.noise, target.planned_epochs,
             ],
             "optimizer": type(optimizer).__name__,
-            "seeded": state.seed is not None,
+            "seeded": seeded,
         }  # fmt: skip
         self.held = backup.read()  # Of an interrupted fit, or None.
 
@@ -121,8 +122,6 @@ class Checkpoint:
         rate = learning_rate_variable(self._optimizer)
         if meta["learning_rate"] is not None and isinstance(rate, tf.Variable):
             rate.assign(meta["learning_rate"])
-        self._progress.steps, self._progress.epochs = (
-            meta["progress"]["steps"],
-            meta["progress"]["epochs"],
-        )
+        self._progress.steps = meta["progress"]["steps"]
+        self._progress.epochs = meta["progress"]["epochs"]
         return mechanism

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import in_multi_worker_mode, tf
+from tfp_dpvi._tf import in_multi_worker_mode, tf, without_assertions
 from tfp_dpvi.gradients import ClippedSum, StepGradient, strictly
 
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
@@ -63,17 +63,18 @@ class Replicas:
         return tf.nest.map_structure(lambda part: gather(part, indices), records), mask
 
     def clipped_sum(self, gradient: StepGradient) -> Callable[..., Any]:
-        """Returns the gradient's clipped sum; under a strategy with `jit_compile`, compiled separately with XLA.
+        """Returns the gradient's clipped sum, without assertions on records.
 
-        Compiled code cannot read a replica's variables, so only sums by tensors (with a `pull_back`) are compiled.
+        Under a strategy with `jit_compile` it is compiled separately with XLA. Compiled code cannot read a replica's variables, so only sums by tensors (with a `pull_back`) are compiled.
         """
+        clipped_sum = without_assertions()(gradient.clipped_sum)
         if self._strategy is None or not self._jit_compile or gradient.pull_back is None:
-            return gradient.clipped_sum
+            return clipped_sum
         stated: list[ClippedSum] = []
 
         def tensors_of(*arguments: Any) -> Any:
             with strictly():
-                clipped, per_example = gradient.clipped_sum(*arguments)
+                clipped, per_example = clipped_sum(*arguments)
             stated.append(clipped)
             return list(clipped.tensors), per_example
 

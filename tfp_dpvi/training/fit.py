@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tfp_dpvi import _keystream, _random
 from tfp_dpvi._keystream import SECURE, Keystream, Tapes
-from tfp_dpvi._tf import Metric, Model, Structure, keras, steps_per_execution, tf
+from tfp_dpvi._tf import Optimizer, Structure, tf
 from tfp_dpvi.data import Data
-from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.metrics import EpsilonSpent, PrivateMetric
 from tfp_dpvi.privacy import BudgetExhaustedError, EpsilonCurve, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.training.account import Account
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import KEY, CompiledSteps
 from tfp_dpvi.training.distribution import Workers
@@ -31,52 +29,46 @@ _FIRST_LOOK = (
 _MOST_OF_START = 0.05  # Maximal weight of the initial values in an average of iterates.
 
 
-@dataclasses.dataclass
-class Progress:
-    """The progress of a model over all its fits."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learner:
+    """What a fit asks of the model that learns: values and functions, so that it knows no model.
 
-    steps: int = 0
-    epochs: float = 0.0  # Includes a partial last epoch.
+    Attributes:
+      variables: Returns the trainable variables.
+      optimizer: The private optimizer.
+      strategy: The distribution strategy that the model was built in.
+      steps_per_call: Returns the number of steps of one call, which a callback may change.
+      fault: Returns a reason to stop, from released values, or None; its argument asks for slower checks too.
+      logs: Returns logs from accumulators over released values, by name, and their mechanism.
+      stop: Ends training after this call.
+      settings: Names of the model's settings that the traced step has read.
+    """
 
-
-@dataclasses.dataclass(eq=False)
-class State:
-    """The privacy-related state of a model. A plain object, so that no checkpoint holds a key or a ledger."""
-
-    seed: int | None
-    fitting: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    ledger: PrivacyLedger = dataclasses.field(default_factory=PrivacyLedger)
-    new_run: Callable[[], str] = lambda: uuid.uuid4().hex  # A name for each fit in the ledger.
-    target: PrivacyTarget | None = None
-    progress: Progress = dataclasses.field(default_factory=Progress)
-    plan: PrivacyPlan | None = None
-    compiled: CompiledSteps | None = None
-    running: PrivateFit | None = None
-    accumulated: dict[str, Structure] = dataclasses.field(default_factory=dict)
-    mechanism: Mechanism | None = None
-    inputs: dict[str, tf.TensorSpec] | None = None
-    num_records: int | None = None
-    num_records_declared: bool = False
-    validation_metrics: list[Metric] = dataclasses.field(default_factory=list)
-    private_metrics: tuple[JointRelease, ...] = ()
-    unsafe_validation: bool = False
-    steps_per_execution_is_set: bool = False
-    epsilon_metric: EpsilonSpent = dataclasses.field(default_factory=EpsilonSpent)
-    loss_metric: Metric = dataclasses.field(default_factory=lambda: keras.metrics.Mean(name="loss"))
+    variables: Callable[[], Sequence[tf.Variable]]
+    optimizer: Optimizer
+    strategy: tf.distribute.Strategy
+    steps_per_call: Callable[[], int]
+    fault: Callable[[bool], str | None]
+    logs: Callable[[dict[str, Structure], Mechanism], dict[str, float]]
+    stop: Callable[[], None]
+    settings: frozenset[str]
 
 
 class Reservations:
     """Steps of one fit that are charged before their release (contract C6), in growing blocks."""
 
-    def __init__(self, state: State, plan: PrivacyPlan, *, strict: bool) -> None:
-        assert state.target is not None
-        ledger, run, seeded, budgets = (
-            state.ledger,
-            state.new_run(),
-            state.seed is not None,
-            state.target.budgets,
-        )
-        self._ledger, self._strict = ledger, strict
+    def __init__(
+        self,
+        ledger: PrivacyLedger,
+        plan: PrivacyPlan,
+        *,
+        run: str,
+        seeded: bool,
+        budgets: Sequence[tuple[float, float]],
+        strict: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._strict = strict
         self._reserve = functools.partial(
             ledger.reserve, plan, run=run, seeded=seeded, budgets=budgets
         )
@@ -139,43 +131,59 @@ class PrivateFit:
 
     def __init__(
         self,
-        model: Model,
-        state: State,
+        learner: Learner,
+        account: Account,
+        target: PrivacyTarget,
+        compiled: CompiledSteps,
         mechanism: Mechanism,
         data: Data,
         *,
+        seed: int | None,
+        run: str,
+        epsilon: EpsilonSpent,
         allowed: int,
         planned: int,
         per_call: int,
     ) -> None:
-        assert state.target is not None
-        assert state.compiled is not None
-        self._model, self.mechanism, self._data = model, mechanism, data
-        self._compiled, self._target, self._ledger = state.compiled, state.target, state.ledger
-        self._progress, self._epsilon = state.progress, state.epsilon_metric
-        self._allowed, self._planned, self._done = allowed, planned, 0
+        self.learner = learner
+        self.mechanism = mechanism
+        self._data = data
+        self._compiled = compiled
+        self._target = target
+        self._ledger = account.ledger
+        self._progress = account.progress
+        self._epsilon = epsilon
+        self._allowed = allowed
+        self._planned = planned
+        self._done = 0
         self._look_at = _FIRST_LOOK
-        self._workers = Workers(model.distribute_strategy)
+        self._workers = Workers(learner.strategy)
         self._tapes: Tapes | None = None
         # A fresh key for every fit; seeded runs continue counting steps instead, so that no noise is drawn twice.
         if mechanism.randomness != SECURE:
-            self._key = self._workers.key(_random.new_key(state.seed))
+            self._key = self._workers.key(_random.new_key(seed))
         else:
-            with model.distribute_strategy.scope():
+            with learner.strategy.scope():
                 words = mechanism.num_words()
             secret = self._workers.secret(_keystream.new_key())
             self._tapes = Tapes(Keystream(secret, words), min(per_call, planned))
-        self.plan, self._priced = mechanism.plan(planned), mechanism.identity
-        self._reservations = Reservations(state, self.plan, strict=self._workers.several)
-        self.state: StepState = initial_state(mechanism, state.progress.steps, planned)
+        self.plan = mechanism.plan(planned)
+        self._priced = mechanism.identity
+        self._reservations = Reservations(
+            account.ledger,
+            self.plan,
+            run=run,
+            seeded=seed is not None,
+            budgets=target.budgets,
+            strict=self._workers.several,
+        )
+        self.state: StepState = initial_state(mechanism, account.progress.steps, planned)
         self._curve: EpsilonCurve | None = None
         self._curve_from = 0
-        # Names of the model's settings; what a callback adds later is none.
-        self.settings = frozenset(name for name in vars(model) if not name.startswith("_"))
 
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show, so that errors occur before privacy is spent."""
-        optimizer = self._model.optimizer
+        optimizer = self.learner.optimizer
         kept = (
             getattr(optimizer, "ema_momentum", 0.0) ** self._planned
             if getattr(optimizer, "use_ema", False)
@@ -236,12 +244,12 @@ class PrivateFit:
             raise RuntimeError(
                 "A metric changed since this fit was planned: do not change metrics while it runs."
             )
-        if self._compiled.differ(self._model.trainable_variables):
+        if self._compiled.differ(self.learner.variables()):
             raise RuntimeError(
                 "trainable: a layer was frozen or added while fit runs, whose compiled step would "
                 "ignore it.\nChange layers between two fits, and call compile before the next."
             )
-        wanted = int(steps_per_execution(self._model).numpy())
+        wanted = self.learner.steps_per_call()
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
         left = self._allowed - self._done
@@ -269,7 +277,7 @@ class PrivateFit:
                 self._allowed,
                 self._planned,
             )
-            self._model.stop_training = True
+            self.learner.stop()
         self._stop_if_diverged()
 
     def _keys(self, first: int, steps: int) -> Iterable[tuple[int, tf.Tensor]]:
@@ -280,13 +288,13 @@ class PrivateFit:
         """Stops training if the released variables diverge; a check of released values, which is free."""
         thorough = self._done >= self._look_at
         self._look_at *= 2 if thorough else 1
-        fault = self._model.fault_of_variables(thorough)
-        if fault is not None and not self._model.stop_training:
+        fault = self.learner.fault(thorough)
+        if fault is not None:
             _LOG.warning(
                 "Training stops after %d of %d steps: %s. Lower the learning rate or the noise (larger batches, fewer steps), or "
                 "use better initial values: surrogates' initial_loc, initial_scale.", self._done, self._planned, fault,
             )  # fmt: skip
-            self._model.stop_training = True
+            self.learner.stop()
 
     def spent(self) -> str:
         """Returns a sentence on the privacy spent, for the message of a failed step."""
@@ -322,7 +330,7 @@ class PrivateFit:
             if isinstance(metric, PrivateMetric):
                 metric.add((float(now) - float(then)) / steps, steps)
                 logs[metric.name] = metric.current()
-        logs.update(self._model.released_logs(self.accumulated, self.mechanism))
+        logs.update(self.learner.logs(self.accumulated, self.mechanism))
         if self.mechanism.unsafe_loss:
             name = "loss" if self.mechanism.non_private else "unsafe_loss"
             logs[name] = float(self.state.unsafe_loss - before.unsafe_loss) / steps
